@@ -1,0 +1,54 @@
+"""A client's own account: what its data has spent, over every round of every run, and whether more may be spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dp_accounting import DpEvent
+
+from discreet.durable_ledger import Charge, DurableLedger
+from discreet.privacy.accounting import pure_epsilon
+
+
+class Refused(RuntimeError):
+    """The client does not do this work: its budget or its owner's policy forbids it. The message says why."""
+
+
+@dataclass(frozen=True)
+class ClientAccount:
+    """Charges a client's example-level and local guarantees to its own ledger, and stops at a budget.
+
+    Attributes:
+      ledger: on the client's disk; in a simulation one file holds all virtual clients.
+      holder: which client of that file.
+      delta, accountant: how epsilon is computed.
+    """
+
+    ledger: DurableLedger
+    holder: str
+    delta: float
+    accountant: str
+
+    def epsilon(self, guarantee: str) -> float:
+        """Spent so far, 0 before the first charge."""
+        return self.ledger.spent(guarantee, holder=self.holder).epsilon(self.delta, self.accountant)
+
+    def pure_epsilon(self, guarantee: str) -> float:
+        """Spent so far as pure epsilon (delta = 0); infinity for Gaussian noise."""
+        return pure_epsilon(self.ledger.spent(guarantee, holder=self.holder).entries)
+
+    def charge(self, guarantee: str, event: DpEvent, *, count: int, round_number: int, budget: float | None) -> float:
+        """Writes a charge to disk and returns the epsilon spent with it.
+
+        Raises:
+          Refused: the epsilon would pass the budget. Nothing is charged.
+        """
+        after = (
+            self.ledger.spent(guarantee, holder=self.holder).record(event, count).epsilon(self.delta, self.accountant)
+        )
+        if budget is not None and after > budget * (1 + 1e-9):
+            raise Refused(
+                f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} of {budget:g}"
+            )
+        self.ledger.charge([Charge(round_number, guarantee, self.holder, event, count)])
+        return after

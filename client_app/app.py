@@ -1,0 +1,58 @@
+"""The ClientApp: decodes a message, calls DPClient, encodes its reply. NumPyClient reads other record keys itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import torch
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from client_app.account import Refused
+from client_app.nodes import node_client, virtual_client
+from discreet.config import ConfigError, config_from_json
+from discreet.wire import (
+    REFUSED_CODE,
+    MalformedMessage,
+    decode_order,
+    encode_reply,
+    order_config,
+    reply_from_numbers,
+)
+
+logger = logging.getLogger("discreet.client")
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
+    try:
+        order, parameters = decode_order(message.content)
+        run = config_from_json(order.settings)
+        if in_simulation():
+            torch.set_num_threads(1)
+            client = virtual_client(order, run)
+        else:
+            client = node_client(order, run, context.node_config)
+        arrays, _, numbers = client.fit(parameters, order_config(order))
+    except (Refused, MalformedMessage, ConfigError) as error:
+        logger.warning("refused: %s", error)
+        return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
+    return Message(encode_reply(reply_from_numbers(arrays, numbers)), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Refused: see `DPClient.evaluate`."""
+    reason = "a client's loss and accuracy are not private, and do not leave it"
+    return Message(Error(code=REFUSED_CODE, reason=reason), reply_to=message)
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation. Only there may an order name a virtual client: on a real
+    node it would let the server choose whose data is used, and where its account is kept."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

@@ -1,0 +1,113 @@
+"""Local privacy: a client noises what it sends, so that not even the server has to be trusted.
+
+The unit is all data of one client (`gaussian`, `laplace`) or one example of it (`laplace_step`); the adjacency is
+replacing that unit by any other. Source: REFERENCES of the four systems that Discreet takes in, items 3 and 4; the
+Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor, nn
+
+from discreet.config import RunConfig
+from discreet.privacy.calibration import epsilon_schedule
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.mechanisms import (
+    Gaussian,
+    Laplace,
+    analytic_gaussian_noise_multiplier,
+    laplace_step_sensitivity,
+)
+from discreet.privacy.noise import RandomSource
+from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.tasks.examples import Examples
+from discreet.tasks.models import load_parameters
+
+
+@dataclass(frozen=True)
+class LocalPrivacy:
+    """One round's local mechanism: its kind, the norm that clips, and the noise over the sensitivity."""
+
+    kind: str
+    norm_clip: float
+    noise_multiplier: float
+
+    @property
+    def mechanism(self) -> Gaussian | Laplace:
+        """Gaussian noise for the L2 sensitivity, or Laplace noise for the L1 sensitivity."""
+        return (Gaussian if self.kind == "gaussian" else Laplace)(self.noise_multiplier)
+
+    @property
+    def event(self) -> DpEvent:
+        """What one release costs, whether or not the round's cohort was sampled: the server sees who sends."""
+        return self.mechanism.event()
+
+
+def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | None:
+    """The local mechanism of a round, or None where it is off.
+
+    With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's shares w_t, which add up
+    to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add. Gaussian: the rounds together are one Gaussian of
+    multiplier z with z^-2 = sum of z_t^-2, so z_t = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
+
+    Raises:
+      ValueError: `round_number` is beyond the planned rounds, where nothing is left.
+    """
+    local = config.privacy.local
+    if local.kind == "none":
+        return None
+    if local.noise_multiplier is not None:
+        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier)
+    if not 1 <= round_number <= config.rounds:
+        raise ValueError(
+            f"privacy.local.epsilon is spread over {config.rounds} rounds: nothing is left for {round_number}"
+        )
+    assert local.epsilon is not None
+    share = epsilon_schedule(1.0, kind=local.schedule, rounds=config.rounds)[round_number - 1]
+    if local.kind == "gaussian":
+        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=config.privacy.delta)
+        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share))
+    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share))
+
+
+def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:
+    """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
+
+    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * norm_clip, and the noise is
+    drawn for that. An update that is not finite is released as zero plus noise.
+    """
+    order = 2 if privacy.kind == "gaussian" else 1
+    clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.norm_clip, order=order)
+    return privacy.mechanism.add_noise(clipped[0], 2 * privacy.norm_clip, source)
+
+
+def release_step(
+    model: nn.Module,
+    params: Tensor,
+    examples: Examples,
+    *,
+    learning_rate: float,
+    privacy: LocalPrivacy,
+    source: RandomSource,
+) -> Tensor:
+    """One full-batch gradient step with Laplace noise: kind `laplace_step`. Returns the update (num_params,).
+
+    Guarantee: each example's gradient is clipped to an L1 norm of C, so replacing one example moves
+    -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn for that. n is the
+    client's number of examples, which replacing leaves as it is. A client without examples releases zero.
+    """
+    if len(examples) == 0:
+        return torch.zeros_like(params)
+    load_parameters(model, params)
+    model.train()
+    total, _ = clipped_gradient_sum(
+        model, examples.inputs, targets=examples.targets, l2_norm_clip=privacy.norm_clip, order=1
+    )
+    step = -learning_rate * total / len(examples)
+    sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
+    return privacy.mechanism.add_noise(step, sensitivity, source)

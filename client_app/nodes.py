@@ -1,0 +1,99 @@
+"""Which client a process is: a virtual one of a simulation, or the node that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from torch import nn
+
+from client_app.account import ClientAccount, Refused
+from client_app.client import DPClient
+from client_app.policy import ClientPolicy, policy_from
+from discreet.config import RunConfig
+from discreet.durable_ledger import DurableLedger
+from discreet.privacy.noise import secure_source, seeded_source
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.models import build_model
+from discreet.tasks.partition import Partition, client_examples
+from discreet.wire import Order
+
+CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation
+
+
+def virtual_client(order: Order, run: RunConfig) -> DPClient:
+    """The virtual client that a simulation's order names. With a seed it draws by seed, round and client alone."""
+    if order.client_id is None or order.state_folder is None:
+        raise Refused("the order names no virtual client: this process simulates")
+    source = secure_source()
+    if run.seed is not None:
+        source = seeded_source(run.seed).child("client", order.round, order.client_id)
+    account = None
+    if accounts_itself(run):
+        ledger = DurableLedger(Path(order.state_folder) / CLIENTS_LEDGER)
+        account = ClientAccount(ledger, str(order.client_id), run.privacy.delta, run.privacy.accountant)
+    examples = share_of(run, order.client_id)
+    return DPClient(model_of(run), examples, account, ClientPolicy(), source)
+
+
+def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object]) -> DPClient:
+    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy.
+
+    A server can't choose which client a node is, nor make its noise reproducible: `client_id` and `seed` of an order
+    are not read here.
+
+    Raises:
+      Refused: the node has no data, or no ledger where one is needed.
+      ValueError: its policy can't be read.
+    """
+    account = None
+    if accounts_itself(run):
+        if "ledger" not in node_config:
+            raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+        ledger = DurableLedger(Path(str(node_config["ledger"])))
+        account = ClientAccount(ledger, "", run.privacy.delta, run.privacy.accountant)
+    examples = node_examples(run, node_config)
+    return DPClient(model_of(run), examples, account, policy_from(node_config), secure_source())
+
+
+def node_examples(run: RunConfig, node_config: Mapping[str, object]) -> Examples:
+    """The examples of a node: the share of the demonstration data that `partition-id` names.
+
+    Raises:
+      Refused: the node says nothing of its data, or was started for another number of clients.
+    """
+    number, count = node_config.get("partition-id"), node_config.get("num-partitions")
+    if not isinstance(number, int) or not isinstance(count, int):
+        raise Refused("this node has no data: start it with --node-config 'partition-id=0 num-partitions=4'")
+    if count != run.data.num_clients:
+        raise Refused(f"this node is one of {count} clients, the run has data.num_clients={run.data.num_clients}")
+    return share_of(run, number)
+
+
+def accounts_itself(run: RunConfig) -> bool:
+    """Whether a guarantee is on that the client accounts."""
+    return run.privacy.example.enabled or run.privacy.local.kind != "none"
+
+
+def share_of(run: RunConfig, client_id: int) -> Examples:
+    """One client's examples of the demonstration data. Loaded and dealt once per process."""
+    data = run.data
+    partition = Partition(data.num_clients, data.partition, data.partition_seed, data.alpha)
+    return client_examples(_task(run), partition, client_id)
+
+
+def model_of(run: RunConfig) -> nn.Module:
+    """The architecture; its parameters come with each order. Built once per process."""
+    task = _task(run)
+    return _model(run.model.name, task.input_shape, task.num_classes)
+
+
+def _task(run: RunConfig) -> Task:
+    return load_task(run.data.name, path=run.data.path)
+
+
+@lru_cache(maxsize=4)
+def _model(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return build_model(name, input_shape, num_classes, seed=0)

@@ -1,0 +1,192 @@
+"""The three guarantees of a run: what each protects, from whom, by which mechanism, and what it does not cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dp_accounting import DpEvent
+
+from discreet.config import ConfigError, RunConfig
+from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.quantile import default_count_stddev
+
+USER, EXAMPLE, LOCAL = "user", "example", "local"
+GUARANTEES = (USER, EXAMPLE, LOCAL)
+
+NOT_COVERED = (
+    "the choice of hyperparameters, if private data guided it",
+    "timing, traffic and which nodes are connected",
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A guarantee in words. `enabled` False: the run gives none of this kind, epsilon is infinite."""
+
+    name: str
+    enabled: bool
+    unit: str
+    adjacency: str
+    trusted: str
+    mechanism: str
+    not_covered: tuple[str, ...]
+
+
+def guarantees_of(config: RunConfig) -> tuple[Guarantee, Guarantee, Guarantee]:
+    """All three guarantees of a run, those that are off included."""
+    return _user(config), _example(config), _local(config)
+
+
+def _user(config: RunConfig) -> Guarantee:
+    clip = f"{config.privacy.user.clip.kind} clip norm"
+    sampling = {
+        "poisson": f"Poisson cohorts, q = {config.sampling_probability:g}",
+        "fixed": f"cohorts of {round(config.expected_cohort)} of {config.population_size} without replacement",
+        "everyone": "everybody in every round, no amplification",
+    }[config.sampling.kind]
+    return Guarantee(
+        USER,
+        config.privacy.user.enabled,
+        unit="all data of one client",
+        adjacency="replace one client" if config.sampling.kind == "fixed" else "add or remove one client",
+        trusted="the server",
+        mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server",
+        not_covered=(
+            *NOT_COVERED,
+            "who took part in a round, and how many replied",
+            "the epsilons that clients report about their own guarantees",
+        ),
+    )
+
+
+def _example(config: RunConfig) -> Guarantee:
+    return Guarantee(
+        EXAMPLE,
+        config.privacy.example.enabled,
+        unit="one example of one client",
+        adjacency="add or remove one example",
+        trusted="nobody but the client itself",
+        mechanism="DP-SGD inside the client: Poisson batches, per-example clipping, Gaussian noise on the sum",
+        not_covered=(
+            *NOT_COVERED,
+            "the number of a client's examples, which decides its sampling probability and so the epsilon it reports",
+        ),
+    )
+
+
+def _local(config: RunConfig) -> Guarantee:
+    kind = config.privacy.local.kind
+    step = kind == "laplace_step"
+    return Guarantee(
+        LOCAL,
+        kind != "none",
+        unit="one example of one client" if step else "all data of one client",
+        adjacency="replace",
+        trusted="nobody but the client itself",
+        mechanism={
+            "none": "none",
+            "gaussian": "the update is clipped in L2, Gaussian noise for 2 * norm_clip at the client",
+            "laplace": "the update is clipped in L1, Laplace noise for 2 * norm_clip at the client",
+            "laplace_step": "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
+        }[kind],
+        not_covered=(*NOT_COVERED, "that a client took part", *(("its number of examples",) if step else ())),
+    )
+
+
+def user_event(config: RunConfig, noise_multiplier: float) -> DpEvent:
+    """What one round costs a client, for the sampling that the configuration runs."""
+    if config.sampling.kind == "fixed":
+        return fixed_size_round_event(
+            round(config.expected_cohort),
+            population_size=config.population_size,
+            noise_multiplier=noise_multiplier,
+        )
+    return poisson_round_event(config.sampling_probability, noise_multiplier=noise_multiplier)
+
+
+def resolve_noise(config: RunConfig) -> RunConfig:
+    """The configuration with the user-level noise multiplier that its target asks for, and its budget, filled in.
+
+    A target is met by the smallest noise multiplier whose epsilon after the planned rounds is at most the target, and
+    becomes the budget unless `max_epsilon` is given.
+
+    Raises:
+      ConfigError: no noise reaches the target.
+    """
+    user = config.privacy.user
+    if not user.enabled or user.target_epsilon is None:
+        return config
+    try:
+        noise_multiplier = noise_multiplier_for_epsilon(
+            user.target_epsilon,
+            make_event=lambda noise: user_event(config, noise),
+            count=config.rounds,
+            delta=config.privacy.delta,
+            accountant=config.privacy.accountant,
+        )
+    except ValueError as error:
+        raise ConfigError(f"privacy.user.target_epsilon={user.target_epsilon:g} can't be reached: {error}") from error
+    budget = user.max_epsilon if user.max_epsilon is not None else user.target_epsilon
+    resolved = replace(user, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
+    return replace(config, privacy=replace(config.privacy, user=resolved))
+
+
+def count_stddev(config: RunConfig) -> float | None:
+    """The noise on the count of norms below the clip norm; None with a fixed clip norm. Needs a resolved configuration.
+
+    Raises:
+      ConfigError: so little that the bits alone would cost more than the round may.
+    """
+    user = config.privacy.user
+    if user.clip.kind == "fixed":
+        return None
+    assert user.noise_multiplier is not None
+    chosen = user.clip.count_stddev
+    value = (
+        chosen
+        if chosen is not None
+        else default_count_stddev(config.expected_cohort, noise_multiplier=user.noise_multiplier)
+    )
+    if user.noise_multiplier > 0 and value <= user.noise_multiplier / 2:
+        raise ConfigError(
+            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {user.noise_multiplier / 2:g} "
+            f"(got {value:g})"
+        )
+    return value
+
+
+PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
+
+
+def deciding_settings(config: RunConfig) -> dict[str, object]:
+    """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
+    privacy, user, data = config.privacy, config.privacy.user, config.data
+    facts: dict[str, object] = {
+        "privacy.delta": privacy.delta,
+        "privacy.noise": privacy.noise,
+        "privacy.user.enabled": user.enabled,
+        "sampling.kind": config.sampling.kind,
+        "sampling.probability": config.sampling_probability,
+        "sampling.population_size": config.population_size,
+        "data.name": data.name,
+        "data.num_clients": data.num_clients,
+        "data.partition": data.partition,
+        "data.alpha": data.alpha,
+        "data.partition_seed": data.partition_seed,
+        "seed": config.seed,
+    }
+    if user.enabled:
+        facts["privacy.user.noise_multiplier"] = user.noise_multiplier
+        facts["privacy.user.clip.kind"] = user.clip.kind
+        facts["privacy.user.clip.count_stddev"] = count_stddev(config)
+    if privacy.example.enabled:
+        facts["privacy.example.noise_multiplier"] = privacy.example.noise_multiplier
+        facts["privacy.example.target_epsilon"] = privacy.example.target_epsilon
+        facts["privacy.example.l2_norm_clip"] = privacy.example.l2_norm_clip
+    if privacy.local.kind != "none":
+        facts |= {
+            f"privacy.local.{name}": getattr(privacy.local, name)
+            for name in ("kind", "epsilon", "noise_multiplier", "norm_clip")
+        }
+    return facts

@@ -1,0 +1,178 @@
+"""The other way round: noise for a target epsilon, rounds for a budget, per-round budgets for a total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from dp_accounting import DpEvent
+from scipy.optimize import brentq
+
+from discreet.privacy.accounting import epsilon_spent
+from discreet.privacy.ledger import PrivacyLedger
+
+MAX_ROUNDS = 10_000_000
+NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
+_PRECISION = 1e-4  # relative, of a noise multiplier
+_NOTHING_SPENT = PrivacyLedger()
+_ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
+
+
+def noise_multiplier_for_epsilon(
+    target_epsilon: float,
+    *,
+    make_event: Callable[[float], DpEvent],
+    count: int,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
+    """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at
+    most a target.
+
+    It is found to a relative precision of 1e-4 and rounded up: the epsilon of what is returned, at ``delta``
+    and by the same accountant, never passes ``target_epsilon``. The adjacency is that of the event. With
+    unsampled Gaussian events this is the analytic Gaussian mechanism (Balle and Wang 2018), not the classical
+    formula.
+
+    Raises:
+        ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within
+            NOISE_RANGE that meets the target (too strict, or so loose that any does), or as
+            ``epsilon_spent``.
+
+    >>> from discreet.privacy.events import poisson_round_event
+    >>> event = lambda noise: poisson_round_event(0.1, noise_multiplier=noise)
+    >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
+    3.0
+    """
+    if not 0.0 < target_epsilon < math.inf:
+        raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be a whole number of at least 1, not {count!r}")
+
+    def epsilon(noise: float) -> float:
+        return epsilon_spent([(make_event(noise), count)], delta=delta, accountant=accountant)
+
+    low, high = _bracket(epsilon, target_epsilon)
+    root = brentq(
+        lambda log_noise: _log_ratio(target_epsilon, epsilon(math.exp(log_noise))),
+        low,
+        high,
+        xtol=_PRECISION / 5,
+    )
+    for step in range(1, 5):  # up from the root, which is two fifths of the precision wide at most
+        noise = math.exp(root + step * _PRECISION / 4)
+        if epsilon(noise) <= target_epsilon:
+            return noise
+    return math.exp(high)
+
+
+def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, float]:
+    """Logarithms of noise multipliers, a factor of two apart: the first costs more than the target, the
+    second does not."""
+    high = 1.0
+    while epsilon(high) > target:
+        high *= 2
+        if high > NOISE_RANGE[1]:
+            raise ValueError(
+                f"target_epsilon {target} is out of reach: with noise_multiplier {high / 2:g} "
+                f"epsilon is still {epsilon(high / 2):.3g}"
+            )
+    while epsilon(high / 2) <= target:
+        high /= 2
+        if high < NOISE_RANGE[0]:
+            raise ValueError(
+                f"target_epsilon {target} is met by every noise_multiplier down to {high:g}: "
+                "it asks for no noise"
+            )
+    return math.log(high / 2), math.log(high)
+
+
+def _log_ratio(target: float, epsilon: float) -> float:
+    """log(target / epsilon), bounded where epsilon is 0 or inf."""
+    if epsilon == 0.0:
+        return 50.0
+    return max(-50.0, math.log(target) - math.log(epsilon)) if epsilon < math.inf else -50.0
+
+
+def rounds_within(
+    max_epsilon: float,
+    *,
+    event: DpEvent,
+    delta: float,
+    accountant: str = "pld",
+    spent: PrivacyLedger = _NOTHING_SPENT,
+) -> int:
+    """How many more releases of ``event`` fit after ``spent`` before the epsilon at ``delta`` passes
+    ``max_epsilon``.
+
+    0 where not one fits, or where ``spent`` has passed it already. The adjacency is that of the events.
+
+    Raises:
+        ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as
+            ``epsilon_spent``.
+
+    >>> from dp_accounting import LaplaceDpEvent
+    >>> rounds_within(1.0, event=LaplaceDpEvent(10.0), delta=1e-9)
+    10
+    """
+    if not max_epsilon >= 0.0:
+        raise ValueError(f"max_epsilon must be at least 0, not {max_epsilon}")
+
+    def fits(count: int) -> bool:
+        return spent.record(event, count).epsilon(delta, accountant) <= max_epsilon
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        if high >= MAX_ROUNDS:
+            raise ValueError(f"more than {MAX_ROUNDS} rounds of {event} fit within max_epsilon {max_epsilon}")
+        low, high = high, min(2 * high, MAX_ROUNDS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def epsilon_schedule(
+    total_epsilon: float, *, kind: str | Sequence[float], rounds: int, ratio: float = 0.9
+) -> tuple[float, ...]:
+    """Per-round pure epsilons, one for each round, that add up to a total.
+
+    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets ``ratio`` times what the round before it got:
+    a ratio below 1 spends more on the early rounds, above 1 on the late ones), or a list of the rounds'
+    shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons never
+    pass the total by rounding.
+
+    Raises:
+        ValueError: a total, a ratio or a share that is not finite and positive, rounds below 1, a list of
+            another length, or an unknown kind.
+
+    >>> [round(e, 6) for e in epsilon_schedule(7.0, kind="geometric", rounds=3, ratio=2.0)]
+    [1.0, 2.0, 4.0]
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"rounds must be a whole number of at least 1, not {rounds!r}")
+    shares = _shares(kind, rounds, ratio)
+    for name, value in [
+        ("total_epsilon", total_epsilon),
+        *(("a share of the schedule", share) for share in shares),
+    ]:
+        if not 0.0 < value < math.inf:
+            raise ValueError(f"{name} must be finite and above 0, not {value}")
+    whole = math.fsum(shares)
+    return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
+
+
+def _shares(kind: str | Sequence[float], rounds: int, ratio: float) -> list[float]:
+    if kind == "uniform":
+        return [1.0] * rounds
+    if kind == "geometric":
+        if not 0.0 < ratio < math.inf:
+            raise ValueError(f"ratio must be finite and above 0, not {ratio}")
+        return [math.exp((t - (rounds - 1) * (ratio > 1)) * math.log(ratio)) for t in range(rounds)]
+    if isinstance(kind, str):
+        raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
+    if len(kind) != rounds:
+        raise ValueError(f"a list of shares must have one for each of the {rounds} rounds, not {len(kind)}")
+    return [float(share) for share in kind]

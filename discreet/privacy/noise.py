@@ -1,0 +1,218 @@
+"""Where random numbers come from: a cryptographic stream, keyed by the operating system or by a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+Words = npt.NDArray[np.uint64]
+
+CHUNK = 1 << 15  # words worked on at a time: what a chunk needs stays in a core's own cache
+LOW_63_BITS = (1 << 63) - 1
+_ZEROS = bytes(8 * CHUNK)
+
+
+class RandomSource:
+    """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made from it.
+
+    Build it with `secure_source` or `seeded_source`. Not thread-safe. Copying and pickling are refused, and
+    so is use in a forked process, because two copies would give the same noise twice, and the difference of
+    two noised releases would then be the difference of the data.
+
+    Attributes:
+        is_secure: True where the key came from the operating system. False where it came from a seed:
+            reproducible, and so it protects nobody.
+    """
+
+    def __init__(self, key: bytes, *, is_secure: bool) -> None:
+        if len(key) != 32:
+            raise ValueError(f"key must have 32 bytes, not {len(key)}")
+        self.is_secure = is_secure
+        self._key = key
+        self._process = os.getpid()
+        self._cipher = Cipher(algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))).encryptor()
+
+    def __repr__(self) -> str:
+        return f"RandomSource({'secure' if self.is_secure else 'seeded: reproducible, protects nobody'})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a RandomSource is not copied or pickled: a copy would repeat its noise; pass a child or a seed"
+        )
+
+    def child(self, *labels: str | int) -> RandomSource:
+        """Another stream, independent of this one and of every child with other labels.
+
+        A seeded source gives the same child for the same labels, whatever was drawn before. A secure source
+        gives a new key from the operating system each time. `child("a", "b")` and `child("a").child("b")` are
+        different streams.
+
+        Raises:
+            ValueError: without labels, because two such children of a seeded source would be the same stream.
+
+        >>> source = seeded_source(20617)
+        >>> _ = source.words(3)
+        >>> bool((source.child("round", 4).words(2) == seeded_source(20617).child("round", 4).words(2)).all())
+        True
+        """
+        if not labels:
+            raise ValueError("child needs at least one label")
+        if self.is_secure:
+            return secure_source()
+        return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
+
+    def words(self, count: int) -> Words:
+        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,).
+
+        However a stream is cut into calls, it gives the same words in the same order.
+
+        Raises:
+            ValueError: for a negative count.
+            RuntimeError: in another process than the one that built the source.
+        """
+        if count < 0:
+            raise ValueError(f"count must be >= 0, not {count}")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a RandomSource was carried into another process, where it would repeat its noise"
+            )
+        words = np.empty(count, dtype=np.uint64)
+        for start in range(0, count, CHUNK):
+            part = words[start : start + CHUNK].view(np.uint8)
+            self._cipher.update_into(_ZEROS[: part.nbytes], part.data)
+        return words
+
+    def uniform(self, count: int) -> Tensor:
+        """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
+        values = torch.empty(count, dtype=torch.float64)
+        for part in _chunks(values):
+            part.copy_(signed(self.words(len(part)) >> np.uint64(11)))
+        return values.mul_(2.0**-53)
+
+    def normal(self, count: int, *, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`count` independent standard normal values, shape (count,).
+
+        Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8
+        sigma and end at 9.4. Values are cast to `dtype` last.
+
+        Args:
+            count: how many; 0 gives an empty tensor.
+            draws: how many draws are added, over sqrt(draws), for each value. 1 is the plain draw. With 2n
+                draws an attacker who knows how floating-point noise is made has to search all 2n of them (the
+                secure mode of Holohan and Braghin 2021, section 4; they take n = 2, that is draws = 4).
+            dtype: a floating-point type.
+
+        Raises:
+            ValueError: if count < 0 or draws < 1.
+        """
+        if draws < 1:
+            raise ValueError(f"draws must be >= 1, not {draws}")
+        values = torch.empty(count, dtype=dtype)
+        for part in _chunks(values):
+            total = self._normal_chunk(len(part))
+            for _ in range(draws - 1):
+                total += self._normal_chunk(len(part))
+            part.copy_(total if draws == 1 else total.mul_(1 / math.sqrt(draws)))
+        return values
+
+    def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
+        """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape (count,).
+
+        By inversion in float64 from 63 bits, with a sign bit of its own: tails right to |x| = 40, ending at
+        44.4.
+        """
+        values = torch.empty(count, dtype=dtype)
+        for part in _chunks(values):
+            part.copy_(laplace_values(signed(self.words(len(part)))))
+        return values
+
+    def permutation(self, count: int) -> Tensor:
+        """A uniformly random order of 0 .. count - 1, int64, shape (count,).
+
+        The order of `count` random words, drawn anew if two are equal: given that all differ, every order is
+        equally likely, so there is no bias at all.
+        """
+        while True:
+            words = self.words(count)
+            order = np.argsort(words)
+            ranked = words[order]
+            if not (ranked[1:] == ranked[:-1]).any():
+                return torch.from_numpy(order.astype(np.int64, copy=False))
+
+    def _normal_chunk(self, count: int) -> Tensor:
+        return box_muller(signed(self.words(count + count % 2)))[:count]
+
+
+def secure_source() -> RandomSource:
+    """A source with a fresh key from the operating system. Its stream never repeats."""
+    return RandomSource(os.urandom(32), is_secure=True)
+
+
+def seeded_source(seed: int) -> RandomSource:
+    """A source that gives the same stream for the same seed (an int >= 0): for simulation and tests only.
+
+    Who knows the seed can subtract the noise, so it protects nobody.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be an int >= 0, not {seed!r}")
+    return RandomSource(_derive(bytes(32), "seed", seed), is_secure=False)
+
+
+def signed(words: Words) -> Tensor:
+    """The same bits as an int64 tensor, without a copy: PyTorch does little arithmetic on unsigned words."""
+    return torch.from_numpy(words.view(np.int64))
+
+
+def open_uniform(words: Tensor) -> Tensor:
+    """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never 0.
+
+    Only where the float has no room for it is anything rounded away, so small values keep all their bits.
+    """
+    return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
+
+
+def box_muller(words: Tensor) -> Tensor:
+    """Standard normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and Muller 1958).
+
+    Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The first m
+    results are the cosines' and the last m the sines'; pair i is (i, m + i).
+    """
+    half = len(words) // 2
+    radius = open_uniform(words[:half]).log_().mul_(-2.0).sqrt_()
+    angle = words[half:].double().mul_(math.pi * 2.0**-63)
+    values = torch.empty(2 * half, dtype=torch.float64)
+    torch.cos(angle, out=values[:half])
+    torch.sin(angle, out=values[half:])
+    values[:half].mul_(radius)
+    values[half:].mul_(radius)
+    return values
+
+
+def laplace_values(words: Tensor) -> Tensor:
+    """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign."""
+    return open_uniform(words).log_().copysign_(words)
+
+
+def _chunks(values: Tensor) -> Iterator[Tensor]:
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
+
+
+def _derive(key: bytes, *labels: str | int) -> bytes:
+    """HMAC-SHA-256 of the labels, each with type and length, so that no two lists read the same."""
+    message = b""
+    for label in labels:
+        if not isinstance(label, str | int):
+            raise TypeError(f"a label must be a str or an int, not {type(label).__name__}")
+        text = str(label).encode()
+        message += (b"i" if isinstance(label, int) else b"s") + len(text).to_bytes(8, "big") + text
+    return hmac.new(key, message, hashlib.sha256).digest()

@@ -1,0 +1,129 @@
+"""Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise (Abadi et al. 2016, algorithm 1).
+
+One forward and one backward pass give the norms of all per-example gradients from layer inputs and output gradients, and
+one matrix product a layer the clipped sum (discreet/privacy/ghost/terms.py has the formulas and their sources). A model
+for which there is no such rule is served by torch.func, or example by example; the log "discreet" then says so once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from discreet.privacy.ghost.choice import norms_of, terms_of
+from discreet.privacy.ghost.methods import LOSS_SCALE, Loss, Objective, cross_entropy
+from discreet.privacy.ghost.terms import Slot
+
+__all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
+
+# Norms carry rounding errors of about 1e-6 relative; gradients are clipped this much shorter, so that none passes the clip norm.
+_ROUNDING_MARGIN = 2e-6
+
+
+def clipped_gradient_sum(
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    targets: Tensor,
+    l2_norm_clip: float,
+    loss: Loss = cross_entropy,
+    micro_batch: int | None = None,
+    order: int = 2,
+) -> tuple[Tensor, Tensor]:
+    """The sum of per-example gradients, each clipped to a norm, and the norms before clipping.
+
+    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||), C = l2_norm_clip.
+
+    Args:
+        model: float32 or float64; called once on the whole batch. It is left as it was: no gradient, hook or mode changes.
+        inputs: (n, ...), any type the model takes.
+        targets: (n, ...), as the loss takes them.
+        l2_norm_clip: C, finite and above 0, in units of the gradient's norm.
+        loss: from outputs (n, ...) and targets to one value an example, (n,). An example's loss must not depend on others.
+        micro_batch: the most examples in memory at once; None for all. It changes the result by rounding only.
+        order: 2 clips L2 norms, 1 clips L1 norms (C then bounds the L1 norm), for Laplace noise.
+
+    Returns:
+        total, (num_params,), in the order of model.parameters(), a tied parameter once; zero where requires_grad is False.
+        norms, (n,), in the same norm. A gradient that is not finite, or so large that its squared norm overflows, counts
+        as zero in the sum, and its norm is inf.
+
+    Sensitivity: adding or removing one example changes total by at most C in the norm of that order, up to the rounding of
+    the float sum itself. n = 0 gives zeros and no norms.
+
+    Raises:
+        ValueError: a setting out of range; a layer that mixes examples (BatchNorm); a layer that draws from the global
+            generator (dropout in training mode); parameters of mixed or unsupported types; a loss of another shape.
+
+    >>> model = nn.Linear(2, 2)
+    >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
+    >>> total, norms = clipped_gradient_sum(model, x, targets=y, l2_norm_clip=0.25)
+    >>> total.shape, bool(total.norm() <= 0.5), bool((norms > 0).all())
+    (torch.Size([6]), True, True)
+    """
+    _validate(inputs, targets, l2_norm_clip, micro_batch, order)
+    objective, total = _objective(model, loss, order)
+    if len(inputs) == 0:
+        return total, total.new_zeros(0)
+    pieces = zip(
+        inputs.split(micro_batch or len(inputs)), targets.split(micro_batch or len(inputs)), strict=True
+    )
+    with torch.enable_grad():
+        norms = [_add_clipped(objective, *piece, clip=l2_norm_clip, total=total) for piece in pieces]
+    return total, norms[0] if len(norms) == 1 else torch.cat(norms)
+
+
+def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
+    if not (0 < clip < math.inf):
+        raise ValueError(f"l2_norm_clip must be finite and above 0, not {clip}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
+    if order not in (1, 2):
+        raise ValueError(f"order must be 1 or 2, not {order}")
+    if len(inputs) != len(targets):
+        raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
+
+
+def _objective(model: nn.Module, loss: Loss, order: int) -> tuple[Objective, Tensor]:
+    """The objective with every trainable parameter's slot, and a zero vector for the sum."""
+    slots, trainable, offset = {}, {}, 0
+    parameters = list(model.parameters())
+    for value in parameters:
+        if value.requires_grad:
+            slots[id(value)] = Slot(offset, value.shape)
+            trainable[id(value)] = value
+        offset += value.numel()
+    kinds = {(value.dtype, value.device) for value in parameters}
+    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    return Objective(model, loss, order, trainable, slots), parameters[0].new_zeros(
+        offset, requires_grad=False
+    )
+
+
+def _add_clipped(
+    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor
+) -> Tensor:
+    """Add the clipped gradients of n >= 1 examples to total, (num_params,); their norms, (n,)."""
+    terms = terms_of(objective, inputs, targets)
+    norms = norms_of(terms, objective.order, like=total.new_zeros(len(inputs)))
+    if not math.isfinite(norms.sum()):
+        finite = norms.isfinite()
+        if not finite.all():
+            return _add_finite(objective, inputs, targets, clip=clip, total=total, finite=finite)
+    scale = (clip * (1 - _ROUNDING_MARGIN) / norms).clamp(max=1 / LOSS_SCALE)
+    for term in terms:
+        term.add_to(total, scale)
+    return norms / LOSS_SCALE
+
+
+def _add_finite(
+    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor, finite: Tensor
+) -> Tensor:
+    """The same for the examples that are finite, by a pass without the others: 0 * inf would poison the products."""
+    norms = total.new_full((len(inputs),), math.inf)
+    if finite.any():
+        norms[finite] = _add_clipped(objective, inputs[finite], targets[finite], clip=clip, total=total)
+    return norms

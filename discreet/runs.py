@@ -1,0 +1,220 @@
+"""The run folder: what a run leaves behind, written by the server as it goes, read by everything after it.
+
+config.yaml          the configuration, resolved
+ledger.db            what the user-level guarantee has spent (`durable_ledger`)
+clients.db           in a simulation: what the virtual clients have spent by their own accounts
+metrics.csv          a row a round
+checkpoint/          the state after the last whole round
+privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
+model.safetensors    the parameters, by name
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from discreet.config import ConfigError, RunConfig, parse_config
+from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.guarantees import deciding_settings
+
+METRICS = (
+    "round",
+    "loss",
+    "accuracy",
+    "clip_norm",
+    "fraction_below",
+    "cohort",
+    "replies",
+    "epsilon_user",
+    "epsilon_example",
+    "epsilon_local",
+    "seconds",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What is needed to go on after a round: see `strategies.round.ServerState`."""
+
+    round: int
+    params: Tensor
+    velocity: Tensor
+    clip_norm: float
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, and the order in which they are written.
+
+    Every file but the ledger and the metrics is replaced as a whole: written beside its name, flushed to disk, renamed.
+    """
+
+    path: Path
+
+    @property
+    def ledger_path(self) -> Path:
+        """The server's ledger."""
+        return self.path / "ledger.db"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The state after the last whole round."""
+        return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def metrics_path(self) -> Path:
+        """A row a round."""
+        return self.path / "metrics.csv"
+
+    def ledger(self, config: RunConfig) -> DurableLedger:
+        """The server's ledger of a resolved configuration.
+
+        Raises:
+          LedgerError: it was made under other privacy settings.
+        """
+        return DurableLedger(self.ledger_path, facts=deciding_settings(config))
+
+    def write_config(self, config: RunConfig) -> None:
+        """`config.yaml`."""
+        replace_file(self.path / "config.yaml", OmegaConf.to_yaml(dataclasses.asdict(config)).encode())
+
+    def read_config(self) -> RunConfig:
+        """The configuration that the run was started with.
+
+        Raises:
+          ConfigError: there is none, or it can't be read.
+        """
+        path = self.path / "config.yaml"
+        if not path.exists():
+            raise ConfigError(f"output_dir={self.path} holds no run: config.yaml is missing")
+        return parse_config(OmegaConf.create(path.read_text()))  # type: ignore[arg-type]
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replaces the checkpoint: after a crash either the old or the new one is there, whole."""
+        numbers = {
+            field.name: getattr(checkpoint, field.name)
+            for field in dataclasses.fields(checkpoint)
+            if field.name not in ("params", "velocity")
+        }
+        metadata = {"state": json.dumps(numbers)}
+        tensors = {"params": checkpoint.params, "velocity": checkpoint.velocity}
+        self.checkpoint_path.parent.mkdir(exist_ok=True)
+        replace_file(self.checkpoint_path, save(tensors, metadata=metadata))
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, or None before the first round is done.
+
+        Raises:
+          LedgerError: the file is damaged.
+        """
+        if not self.checkpoint_path.exists():
+            return None
+        try:
+            with safe_open(self.checkpoint_path, framework="pt") as file:
+                numbers = json.loads(file.metadata()["state"])
+                return Checkpoint(params=file.get_tensor("params"), velocity=file.get_tensor("velocity"), **numbers)
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise LedgerError(f"{self.checkpoint_path} is damaged: {error}") from error
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        """Adds a round's row to `metrics.csv` and flushes it."""
+        new = not self.metrics_path.exists()
+        with self.metrics_path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, METRICS)
+            if new:
+                writer.writeheader()
+            writer.writerow({name: _cell(row.get(name)) for name in METRICS})
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, float | None]]:
+        """The rows of `metrics.csv`; None where a round has no such number."""
+        if not self.metrics_path.exists():
+            return []
+        with self.metrics_path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        return [{name: float(value) if value else None for name, value in row.items()} for row in rows]
+
+    def drop_metrics_after(self, round_number: int) -> None:
+        """Forgets the rows of rounds that a resumed run does again."""
+        rows = [row for row in self.read_metrics() if (row["round"] or 0) <= round_number]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, METRICS)
+        writer.writeheader()
+        writer.writerows({name: _cell(row.get(name)) for name in METRICS} for row in rows)
+        replace_file(self.metrics_path, text.getvalue().encode())
+
+    def write_privacy(self, facts: Mapping[str, Any]) -> None:
+        """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
+        replace_file(self.path / "privacy.json", (json.dumps(_plain(facts), indent=2) + "\n").encode())
+
+    def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+        """`model.safetensors`, with what is needed to build the model again."""
+        replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+
+
+def open_run_folder(config: RunConfig, *, now: datetime | None = None) -> RunFolder:
+    """Makes the run folder of a configuration, or opens it to resume. The path is absolute.
+
+    Raises:
+      ConfigError: `output_dir` holds a run already and `resume` is off, or there is nothing to resume.
+    """
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
+    there = (path / "ledger.db").exists() or (path / "config.yaml").exists()
+    if config.resume and not there:
+        raise ConfigError(f"resume=true, but output_dir={path} holds no run")
+    if there and not config.resume:
+        raise ConfigError(f"output_dir={path} holds a run already: resume=true goes on with it")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={path} can't be made: {error.strerror}") from error
+    return RunFolder(path)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole; after a crash the old or the new content is there, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,133 @@
+"""Models by name. None mixes the examples of a batch, so that every example has a gradient of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from discreet.tasks.examples import Task
+from discreet.tasks.parameters import check_model, flatten_parameters, load_parameters, named_parameters_of
+from discreet.tasks.recurrent import CharacterLSTM
+
+__all__ = [
+    "MODELS",
+    "build_model",
+    "check_fits",
+    "check_model",
+    "flatten_parameters",
+    "load_parameters",
+    "named_parameters_of",
+]
+
+Builder = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def _logistic_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+def _perceptron(*hidden: int) -> Builder:
+    def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        widths = (math.prod(input_shape), *hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
+    return build
+
+
+def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al. 2021)."""
+    sizes = {(8, 8): _cnn8, (28, 28): _cnn28, (32, 32): _cnn32}
+    if len(input_shape) != 3 or input_shape[1:] not in sizes:
+        known = ", ".join(f"{height}x{width}" for height, width in sizes)
+        raise ValueError(
+            f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}"
+        )
+    return sizes[input_shape[1:]](input_shape[0], num_classes)
+
+
+def _cnn8(channels: int, num_classes: int) -> nn.Module:
+    blocks: list[nn.Module] = []
+    for before, after in ((channels, 16), (16, 32)):
+        blocks += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, num_classes))
+
+
+def _cnn28(channels: int, num_classes: int) -> nn.Module:
+    """The MNIST network of Papernot et al. 2021 and Tramer and Boneh 2021: 26 010 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.Tanh(),
+        nn.Linear(32, num_classes),
+    )
+
+
+def _cnn32(channels: int, num_classes: int) -> nn.Module:
+    """The CIFAR-10 network of Papernot et al. 2021 and Tramer and Boneh 2021: 550 570 parameters."""
+    blocks: list[nn.Module] = []
+    for before, after in ((channels, 32), (32, 64), (64, 128)):
+        blocks += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
+        blocks += [nn.Conv2d(after, after, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, num_classes))
+
+
+def _lstm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if len(input_shape) != 1 or input_shape[0] < 1:
+        raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
+    return CharacterLSTM(num_classes)
+
+
+MODELS: dict[str, Builder] = {
+    "logistic_regression": _logistic_regression,
+    "mlp": _perceptron(128),
+    # Two layers of 200, as in TensorFlow Federated's tutorials and McMahan et al. 2017 ("2NN").
+    "mlp200": _perceptron(200, 200),
+    "cnn": _cnn,
+    "lstm": _lstm,
+}
+_TEXT_MODELS = frozenset({"lstm"})
+# For a model that is built only to see whether it can be.
+_TRIAL_SEED = 7
+
+
+def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
+    """The model `name` for inputs (n, *input_shape), giving logits (n, num_classes), on the CPU.
+
+    The same `seed` gives the same initial parameters; the global random generator is left as it was. Raises
+    ValueError for an unknown name, or where the model cannot take the input shape, naming both.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model.name: no model {name!r}; known are {', '.join(MODELS)}")
+    with torch.random.fork_rng(devices=[]):
+        # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
+        torch.default_generator.manual_seed(seed)
+        return MODELS[name](tuple(input_shape), num_classes)
+
+
+def check_fits(name: str, task: Task) -> None:
+    """Raise ValueError, naming the model and the data set, where model `name` cannot read the task's inputs.
+
+    Shapes are tried, and text models need token ids where the others need numbers, which a shape does not
+    tell.
+    """
+    reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
+    if name in MODELS and reads_text != is_text:
+        words = {True: "text", False: "numbers"}
+        raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
+    try:
+        build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+    except ValueError as error:
+        raise ValueError(f"{error} (data.name: {task.name})") from error

@@ -1,0 +1,171 @@
+"""One round of DP-FedAvg with an adaptive clip norm: the algorithm, pure.
+
+Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
+from discreet.privacy.noise import RandomSource
+from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """What the server carries from round to round.
+
+    Attributes:
+      round: how many rounds are done.
+      params: (num_params,), float32.
+      velocity: the server optimizer's momentum, (num_params,), float32.
+      clip_norm: C_t for the next round; infinity where user-level privacy is off.
+    """
+
+    round: int
+    params: Tensor
+    velocity: Tensor
+    clip_norm: float
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """How a round is made private for a whole client.
+
+    Attributes:
+      noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
+      event: what a round costs.
+      count_stddev: of the noise on the count; None with a fixed clip norm, where no bits are used.
+      target_quantile, clip_learning_rate: of the adaptive clip norm.
+      draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
+    """
+
+    noise_multiplier: float
+    event: DpEvent
+    count_stddev: float | None = None
+    target_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    draws: int = 1
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """z_update: so that update and bits together are one Gaussian of multiplier z."""
+        if self.count_stddev is None or self.noise_multiplier == 0:
+            return self.noise_multiplier
+        return split_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """A round's public constants. `user` is None where user-level privacy is off: no clip, no noise, no bits."""
+
+    expected_cohort: float
+    learning_rate: float
+    momentum: float
+    user: UserPrivacy | None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
+            raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """A client's part in a round: its update (num_params,), and whether its norm was at or below the clip norm."""
+
+    update: Tensor
+    below: bool
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """What may be said of a round.
+
+    Attributes:
+      clip_norm: the norm that clipped this round.
+      fraction_below: the noised fraction of update norms at or below it; None without an adaptive clip norm.
+      replies: how many updates were added up. Who takes part is not covered by the guarantee.
+    """
+
+    clip_norm: float
+    fraction_below: float | None
+    replies: int
+
+
+def dp_fedavg_round(
+    state: ServerState,
+    updates: Iterable[ClientUpdate],
+    settings: RoundSettings,
+    *,
+    source: RandomSource,
+    charge: Callable[[DpEvent], None],
+) -> tuple[ServerState, RoundMetrics]:
+    """Clips, adds up, noises and applies the updates of one cohort.
+
+    Guarantee (`settings.user` given): for neighbouring cohorts that differ in one client, the sum before noise differs
+    by at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are noised together as
+    one Gaussian mechanism of multiplier z, sampled as `settings.user.event` says. Noise and denominator are functions
+    of public constants and C_t alone: not of who replied.
+
+    Args:
+      state: before the round.
+      updates: consumed one by one as they come; may be empty, and then the round releases noise alone.
+      settings: the public constants.
+      source: of the noise.
+      charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
+
+    Returns:
+      The state after the round, and what may be said of it.
+    """
+    total, below, replies = _add_up(updates, state)
+    user = settings.user
+    estimator, fraction = None, None
+    if user is not None:
+        charge(user.event)
+        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
+        total = mechanism.add_noise(total, state.clip_norm, source.child("update"))
+        if user.count_stddev is not None:
+            noised = _noised_count(below, user, source.child("count"))
+            estimator = QuantileEstimator(state.clip_norm, user.target_quantile, user.clip_learning_rate)
+            estimator, fraction = estimator.update(noised, expected_cohort=settings.expected_cohort)
+    change = (total / settings.expected_cohort).to(state.params.dtype)
+    velocity = settings.momentum * state.velocity + change
+    after = ServerState(
+        round=state.round + 1,
+        params=state.params + settings.learning_rate * velocity,
+        velocity=velocity,
+        clip_norm=estimator.estimate if estimator else state.clip_norm,
+    )
+    return after, RoundMetrics(state.clip_norm, fraction, replies)
+
+
+def _add_up(updates: Iterable[ClientUpdate], state: ServerState) -> tuple[Tensor, float, int]:
+    total, below, replies = torch.zeros(state.params.shape, dtype=torch.float64), 0.0, 0
+    for part in updates:
+        # Clipped again: nobody's clipping is trusted.
+        clipped, _ = clip_by_norm(part.update.unsqueeze(0), state.clip_norm)
+        total += clipped[0]
+        below += BIT_SENSITIVITY if part.below else -BIT_SENSITIVITY
+        replies += 1
+    return total, below, replies
+
+
+def _noised_count(below: float, user: UserPrivacy, source: RandomSource) -> float:
+    assert user.count_stddev is not None
+    mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)
+    return float(mechanism.add_noise(torch.tensor([below], dtype=torch.float64), BIT_SENSITIVITY, source)[0])
+
+
+def initial_state(params: Tensor, *, clip_norm: float) -> ServerState:
+    """The state before the first round."""
+    params = params.detach().to(torch.float32)
+    return ServerState(0, params, torch.zeros_like(params), clip_norm)

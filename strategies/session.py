@@ -1,0 +1,215 @@
+"""A run from its configuration to its last file: what the ServerApp and the simulation have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor, nn
+
+import discreet
+from discreet.config import ConfigError, RunConfig
+from discreet.durable_ledger import DurableLedger
+from discreet.guarantees import EXAMPLE, LOCAL, USER, guarantees_of, resolve_noise
+from discreet.privacy.accounting import ACCOUNTANTS
+from discreet.privacy.events import event_to_json
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.noise import RandomSource, secure_source, seeded_source
+from discreet.runs import Checkpoint, RunFolder, open_run_folder
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Task
+from discreet.tasks.metrics import Evaluation, evaluate
+from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
+from strategies.exchange import Exchange
+from strategies.settings import cohort_sampling, first_clip_norm, round_settings
+from strategies.training import Outcome, Plan, TrainingRun
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A run that is ready to start: configuration resolved, data and model there, run folder open."""
+
+    config: RunConfig
+    folder: RunFolder
+    ledger: DurableLedger
+    task: Task
+    model: nn.Module
+    checkpoint: Checkpoint
+    source: RandomSource
+
+    def training(self, exchange: Exchange) -> TrainingRun:
+        """The rounds, with the clients that `exchange` asks."""
+        return TrainingRun(
+            plan_of(self.config),
+            self.folder,
+            ledger=self.ledger,
+            exchange=exchange,
+            evaluate=partial(_evaluate, self.model, self.task),
+            source=self.source,
+        )
+
+
+def prepare(config: RunConfig) -> Session:
+    """Everything before the first round; what is wrong is said here, before anything starts.
+
+    Raises:
+      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
+      LedgerError: a run is resumed under other privacy settings.
+    """
+    config = resolve_noise(config)
+    plan_of(config)
+    try:
+        task = load_task(config.data.name, path=config.data.path)
+        seed = config.seed if config.seed is not None else secrets.randbits(31)
+        model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    if config.data.num_clients > len(task.train):
+        raise ConfigError(
+            f"data.num_clients must be at most the {len(task.train)} training examples (got {config.data.num_clients})"
+        )
+    folder = open_run_folder(config)
+    ledger = folder.ledger(config)
+    checkpoint = _start_from(folder, model, config)
+    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
+    source = seeded_source(config.seed) if config.seed is not None else secure_source()
+    _announce(config, folder)
+    return Session(config, folder, ledger, task, model, checkpoint, source)
+
+
+def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Checkpoint:
+    checkpoint = folder.load_checkpoint() if config.resume else None
+    if checkpoint is None:
+        params = flatten_parameters(model)
+        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
+    if config.resume:
+        folder.drop_metrics_after(checkpoint.round)
+        logger.info("resumed after round %d", checkpoint.round)
+    return checkpoint
+
+
+def _announce(config: RunConfig, folder: RunFolder) -> None:
+    user = config.privacy.user
+    if config.seed is not None:
+        logger.warning(
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
+        )
+    if user.enabled:
+        logger.info(
+            "user-level: noise multiplier %.4g, delta %g, accountant %s, budget epsilon %s",
+            user.noise_multiplier,
+            config.privacy.delta,
+            config.privacy.accountant,
+            "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
+        )
+    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
+    logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
+    logger.info("run folder: %s", folder.path)
+
+
+def _evaluate(model: nn.Module, task: Task, params: Tensor) -> Evaluation:
+    load_parameters(model, params)
+    return evaluate(model, task.test)
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """The plan of a resolved configuration."""
+    privacy = config.privacy
+    on = [name for name, is_on in ((EXAMPLE, privacy.example.enabled), (LOCAL, privacy.local.kind != "none")) if is_on]
+    return Plan(
+        rounds=config.rounds,
+        settings=round_settings(config),
+        sampling=cohort_sampling(config),
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        max_epsilon=privacy.user.max_epsilon,
+        client_guarantees=tuple(on),
+    )
+
+
+def finish(session: Session, outcome: Outcome) -> None:
+    """Writes the model and privacy.json, and says how the run ended."""
+    config, folder, checkpoint = session.config, session.folder, outcome.checkpoint
+    tensors = named_parameters_of(session.model, checkpoint.params)
+    metadata = {
+        "discreet": discreet.__version__,
+        "model": config.model.name,
+        "data": config.data.name,
+        "input_shape": json.dumps(session.task.input_shape),
+        "num_classes": str(session.task.num_classes),
+    }
+    folder.write_model(tensors, metadata=metadata)
+    folder.write_privacy(privacy_facts(config, session.ledger, outcome))
+    if outcome.stopped:
+        logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
+    for line in _epsilon_lines(config, session.ledger, checkpoint):
+        logger.info("%s", line)
+    logger.info("run folder: %s", folder.path)
+
+
+def _epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
+    lines = []
+    for guarantee in guarantees_of(config):
+        if not guarantee.enabled:
+            lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
+            continue
+        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)[config.privacy.accountant]
+        whose = "" if guarantee.name == USER else ", the largest over clients by their own accounts"
+        lines.append(
+            f"{guarantee.name}-level: epsilon {epsilon:.4g} at delta {config.privacy.delta:g} "
+            f"({guarantee.unit}; {guarantee.adjacency}; {config.privacy.accountant}{whose})"
+        )
+    return lines
+
+
+def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
+    chosen = config.privacy.accountant
+    if name == EXAMPLE:
+        return {chosen: checkpoint.epsilon_example}
+    if name == LOCAL:
+        return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
+    spent = ledger.spent(USER)
+    usable = [chosen] if config.sampling.kind == "fixed" else list(ACCOUNTANTS)
+    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in usable}
+
+
+def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
+    """What privacy.json says: every guarantee of the run, those that are off included."""
+    spent = ledger.spent(USER)
+    return {
+        "rounds": outcome.checkpoint.round,
+        "stopped": outcome.stopped,
+        "delta": config.privacy.delta,
+        "seed": config.seed,
+        "protects_nobody": config.seed is not None,
+        "ledger_head": ledger.head(),
+        "guarantees": [
+            {
+                "name": guarantee.name,
+                "enabled": guarantee.enabled,
+                "unit": guarantee.unit,
+                "adjacency": guarantee.adjacency,
+                "trusted": guarantee.trusted,
+                "mechanism": guarantee.mechanism if guarantee.enabled else "none",
+                "epsilon": _epsilons(guarantee.name, config, ledger, outcome.checkpoint)
+                if guarantee.enabled
+                else math.inf,
+                "events": _events(spent) if guarantee.name == USER else "in each client's own ledger",
+                "epsilon_is": "of the server's ledger"
+                if guarantee.name == USER
+                else "the largest that a client reported",
+                "not_covered": list(guarantee.not_covered),
+            }
+            for guarantee in guarantees_of(config)
+        ],
+    }
+
+
+def _events(spent: PrivacyLedger) -> list[dict[str, object]]:
+    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent.entries]

@@ -1,0 +1,239 @@
+"""A whole training run at the server: budget, cohort, round, ledger, metrics, checkpoint, in that order."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from discreet.durable_ledger import Charge, DurableLedger
+from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.noise import RandomSource
+from discreet.runs import Checkpoint, RunFolder
+from discreet.tasks.metrics import Evaluation
+from discreet.wire import EPSILONS, Reply
+from strategies.cohort import CohortSampling
+from strategies.exchange import Exchange, Failure
+from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
+
+logger = logging.getLogger("discreet")
+
+BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do. `max_epsilon` is the user-level budget; None for none. `client_guarantees`: which of
+    `example` and `local` are on; they are accounted by the clients."""
+
+    rounds: int
+    settings: RoundSettings
+    sampling: CohortSampling
+    delta: float
+    accountant: str
+    max_epsilon: float | None
+    client_guarantees: tuple[str, ...] = ()
+
+
+@dataclass
+class Tally:
+    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+
+    cohort: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+
+    def accept(self, replies: Iterable[Reply | Failure]) -> Iterator[ClientUpdate]:
+        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them."""
+        for reply in replies:
+            if isinstance(reply, Failure):
+                self.failures[reply.kind] += 1
+                self.reasons.append(f"client {reply.client} {reply.kind}: {reply.reason}")
+                continue
+            for name in EPSILONS:
+                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            yield ClientUpdate(reply.update, reply.below)
+
+    def all_refused(self) -> bool:
+        """Whether somebody was asked and everybody refused."""
+        return 0 < self.cohort == self.failures["refused"]
+
+
+class BudgetSpentError(RuntimeError):
+    """The next round would pass a budget. The message says which, and what is left."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last state, and why it stopped where that was before the planned rounds."""
+
+    checkpoint: Checkpoint
+    stopped: str | None
+
+
+class TrainingRun:
+    """Runs the rounds of a plan in a run folder.
+
+    Args:
+      plan: the public constants.
+      folder: where everything is written.
+      ledger: of the server.
+      exchange: asks the clients.
+      evaluate: loss and accuracy of parameters on the server's public test set.
+      source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs
+        no stored random state.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        *,
+        ledger: DurableLedger,
+        exchange: Exchange,
+        evaluate: Callable[[Tensor], Evaluation],
+        source: RandomSource,
+    ) -> None:
+        self.plan, self.folder, self.ledger = plan, folder, ledger
+        self.exchange, self.evaluate, self.source = exchange, evaluate, source
+
+    def run(self, checkpoint: Checkpoint) -> Outcome:
+        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent."""
+        while checkpoint.round < self.plan.rounds:
+            try:
+                self.check_budget()
+            except BudgetSpentError as spent:
+                return Outcome(checkpoint, str(spent))
+            started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
+            replies = self.exchange.ask(
+                round_number=checkpoint.round + 1,
+                params=checkpoint.params,
+                clip_norm=checkpoint.clip_norm,
+                cohort=cohort,
+            )
+            checkpoint, tally = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
+            if self.plan.settings.user is None and tally.all_refused():
+                return Outcome(checkpoint, f"every client that was asked refused; the last one: {tally.reasons[-1]}")
+        return Outcome(checkpoint, None)
+
+    def spent(self) -> PrivacyLedger:
+        """What the user-level guarantee has spent."""
+        return self.ledger.spent(USER)
+
+    def epsilon_user(self, spent: PrivacyLedger) -> float:
+        """The user-level epsilon; infinity where the guarantee is off."""
+        if self.plan.settings.user is None:
+            return math.inf
+        return spent.epsilon(self.plan.delta, self.plan.accountant)
+
+    def _by_clients(self, guarantee: str, epsilon: float) -> float:
+        return epsilon if guarantee in self.plan.client_guarantees else math.inf
+
+    def check_budget(self) -> None:
+        """Looks one round ahead.
+
+        Raises:
+          BudgetSpentError: the next round would pass the user-level budget; the message says what is left.
+        """
+        user, budget = self.plan.settings.user, self.plan.max_epsilon
+        if user is None or budget is None:
+            return
+        spent = self.spent()
+        after = spent.record(user.event).epsilon(self.plan.delta, self.plan.accountant)
+        if after > budget * (1 + BUDGET_ROUNDING):
+            left = max(0.0, budget - self.epsilon_user(spent))
+            raise BudgetSpentError(
+                f"the next round would reach a user-level epsilon of {after:.4g}, beyond privacy.user.max_epsilon="
+                f"{budget:g}; {left:.4g} is left"
+            )
+
+    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
+        """The next round's cohort of the clients that can be asked now."""
+        return self.plan.sampling.draw(self.exchange.members(), self._draw(checkpoint).child("cohort"))
+
+    def finish_round(
+        self,
+        checkpoint: Checkpoint,
+        replies: Iterable[Reply | Failure],
+        *,
+        cohort_size: int,
+        started: float | None = None,
+    ) -> tuple[Checkpoint, Tally]:
+        """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
+        started = time.monotonic() if started is None else started
+        tally = Tally(cohort=cohort_size)
+        state, metrics = dp_fedavg_round(
+            ServerState(checkpoint.round, checkpoint.params, checkpoint.velocity, checkpoint.clip_norm),
+            tally.accept(replies),
+            self.plan.settings,
+            source=self._draw(checkpoint).child("noise"),
+            charge=self._charge(checkpoint.round + 1),
+        )
+        after = _after(checkpoint, state, tally)
+        self._report(after, metrics, tally, started)
+        # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
+        self.folder.save_checkpoint(after)
+        return after, tally
+
+    def _draw(self, checkpoint: Checkpoint) -> RandomSource:
+        return self.source.child("round", checkpoint.round + 1)
+
+    def _charge(self, number: int) -> Callable[[DpEvent], None]:
+        return lambda event: self.ledger.charge([Charge(number, USER, "", event)])
+
+    def _report(self, after: Checkpoint, metrics: RoundMetrics, tally: Tally, started: float) -> None:
+        evaluation = self.evaluate(after.params)
+        row: dict[str, object] = {
+            "round": after.round,
+            "loss": evaluation.loss,
+            "accuracy": evaluation.accuracy,
+            "clip_norm": metrics.clip_norm,
+            "fraction_below": metrics.fraction_below,
+            "cohort": tally.cohort,
+            "replies": metrics.replies,
+            "epsilon_user": self.epsilon_user(self.spent()),
+            "epsilon_example": self._by_clients(EXAMPLE, after.epsilon_example),
+            "epsilon_local": self._by_clients(LOCAL, after.epsilon_local),
+            "seconds": time.monotonic() - started,
+        }
+        self.folder.append_metrics(row)
+        logger.info(round_line(row, rounds=self.plan.rounds))
+        for reason in tally.reasons[:3]:
+            logger.warning("  %s", reason)
+        if len(tally.reasons) > 3:
+            logger.warning("  and %d more: %s", len(tally.reasons) - 3, dict(tally.failures))
+
+
+def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
+    # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
+    spent = {name: max(getattr(before, name), tally.epsilons[name]) for name in EPSILONS}
+    return replace(
+        before, round=state.round, params=state.params, velocity=state.velocity, clip_norm=state.clip_norm, **spent
+    )
+
+
+def round_line(row: dict[str, object], *, rounds: int) -> str:
+    """A round in one line: what a person watches."""
+
+    def number(name: str, form: str) -> str:
+        value = row.get(name)
+        return "-" if value is None else format(value, form)
+
+    spent = " ".join(f"{name} {_epsilon(row.get(f'epsilon_{name}'))}" for name in ("user", "example", "local"))
+    return (
+        f"round {row['round']}/{rounds}  accuracy {number('accuracy', '.4f')}  loss {number('loss', '.4f')}  "
+        f"clip {number('clip_norm', '.4g')}  below {number('fraction_below', '.2f')}  "
+        f"cohort {row['cohort']} replies {row['replies']}  epsilon {spent}  {number('seconds', '.2f')} s"
+    )
+
+
+def _epsilon(value: object) -> str:
+    return "none" if not isinstance(value, float) or math.isinf(value) else f"{value:.3f}"

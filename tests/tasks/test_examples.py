@@ -1,0 +1,60 @@
+"""Examples and Task check themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from discreet.tasks.examples import Examples, Task
+
+
+def table(n: int, num_classes: int = 2) -> Examples:
+    return Examples(torch.zeros(n, 3), torch.arange(n) % num_classes)
+
+
+def test_a_subset_keeps_the_asked_order_and_is_a_copy() -> None:
+    whole = Examples(torch.arange(4.0).reshape(4, 1), torch.tensor([0, 1, 2, 3]))
+    part = whole.subset(torch.tensor([3, 1]))
+    part.inputs.zero_()
+    assert part.targets.tolist() == [3, 1]
+    assert whole.inputs.flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_subset_may_be_empty() -> None:
+    part = table(4).subset(torch.empty(0, dtype=torch.int64))
+    assert len(part) == 0
+    assert part.inputs.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(2, 3), torch.zeros(2)),
+        (torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)),
+        (torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"inputs|targets"):
+        Examples(inputs, targets)
+
+
+def test_a_task_refuses_targets_outside_its_classes() -> None:
+    with pytest.raises(ValueError, match=r"named: test targets lie in \[0, 2\]"):
+        Task("named", table(4), table(3, num_classes=3), num_classes=2, input_shape=(3,))
+
+
+def test_a_task_refuses_an_input_shape_that_is_not_the_datas() -> None:
+    with pytest.raises(ValueError, match=r"named: train inputs have shape \(3,\), not \(4,\)"):
+        Task("named", table(4), table(4), num_classes=2, input_shape=(4,))
+
+
+def test_a_task_refuses_an_empty_test_set() -> None:
+    with pytest.raises(ValueError, match="named: the test set is empty"):
+        Task("named", table(4), table(0), num_classes=2, input_shape=(3,))
+
+
+def test_a_task_refuses_owners_of_another_length() -> None:
+    with pytest.raises(ValueError, match="one per training example"):
+        Task("named", table(4), table(4), num_classes=2, input_shape=(3,), owners=torch.zeros(3))

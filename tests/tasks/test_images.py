@@ -1,0 +1,209 @@
+"""Image data sets from local files, and from a hub that a fake stands for."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.tasks.datasets import load_task
+
+RANDOM = np.random.default_rng(31153)
+
+
+def write_idx(file: Path, array: np.ndarray[Any, Any]) -> None:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", size) for size in array.shape)
+    file.write_bytes(header + array.tobytes())
+
+
+def write_mnist(folder: Path) -> np.ndarray[Any, Any]:
+    images = RANDOM.integers(0, 256, (6, 28, 28)).astype(np.uint8)
+    for part in ("train", "t10k"):
+        write_idx(folder / f"{part}-images-idx3-ubyte", images)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", np.arange(6, dtype=np.uint8))
+    return images
+
+
+def python2_batch(pixels: np.ndarray[Any, Any], labels: list[int]) -> bytes:
+    """The bytes that Python 2 wrote for CIFAR-10: byte strings for keys, numpy's core under its old name."""
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K" + bytes([len(pixels)]) + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"T" + struct.pack("<I", pixels.size) + pixels.tobytes() + b"tb"
+    )
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
+
+
+def write_cifar(folder: Path) -> np.ndarray[Any, Any]:
+    pixels = RANDOM.integers(0, 256, (2, 3072)).astype(np.uint8)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(python2_batch(pixels, [7, 2]))
+    return pixels
+
+
+def write_femnist(file: Path, **changes: Any) -> None:
+    writers = np.repeat([f"f{i:02}" for i in range(20)], 3)
+    arrays = {
+        "images": np.zeros((60, 28, 28), np.uint8),
+        "labels": np.arange(60),
+        "writers": writers,
+    } | changes
+    kept: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(file, **kept)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_idx_files_become_images_divided_by_255(tmp_path: Path, name: str) -> None:
+    images = write_mnist(tmp_path)
+    task = load_task(name, path=str(tmp_path))
+    assert torch.equal(task.train.inputs[:, 0], torch.from_numpy(images) / 255)
+    assert task.test.targets.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_mnist_is_the_published_one(shared_data: Path) -> None:
+    task = load_task("mnist", path=str(shared_data / "mnist"))
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert task.train.targets.bincount().tolist() == counts
+    assert task.train.targets[:5].tolist() == [5, 0, 4, 1, 9]
+    assert (len(task.test), task.input_shape) == (10000, (1, 28, 28))
+    # The mean and deviation that every MNIST recipe quotes.
+    assert float(task.train.inputs.mean()) == pytest.approx(0.1307, abs=1e-4)
+    assert float(task.train.inputs.std()) == pytest.approx(0.3081, abs=1e-4)
+
+
+def test_a_missing_mnist_file_is_named(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither t10k-labels-idx1-ubyte nor .*\.gz is in"):
+        load_task("mnist", path=str(tmp_path))
+
+
+def test_cifar_pixels_are_red_green_blue_planes(tmp_path: Path) -> None:
+    pixels = write_cifar(tmp_path)
+    task = load_task("cifar10", path=str(tmp_path))
+    assert torch.equal(task.test.inputs.flatten(1), torch.from_numpy(pixels) / 255)
+    assert task.train.inputs.shape == (10, 3, 32, 32)
+    assert task.train.targets.tolist() == [7, 2] * 5
+
+
+def test_a_cifar_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    write_cifar(tmp_path)
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(ValueError, match=r"test_batch is not a batch .*getcwd does not belong"):
+        load_task("cifar10", path=str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02}.", b"\x80\x02K\x01."])
+def test_what_is_not_a_cifar_batch_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_cifar(tmp_path)
+    (tmp_path / "data_batch_3").write_bytes(content)
+    with pytest.raises(ValueError, match="data_batch_3 is not a batch"):
+        load_task("cifar10", path=str(tmp_path))
+
+
+def test_a_missing_cifar_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no data_batch_1 in"):
+        load_task("cifar10", path=str(tmp_path))
+
+
+def test_femnist_holds_out_whole_writers(tmp_path: Path) -> None:
+    # The label of each example is its row, so the rows and their writers can be told from the tables.
+    write_femnist(tmp_path / "letters.npz")
+    task = load_task("femnist", path=str(tmp_path / "letters.npz"))
+    public = {label // 3 for label in task.test.targets.tolist()}
+    assert len(public) == 2
+    assert not public & {label // 3 for label in task.train.targets.tolist()}
+
+
+def test_femnist_owners_number_the_remaining_writers_from_zero(tmp_path: Path) -> None:
+    write_femnist(tmp_path / "letters.npz")
+    task = load_task("femnist", path=str(tmp_path / "letters.npz"))
+    assert task.owners is not None
+    assert task.owners.tolist() == [number for number in range(18) for _ in range(3)]
+    assert task.train.targets.tolist() == sorted(task.train.targets.tolist())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"writers": None}, "has no 'writers'"),
+        ({"labels": np.arange(59)}, "do not fit"),
+        ({"writers": np.zeros(60)}, "at least 2 writers"),
+        ({"images": np.full((60, 28, 28), 255.0)}, r"floats in \[0, 1\]"),
+        ({"images": np.full((60, 28, 28), np.nan)}, r"floats in \[0, 1\]"),
+        ({"labels": np.arange(60) + 10}, r"targets lie in"),
+    ],
+)
+def test_femnist_arrays_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    write_femnist(tmp_path / "letters.npz", **changes)
+    with pytest.raises(ValueError, match=message):
+        load_task("femnist", path=str(tmp_path / "letters.npz"))
+
+
+def test_a_missing_femnist_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"letters\.npz; femnist expects an \.npz"):
+        load_task("femnist", path=str(tmp_path / "letters.npz"))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A hub with small data sets in the columns of the real ones; nothing is sent and nothing fetched."""
+    import datasets
+    from flwr_datasets import federated_dataset
+    from PIL import Image
+
+    def split(shape: tuple[int, ...], image: str, label: str, **more: list[str]) -> Any:
+        pixels = [Image.fromarray(np.full(shape, 51 * i, np.uint8)) for i in range(4)]
+        return datasets.Dataset.from_dict({image: pixels, label: [0, 1, 2, 3], **more})
+
+    splits = {
+        "ylecun/mnist": split((28, 28), "image", "label"),
+        "zalando-datasets/fashion_mnist": split((28, 28), "image", "label"),
+        "uoft-cs/cifar10": split((32, 32, 3), "img", "label"),
+        "flwrlabs/femnist": split((28, 28), "image", "character", writer_id=["f1", "f0", "f1", "f2"]),
+    }
+
+    def load_dataset(path: str, name: str | None = None) -> Any:
+        if path not in splits:
+            raise ConnectionError("no route")
+        return datasets.DatasetDict({"train": splits[path], "test": splits[path]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(federated_dataset, "event", lambda *_: None)
+    load_task.cache_clear()
+    return splits
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mnist", (1, 28, 28)), ("fashion_mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))]
+)
+def test_images_come_from_the_hub_in_its_order(
+    hub: dict[str, Any], name: str, shape: tuple[int, ...]
+) -> None:
+    task = load_task(name)
+    assert task.input_shape == shape
+    assert task.train.targets.tolist() == [0, 1, 2, 3]
+    assert task.test.inputs[:, 0, 5, 7].tolist() == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+def test_femnist_from_the_hub_has_its_writers_as_owners(hub: dict[str, Any]) -> None:
+    task = load_task("femnist")
+    assert len(task.train) + len(task.test) == 4
+    assert task.owners is not None
+    assert sorted(task.owners.unique().tolist()) == [0, 1]
+
+
+def test_without_the_hub_the_local_way_is_named(hub: dict[str, Any]) -> None:
+    del hub["ylecun/mnist"]
+    with pytest.raises(ConnectionError, match=r"ylecun/mnist .* set data\.path"):
+        load_task("mnist")

@@ -1,0 +1,131 @@
+"""Loss, accuracy and the indicators of a binary classifier."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from discreet.tasks.examples import Examples
+from discreet.tasks.metrics import Evaluation, evaluate, indicators
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Logits(nn.Module):
+    """Gives its inputs as logits."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
+def logits(*rows: list[float], targets: list[int]) -> Examples:
+    return Examples(torch.tensor(rows), torch.tensor(targets))
+
+
+def test_loss_and_accuracy_are_those_computed_by_hand() -> None:
+    table = logits([math.log(3.0), 0.0], [0.0, 0.0], [0.0, math.log(4.0)], targets=[0, 1, 0])
+    expected = (-math.log(3 / 4) - math.log(1 / 2) - math.log(1 / 5)) / 3
+    result = evaluate(Logits(), table)
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    assert result.accuracy == pytest.approx(1 / 3)
+    assert result.num_examples == 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 10, 11])
+def test_the_batch_size_does_not_matter(batch_size: int) -> None:
+    generator = torch.Generator().manual_seed(60013)
+    table = Examples(torch.randn(10, 4, generator=generator), torch.arange(10) % 4)
+    whole, parts = evaluate(Logits(), table), evaluate(Logits(), table, batch_size=batch_size)
+    assert parts.accuracy == whole.accuracy
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+
+
+def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> None:
+    # The NaN stands where the target is: argmax would take it for the largest value.
+    result = evaluate(Logits(), logits([NAN, 0.0], [1.0, 0.0], targets=[0, 0]))
+    assert math.isnan(result.loss)
+    assert result.accuracy == 0.5
+
+
+def test_an_infinite_loss_is_reported_as_infinite() -> None:
+    result = evaluate(Logits(), logits([-INF, 0.0], targets=[0]))
+    assert result == Evaluation(loss=INF, accuracy=0.0, num_examples=1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_comes_back(training: bool) -> None:
+    model = nn.Dropout(0.9).train(training)
+    table = logits([5.0, 0.0], targets=[0])
+    assert evaluate(model, table).loss == pytest.approx(math.log1p(math.exp(-5)), rel=1e-5)
+    assert model.training == training
+
+
+def test_no_gradient_is_kept() -> None:
+    model = nn.Linear(2, 2)
+    evaluate(model, logits([1.0, 0.0], targets=[0]))
+    assert model.weight.grad is None
+
+
+def test_no_examples_are_refused() -> None:
+    with pytest.raises(ValueError, match="no examples"):
+        evaluate(Logits(), Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+
+
+def test_a_batch_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        evaluate(Logits(), logits([1.0, 0.0], targets=[0]), batch_size=0)
+
+
+def test_indicators_are_those_counted_by_hand() -> None:
+    targets, scores = [1, 1, 1, 0, 0], [0.9, 0.8, 0.3, 0.6, 0.1]
+    found = indicators(targets, scores)
+    # Of the 3 * 2 pairs of a positive and a negative, one is in the wrong order: 0.3 below 0.6.
+    assert found["auc"] == pytest.approx(5 / 6)
+    # Above 0.8 lie two of three positives and no negative.
+    assert found["ks"] == pytest.approx(2 / 3)
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
+    expected = -sum(math.log(p) for p in (0.9, 0.8, 0.3, 0.4, 0.9)) / 5
+    assert found["loss"] == pytest.approx(expected)
+
+
+def test_auc_counts_a_tie_as_half() -> None:
+    assert indicators([1, 0], [0.5, 0.5])["auc"] == 0.5
+
+
+def test_ks_is_the_largest_distance_of_the_two_rates() -> None:
+    targets = torch.arange(60) % 2
+    scores = torch.rand(60, generator=torch.Generator().manual_seed(61007))
+    distances = [
+        float((scores[targets == 1] >= t).float().mean() - (scores[targets == 0] >= t).float().mean())
+        for t in scores
+    ]
+    assert indicators(targets, scores)["ks"] == pytest.approx(max(distances), abs=1e-6)
+
+
+def test_with_no_predicted_positives_precision_is_zero() -> None:
+    found = indicators([1, 0], [0.2, 0.1])
+    assert (found["precision"], found["recall"], found["f1"]) == (0.0, 0.0, 0.0)
+
+
+def test_with_a_single_class_auc_and_ks_are_undefined() -> None:
+    found = indicators([0, 0], [0.2, 0.7])
+    assert math.isnan(found["auc"])
+    assert math.isnan(found["ks"])
+    assert found["accuracy"] == 0.5
+
+
+def test_a_sure_and_wrong_score_has_a_finite_loss() -> None:
+    assert math.isfinite(indicators([1, 0], [0.0, 1.0])["loss"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "scores"),
+    [([], []), ([1, 0], [0.5]), ([2, 0], [0.5, 0.5]), ([1, 0], [1.5, 0.5]), ([1, 0], [NAN, 0.5])],
+)
+def test_what_is_not_a_binary_prediction_is_refused(targets: list[int], scores: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"targets|scores"):
+        indicators(targets, scores)

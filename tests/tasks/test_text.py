@@ -1,0 +1,98 @@
+"""Plays as next-character prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from discreet.tasks.datasets import load_task
+from discreet.tasks.text import ALPHABET, STRIDE, WINDOW, encode, read_speeches
+
+
+def decode(tokens: torch.Tensor) -> str:
+    return "".join("_?"[token] if token < 2 else ALPHABET[token - 2] for token in tokens.tolist())
+
+
+def write_play(file: Path, speeches: list[tuple[str, str]], mark: str = ":") -> str:
+    file.write_text("\n\n".join(f"{name}{mark}\n{speech}" for name, speech in speeches))
+    return str(file)
+
+
+def test_a_window_holds_the_characters_before_its_target(tmp_path: Path) -> None:
+    line = "".join(chr(33 + i % 90) for i in range(200))
+    path = write_play(tmp_path / "play", [("ANNA", line), *[("BEN", "word")] * 5])
+    train = load_task("shakespeare", path=path).train
+    for row in (0, 1, 12, 24):
+        where = row * STRIDE
+        assert decode(train.inputs[row]) == line[max(0, where - WINDOW) : where].rjust(WINDOW, "_")
+        assert decode(train.targets[row : row + 1]) == line[where]
+
+
+def test_windows_never_cross_from_one_role_to_another(tmp_path: Path) -> None:
+    path = write_play(tmp_path / "play", [("BEN", "b" * 50), ("ANNA", "a" * 50)] * 6)
+    task = load_task("shakespeare", path=path)
+    assert task.owners is not None
+    for owner, letter in ((0, "a"), (1, "b")):
+        rows = task.train.subset(torch.nonzero(task.owners == owner)[:, 0])
+        assert set(decode(rows.inputs.flatten())) == {letter, "_", "\n"}
+
+
+def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> None:
+    speeches = [("ANNA", letter * 20) for letter in "abcdefghij"] + [("BEN", "x" * 20)] * 4
+    task = load_task("shakespeare", path=write_play(tmp_path / "play", speeches))
+    assert set(decode(task.test.inputs.flatten())) <= set("_ij\n")
+    assert not set("ij") & set(decode(task.train.inputs.flatten()))
+    assert "x" in decode(task.train.targets)
+
+
+@pytest.mark.parametrize("mark", [":", "."])
+def test_speakers_end_with_the_mark_that_most_first_lines_end_with(mark: str) -> None:
+    anna, ben = f"ANNA{mark}\nFirst line,\n second line.", f"BEN OF YORK{mark}\nYes."
+    text = "\n\n".join(["A PLAY", anna, ben, "(They leave.)", f"ANNA{mark}\n"])
+    assert read_speeches(text) == {"ANNA": ["First line,\nsecond line."], "BEN OF YORK": ["Yes."]}
+
+
+def test_windows_line_ends_read_the_same() -> None:
+    text = "ANNA:\nGood day.\n\nBEN:\nGood day.\n"
+    assert read_speeches(text.replace("\n", "\r\n")) == read_speeches(text)
+
+
+def test_letters_outside_the_alphabet_are_unknown() -> None:
+    assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"
+
+
+def test_every_letter_of_the_alphabet_has_a_number_of_its_own() -> None:
+    assert encode(ALPHABET).tolist() == list(range(2, 98))
+
+
+def test_a_text_without_speakers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "play").write_text("It was a dark and stormy night")
+    with pytest.raises(ValueError, match=r"names no speakers"):
+        load_task("shakespeare", path=str(tmp_path / "play"))
+
+
+def test_a_text_too_short_for_a_test_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no role in .* has 5 speeches"):
+        load_task("shakespeare", path=write_play(tmp_path / "play", [("ANNA", "Yes.")] * 4))
+
+
+def test_a_path_must_be_given() -> None:
+    with pytest.raises(ValueError, match=r"data\.path: shakespeare is read from a text file"):
+        load_task("shakespeare")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"play is not a file; shakespeare expects"):
+        load_task("shakespeare", path=str(tmp_path / "play"))
+
+
+def test_the_plays_have_their_speaking_roles(shared_data: Path) -> None:
+    path = shared_data / "shakespeare" / "input.txt"
+    roles = read_speeches(path.read_text())
+    task = load_task("shakespeare", path=str(path))
+    assert task.owners is not None
+    assert len(task.owners.unique()) == len(roles)
+    assert {"ROMEO", "JULIET", "First Citizen"} <= set(roles)
+    assert roles["First Citizen"][0] == "Before we proceed any further, hear me speak."
