@@ -59,8 +59,8 @@ def noise_multiplier_for_epsilon(
         high,
         xtol=_PRECISION / 5,
     )
-    for step in range(1, 5):  # up from the root, which is two fifths of the precision wide at most
-        noise = math.exp(root + step * _PRECISION / 4)
+    for step in range(1, 5):  # the root is known to a fifth of the precision: go up from there
+        noise = math.exp(root + step * _PRECISION / 5)
         if epsilon(noise) <= target_epsilon:
             return noise
     return math.exp(high)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dp_accounting import (
     ComposedDpEvent,
@@ -107,7 +108,10 @@ def event_from_json(text: str) -> DpEvent:
     >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
     GaussianDpEvent(noise_multiplier=1.0)
     """
-    return _decode(json.loads(text))
+    try:
+        return _decode(json.loads(text))
+    except RecursionError:
+        raise ValueError("the text of an event is nested too deeply") from None
 
 
 def _require_noise(noise_multiplier: float) -> None:
@@ -115,15 +119,14 @@ def _require_noise(noise_multiplier: float) -> None:
         raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
 
 
-def _real(name: str, value: Any, upper: float = math.inf) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0.0 <= value <= upper
-        or math.isinf(value)
-    ):
-        raise ValueError(f"{name} of an event must be a finite number in 0 .. {upper}, not {value!r}")
-    return float(value) + 0.0  # no negative zero
+def _real(name: str, value: Any, largest: float = sys.float_info.max) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= largest:
+        raise ValueError(f"{name} of an event must be a number in 0 .. {largest:g}, not {value!r}")
+    return float(value) + 0.0  # the sum has no negative zero
+
+
+def _probability(name: str, value: Any) -> float:
+    return _real(name, value, 1.0)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -133,89 +136,51 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    match event:
-        case GaussianDpEvent():
-            return {"kind": "gaussian", "noise_multiplier": _real("noise_multiplier", event.noise_multiplier)}
-        case LaplaceDpEvent():
-            return {"kind": "laplace", "noise_multiplier": _real("noise_multiplier", event.noise_multiplier)}
-        case PoissonSampledDpEvent():
-            probability = _real("sampling_probability", event.sampling_probability, 1.0)
-            return {
-                "kind": "poisson_sampled",
-                "sampling_probability": probability,
-                "event": _encode(event.event),
-            }
-        case SampledWithoutReplacementDpEvent():
-            return {
-                "kind": "sampled_without_replacement",
-                "source_dataset_size": _whole("source_dataset_size", event.source_dataset_size),
-                "sample_size": _whole("sample_size", event.sample_size),
-                "event": _encode(event.event),
-            }
-        case SelfComposedDpEvent():
-            return {
-                "kind": "self_composed",
-                "count": _whole("count", event.count),
-                "event": _encode(event.event),
-            }
-        case ComposedDpEvent():
-            return {"kind": "composed", "events": [_encode(part) for part in event.events]}
-        case NonPrivateDpEvent():
-            return {"kind": "non_private"}
-        case NoOpDpEvent():
-            return {"kind": "no_op"}
-    raise ValueError(f"an event of kind {type(event).__name__} is not known to Discreet")
-
-
-_DECODERS: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], DpEvent]]] = {
-    "gaussian": (
-        frozenset({"noise_multiplier"}),
-        lambda d: GaussianDpEvent(_real("noise_multiplier", d["noise_multiplier"])),
-    ),
-    "laplace": (
-        frozenset({"noise_multiplier"}),
-        lambda d: LaplaceDpEvent(_real("noise_multiplier", d["noise_multiplier"])),
-    ),
-    "poisson_sampled": (
-        frozenset({"sampling_probability", "event"}),
-        lambda d: PoissonSampledDpEvent(
-            _real("sampling_probability", d["sampling_probability"], 1.0), _decode(d["event"])
-        ),
-    ),
-    "sampled_without_replacement": (
-        frozenset({"source_dataset_size", "sample_size", "event"}),
-        lambda d: SampledWithoutReplacementDpEvent(
-            _whole("source_dataset_size", d["source_dataset_size"]),
-            _whole("sample_size", d["sample_size"]),
-            _decode(d["event"]),
-        ),
-    ),
-    "self_composed": (
-        frozenset({"count", "event"}),
-        lambda d: SelfComposedDpEvent(_decode(d["event"]), _whole("count", d["count"])),
-    ),
-    "composed": (
-        frozenset({"events"}),
-        lambda d: ComposedDpEvent([_decode(part) for part in _list(d["events"])]),
-    ),
-    "non_private": (frozenset(), lambda d: NonPrivateDpEvent()),
-    "no_op": (frozenset(), lambda d: NoOpDpEvent()),
-}
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"events of a composed event must be a list, not {value!r}")
-    return value
+    for kind, (event_type, fields) in _KINDS.items():
+        if type(event) is event_type:
+            values = {name: codec.to_json(name, getattr(event, name)) for name, codec in fields.items()}
+            return {"kind": kind, **values}
+    raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
 
 
 def _decode(value: Any) -> DpEvent:
     kind = value.get("kind") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _DECODERS:
-        raise ValueError(f"an event must have one of the kinds {', '.join(_DECODERS)}, not {kind!r}")
-    fields, build = _DECODERS[kind]
-    if value.keys() != fields | {"kind"}:
-        raise ValueError(
-            f"an event of kind {kind} has the fields {sorted(fields)}, not {sorted(value.keys() - {'kind'})}"
-        )
-    return build(value)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"an event must have one of the kinds {', '.join(_KINDS)}, not {kind!r}")
+    event_type, fields = _KINDS[kind]
+    given = value.keys() - {"kind"}
+    if given != fields.keys():
+        raise ValueError(f"an event of kind {kind} has the fields {sorted(fields)}, not {sorted(given)}")
+    return event_type(**{name: codec.from_json(name, value[name]) for name, codec in fields.items()})
+
+
+def _decode_list(name: str, value: Any) -> list[DpEvent]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} of an event must be a list, not {value!r}")
+    return [_decode(part) for part in value]
+
+
+class _Codec(NamedTuple):
+    to_json: Callable[[str, Any], Any]
+    from_json: Callable[[str, Any], Any]
+
+
+_NOISE = {"noise_multiplier": _Codec(_real, _real)}
+_EVENT = {"event": _Codec(lambda _, event: _encode(event), lambda _, value: _decode(value))}
+_PROBABILITY = _Codec(_probability, _probability)
+_WHOLE = _Codec(_whole, _whole)
+_EVENTS = _Codec(lambda _, events: [_encode(event) for event in events], _decode_list)
+
+_KINDS: dict[str, tuple[type[DpEvent], dict[str, _Codec]]] = {
+    "gaussian": (GaussianDpEvent, _NOISE),
+    "laplace": (LaplaceDpEvent, _NOISE),
+    "poisson_sampled": (PoissonSampledDpEvent, {"sampling_probability": _PROBABILITY, **_EVENT}),
+    "sampled_without_replacement": (
+        SampledWithoutReplacementDpEvent,
+        {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT},
+    ),
+    "self_composed": (SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
+    "composed": (ComposedDpEvent, {"events": _EVENTS}),
+    "non_private": (NonPrivateDpEvent, {}),
+    "no_op": (NoOpDpEvent, {}),
+}

@@ -57,9 +57,7 @@ class Grid:
         if order not in (1, 2):
             raise ValueError(f"order must be 1 or 2, not {order}")
         if norm_clip is not None and not 0 < norm_clip <= LARGEST_CLIP * self.step:
-            raise ValueError(
-                f"norm_clip must be in (0, {LARGEST_CLIP * self.step}] on this grid, not {norm_clip}"
-            )
+            raise ValueError(f"norm_clip must be in (0, {LARGEST_CLIP * self.step}] on this grid, not {norm_clip}")
         whole, power_sum = self._truncate(update, order)
         if norm_clip is None or power_sum <= math.floor(Fraction(norm_clip / self.step) ** order):
             return whole
@@ -125,9 +123,7 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20) 
         raise ValueError(f"largest_cohort must be >= 1, not {largest_cohort}")
     grid = Grid(math.ldexp(0.5, math.frexp(norm_clip / (FINENESS * math.sqrt(num_params)))[1]))
     if largest_cohort * (norm_clip / grid.step) + 128 * LARGEST_SCALE > LARGEST_TOTAL:
-        raise ValueError(
-            f"largest_cohort={largest_cohort} updates of {num_params} params could overflow int64"
-        )
+        raise ValueError(f"largest_cohort={largest_cohort} updates of {num_params} params could overflow int64")
     return grid
 
 

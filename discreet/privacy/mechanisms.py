@@ -42,28 +42,22 @@ class Gaussian:
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type back.
 
-        `total` must be a function of the data whose L2 norm changes by at most `sensitivity` between
-        neighbours: C for a sum of vectors clipped to C where one is added or removed, 2C where one is
-            replaced.
+        Between neighbours `total` must change by at most `sensitivity` in L2 norm: C for a sum of vectors
+        clipped to C where one is added or removed, 2C where one is replaced.
 
         Raises:
-            ValueError: if sensitivity is not finite and > 0 while there is noise, or total has a value that
-                is not finite.
+            ValueError: if total has a value that is not finite, or, where there is noise, sensitivity is not
+                finite and > 0 or the noise is too small or too large for total's type.
             TypeError: if total is of another type.
         """
         stddev = self.stddev(sensitivity)
         _check_total(total, stddev)
         if stddev == 0:
             return total.clone()
-        return total + _like(
-            source.normal(total.numel(), draws=self.draws, dtype=total.dtype).mul_(stddev), total
-        )
+        return total + _like(source.normal(total.numel(), draws=self.draws, dtype=total.dtype).mul_(stddev), total)
 
-    def add_grid_noise(
-        self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
-    ) -> Tensor:
-        """`total` whole steps of `grid` plus rounded noise for `sensitivity` (in the units of the data):
-        int64.
+    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
+        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data.
 
         The same guarantee as `add_noise`, with a slack in delta given by `grid_slack`. The standard deviation
         is rounded up. `draws` does not matter here: the grid leaves no low bits to search.
@@ -120,9 +114,7 @@ class Laplace:
             return total.clone()
         return total + _like(source.laplace(total.numel()).mul_(scale).to(total.dtype), total)
 
-    def add_grid_noise(
-        self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
-    ) -> Tensor:
+    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as `Gaussian.add_grid_noise`."""
         scale = self.scale(sensitivity)
         _check_grid_total(total)
@@ -153,9 +145,7 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
     """
     _check_noise_multiplier(noise_multiplier)
     if not count_stddev > noise_multiplier / 2:
-        raise ValueError(
-            f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}"
-        )
+        raise ValueError(f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}")
     if noise_multiplier == 0:
         return 0.0
     return noise_multiplier / math.sqrt(1 - (noise_multiplier / (2 * count_stddev)) ** 2)

@@ -80,12 +80,9 @@ class RandomSource:
             ValueError: for a negative count.
             RuntimeError: in another process than the one that built the source.
         """
-        if count < 0:
-            raise ValueError(f"count must be >= 0, not {count}")
+        _check_count(count)
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "a RandomSource was carried into another process, where it would repeat its noise"
-            )
+            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
         words = np.empty(count, dtype=np.uint64)
         for start in range(0, count, CHUNK):
             part = words[start : start + CHUNK].view(np.uint8)
@@ -94,7 +91,7 @@ class RandomSource:
 
     def uniform(self, count: int) -> Tensor:
         """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
-        values = torch.empty(count, dtype=torch.float64)
+        values = _empty(count, torch.float64)
         for part in _chunks(values):
             part.copy_(signed(self.words(len(part)) >> np.uint64(11)))
         return values.mul_(2.0**-53)
@@ -109,7 +106,7 @@ class RandomSource:
             count: how many; 0 gives an empty tensor.
             draws: how many draws are added, over sqrt(draws), for each value. 1 is the plain draw. With 2n
                 draws an attacker who knows how floating-point noise is made has to search all 2n of them (the
-                secure mode of Holohan and Braghin 2021, section 4; they take n = 2, that is draws = 4).
+                secure mode of Holohan and Braghin 2021; with their n = 2, draws = 4).
             dtype: a floating-point type.
 
         Raises:
@@ -117,7 +114,7 @@ class RandomSource:
         """
         if draws < 1:
             raise ValueError(f"draws must be >= 1, not {draws}")
-        values = torch.empty(count, dtype=dtype)
+        values = _empty(count, dtype)
         for part in _chunks(values):
             total = self._normal_chunk(len(part))
             for _ in range(draws - 1):
@@ -128,10 +125,9 @@ class RandomSource:
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
         """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape (count,).
 
-        By inversion in float64 from 63 bits, with a sign bit of its own: tails right to |x| = 40, ending at
-        44.4.
+        By inversion in float64, 63 bits and a sign: the tails follow the law to 40 and end at 44.4.
         """
-        values = torch.empty(count, dtype=dtype)
+        values = _empty(count, dtype)
         for part in _chunks(values):
             part.copy_(laplace_values(signed(self.words(len(part)))))
         return values
@@ -201,6 +197,16 @@ def box_muller(words: Tensor) -> Tensor:
 def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign."""
     return open_uniform(words).log_().copysign_(words)
+
+
+def _empty(count: int, dtype: torch.dtype) -> Tensor:
+    _check_count(count)
+    return torch.empty(count, dtype=dtype)
+
+
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"count must be >= 0, not {count}")
 
 
 def _chunks(values: Tensor) -> Iterator[Tensor]:

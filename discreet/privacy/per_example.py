@@ -12,9 +12,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.ghost.choice import norms_of, terms_of
+from discreet.privacy.ghost.choice import terms_of
 from discreet.privacy.ghost.methods import LOSS_SCALE, Loss, Objective, cross_entropy
 from discreet.privacy.ghost.terms import Slot
+from discreet.privacy.ghost.trial import norms_of
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 

@@ -26,12 +26,8 @@ from discreet.privacy.noise import CHUNK, LOW_63_BITS, RandomSource, box_muller,
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
 LARGEST_SCALE = 2.0**32  # up to here at most about one draw in 1000 needs a second look
-_TAIL = (
-    2**43
-)  # a radius word this near to an end of its range (chance 2^-20) gets a second look whatever it says
-_PI = Decimal(
-    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
-)
+_TAIL = 2**43  # a radius word this near to an end of its range (chance 2^-20) gets a second look whatever it says
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798")
 
 
 def rounded_normal(count: int, stddev: float, source: RandomSource) -> Tensor:

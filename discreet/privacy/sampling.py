@@ -56,9 +56,7 @@ def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomS
     """
     _check_distinct(node_ids)
     if not 0 <= cohort_size <= len(node_ids):
-        raise ValueError(
-            f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}"
-        )
+        raise ValueError(f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}")
     return [node_ids[index] for index in source.permutation(len(node_ids))[:cohort_size].tolist()]
 
 
