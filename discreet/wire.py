@@ -6,15 +6,20 @@ what the client has spent by its own account. Nothing else: no number of example
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 ORDER, PARAMETERS, REPLY, UPDATE = "order", "parameters", "reply", "update"
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+Floats = NDArray[np.floating[Any]]
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
@@ -107,7 +112,7 @@ def encode_order(order: Order, parameters: ArrayRecord) -> RecordDict:
     return RecordDict({PARAMETERS: parameters, ORDER: ConfigRecord(dict(order_config(order)))})
 
 
-def decode_order(content: RecordDict) -> tuple[Order, list[np.ndarray]]:
+def decode_order(content: RecordDict) -> tuple[Order, list[Floats]]:
     """What a client was sent: the order, and the parameters as a list of one array, as `NumPyClient.fit` takes them.
 
     Raises:
@@ -133,7 +138,7 @@ def encode_reply(reply: Reply) -> RecordDict:
     return RecordDict({UPDATE: ArrayRecord({UPDATE: array}), REPLY: MetricRecord(dict(numbers))})
 
 
-def reply_from_numbers(arrays: list[np.ndarray], numbers: dict[str, bool | bytes | float | int | str]) -> Reply:
+def reply_from_numbers(arrays: list[Floats], numbers: dict[str, bool | bytes | float | int | str]) -> Reply:
     """What `DPClient.fit` returned, as a typed reply."""
     spent = [float(numbers[name]) for name in EPSILONS]
     return Reply(int(numbers["round"]), torch.from_numpy(arrays[0]), bool(numbers["below"]), *spent)
@@ -158,20 +163,29 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
     update = _floats(arrays[UPDATE], UPDATE)
     if update.shape != (num_params,):
         raise MalformedMessage(f"the update must have the shape ({num_params},), got {update.shape}")
-    if not np.isfinite(update).all():
-        raise MalformedMessage("the update holds NaN or infinity")
-    vector = torch.from_numpy(update.astype(np.float32, copy=True))
+    with np.errstate(over="ignore"):
+        vector = update.astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
-    return Reply(round_number, vector, bool(below), *spent)
+    return Reply(round_number, torch.from_numpy(vector), bool(below), *spent)
 
 
-def _floats(array: Array, name: str) -> np.ndarray:
+def _floats(array: Array, name: str) -> Floats:
+    """An array (n,) of any float dtype. The header is checked before memory is taken for what it announces."""
+    file = io.BytesIO(array.data)
     try:
-        values: np.ndarray = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError) as error:
+        read_header = HEADERS[np.lib.format.read_magic(file)]
+        shape, _, dtype = read_header(file)
+        if len(shape) != 1 or dtype not in (np.float16, np.float32, np.float64):
+            raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
+        values: Floats = np.frombuffer(array.data, dtype=dtype, offset=file.tell())
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        if isinstance(error, MalformedMessage):
+            raise
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
-    if values.dtype not in (np.float16, np.float32, np.float64):
-        raise MalformedMessage(f"the array {name} must be floating point, got {values.dtype}")
+    if values.shape != shape:
+        raise MalformedMessage(f"the array {name} announces {shape[0]} values and holds {len(values)}")
     return values
 
 

@@ -73,7 +73,7 @@ class GridExchange:
     ) -> Iterator[Reply | Failure]:
         """Sends the order to each client and decodes replies as they come, until all are there or the deadline is."""
         messages = self.messages(round_number, params, clip_norm, cohort)
-        waiting = dict(zip(self.grid.push_messages(messages), cohort, strict=True)) if cohort else {}
+        waiting = dict(zip(self.grid.push_messages(list(messages)), cohort, strict=True)) if cohort else {}
         deadline = time.monotonic() + self.timeout
         while waiting:
             for message in self.grid.pull_messages(list(waiting)):

@@ -20,9 +20,8 @@ def discrete_gaussian(count: int, *, variance: Fraction, source: RandomSource) -
     """`count` independent integers x with chance proportional to exp(-x^2 / (2 * variance)): int64, shape
     (count,).
 
-    Adding one to each coordinate of an integer vector whose L2 norm changes by at most D between neighbours
-    gives (D^2 / (2 * variance))-concentrated differential privacy (Theorem 14 of the paper, for
-    integer-valued queries).
+    Added to an integer vector whose L2 norm changes by at most D between neighbours, one to each coordinate, they
+    give (D^2 / (2 * variance))-concentrated differential privacy, as a continuous Gaussian of that variance would.
 
     Raises:
         ValueError: if variance is not > 0.

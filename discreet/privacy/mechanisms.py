@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
@@ -12,6 +13,16 @@ from torch import Tensor
 
 from discreet.privacy.grid import Grid
 from discreet.privacy.noise import RandomSource
+
+
+class Mechanism(Protocol):
+    """What `Gaussian` and `Laplace` have in common."""
+
+    def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor: ...
+
+    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor: ...
+
+    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,8 @@ class Gaussian:
         """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type back.
 
         Between neighbours `total` must change by at most `sensitivity` in L2 norm: C for a sum of vectors
-        clipped to C where one is added or removed, 2C where one is replaced.
+        clipped to C where one is added or removed, 2C where one is replaced. The low bits of floating-point
+        noise can still tell something about `total` (Mironov 2012); `add_grid_noise` has none.
 
         Raises:
             ValueError: if total has a value that is not finite, or, where there is noise, sensitivity is not

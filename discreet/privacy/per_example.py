@@ -8,12 +8,14 @@ for which there is no such rule is served by torch.func, or example by example; 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from discreet.privacy.ghost.choice import terms_of
-from discreet.privacy.ghost.methods import LOSS_SCALE, Loss, Objective, cross_entropy
+from discreet.privacy.ghost.methods import LOSS_SCALE, Layout, Loss, Objective, cross_entropy
 from discreet.privacy.ghost.terms import Slot
 from discreet.privacy.ghost.trial import norms_of
 
@@ -21,6 +23,8 @@ __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 
 # Norms carry rounding errors of about 1e-6 relative; gradients are clipped this much shorter, so that none passes the clip norm.
 _ROUNDING_MARGIN = 2e-6
+
+_layouts: WeakKeyDictionary[nn.Module, tuple[object, Layout]] = WeakKeyDictionary()
 
 
 def clipped_gradient_sum(
@@ -65,14 +69,15 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     _validate(inputs, targets, l2_norm_clip, micro_batch, order)
-    objective, total = _objective(model, loss, order)
-    if len(inputs) == 0:
+    objective = Objective(model, _layout(model), loss, order)
+    total = objective.layout.zeros()
+    if inputs.shape[0] == 0:
         return total, total.new_zeros(0)
-    pieces = zip(
-        inputs.split(micro_batch or len(inputs)), targets.split(micro_batch or len(inputs)), strict=True
-    )
-    with torch.enable_grad():
-        norms = [_add_clipped(objective, *piece, clip=l2_norm_clip, total=total) for piece in pieces]
+    size = micro_batch or inputs.shape[0]
+    with torch.no_grad():
+        parts = objective.layout.parts(total)
+        pieces = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        norms = [_add_clipped(objective, *piece, clip=l2_norm_clip, parts=parts) for piece in pieces]
     return total, norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
@@ -83,48 +88,47 @@ def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | N
         raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
     if order not in (1, 2):
         raise ValueError(f"order must be 1 or 2, not {order}")
-    if len(inputs) != len(targets):
-        raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
+    if inputs.shape[0] != targets.shape[0]:
+        raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
 
 
-def _objective(model: nn.Module, loss: Loss, order: int) -> tuple[Objective, Tensor]:
-    """The objective with every trainable parameter's slot, and a zero vector for the sum."""
-    slots, trainable, offset = {}, {}, 0
-    parameters = list(model.parameters())
-    for value in parameters:
-        if value.requires_grad:
-            slots[id(value)] = Slot(offset, value.shape)
-            trainable[id(value)] = value
-        offset += value.numel()
+def _layout(model: nn.Module) -> Layout:
+    parameters = tuple(model.parameters())
+    known = _layouts.get(model)
+    flags = tuple([(id(value), value.requires_grad) for value in parameters])
+    if known is not None and known[0] == flags:
+        return known[1]
     kinds = {(value.dtype, value.device) for value in parameters}
     if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
         raise ValueError("the model must have parameters, all float32 or all float64, on one device")
-    return Objective(model, loss, order, trainable, slots), parameters[0].new_zeros(
-        offset, requires_grad=False
-    )
+    slots = {id(v): Slot(index, v.shape) for index, v in enumerate(parameters) if v.requires_grad}
+    layout = Layout(parameters, tuple(value.numel() for value in parameters), slots)
+    _layouts[model] = (flags, layout)
+    return layout
 
 
 def _add_clipped(
-    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor
+    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, parts: Sequence[Tensor]
 ) -> Tensor:
-    """Add the clipped gradients of n >= 1 examples to total, (num_params,); their norms, (n,)."""
+    """Add the clipped gradients of n >= 1 examples to the parameters' parts of the sum; their norms, (n,)."""
     terms = terms_of(objective, inputs, targets)
-    norms = norms_of(terms, objective.order, like=total.new_zeros(len(inputs)))
+    norms = norms_of(terms, objective.order, like=parts[0].new_zeros(inputs.shape[0]))
     if not math.isfinite(norms.sum()):
         finite = norms.isfinite()
         if not finite.all():
-            return _add_finite(objective, inputs, targets, clip=clip, total=total, finite=finite)
-    scale = (clip * (1 - _ROUNDING_MARGIN) / norms).clamp(max=1 / LOSS_SCALE)
+            return _add_finite(objective, inputs, targets, clip=clip, parts=parts, finite=finite)
+    clip = clip * (1 - _ROUNDING_MARGIN)
+    weights = norms.clamp(min=clip * LOSS_SCALE).reciprocal_()
     for term in terms:
-        term.add_to(total, scale)
-    return norms / LOSS_SCALE
+        term.add_to(parts, weights, clip)
+    return norms.div_(LOSS_SCALE)
 
 
 def _add_finite(
-    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor, finite: Tensor
+    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, parts: Sequence[Tensor], finite: Tensor
 ) -> Tensor:
     """The same for the examples that are finite, by a pass without the others: 0 * inf would poison the products."""
-    norms = total.new_full((len(inputs),), math.inf)
+    norms = parts[0].new_full((inputs.shape[0],), math.inf)
     if finite.any():
-        norms[finite] = _add_clipped(objective, inputs[finite], targets[finite], clip=clip, total=total)
+        norms[finite] = _add_clipped(objective, inputs[finite], targets[finite], clip=clip, parts=parts)
     return norms

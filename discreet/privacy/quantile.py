@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+LEAST_ESTIMATE, LARGEST_ESTIMATE = 1e-9, 1e9  # beyond them a clip norm is a mistake, and float32 sums lose it
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
 
 
@@ -64,4 +65,4 @@ class QuantileEstimator:
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
         step = self.learning_rate * (fraction - self.target_quantile)
         estimate = self.estimate * math.exp(-step)
-        return QuantileEstimator(estimate, self.target_quantile, self.learning_rate), fraction
+        return QuantileEstimator(min(LARGEST_ESTIMATE, max(LEAST_ESTIMATE, estimate)), self.target_quantile, self.learning_rate), fraction

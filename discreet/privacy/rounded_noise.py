@@ -6,7 +6,7 @@ value is computed again in decimal arithmetic of 140 digits. So what is drawn is
 the same on every machine, and the distance to exact noise is a matter of counting (`grid.grid_slack`).
 
 The first look relies on PyTorch's float64 log, sqrt, sin and cos being right to 4 units in the last place; a
-test compares them with decimal arithmetic. The time a draw takes is not constant: a second look costs about a
+test compares them with mpmath. The time a draw takes is not constant: a second look costs a third of a
 millisecond.
 """
 
@@ -39,7 +39,7 @@ def rounded_normal(count: int, stddev: float, source: RandomSource) -> Tensor:
         source: gives about one word a value.
 
     Raises:
-        ValueError: if stddev is out of range.
+        ValueError: if count or stddev is out of range.
     """
     return _rounded(count, stddev, source, law=_NORMAL)
 
@@ -54,8 +54,7 @@ class _Law:
     """How a law is drawn from words.
 
     Attributes:
-        first_look: words to values in float64, off by at most ERROR, and which words are too near an end for
-            that.
+        first_look: words to values in float64, off by at most ERROR where they are not said to be unsure.
         second_look: words, an index and a key for more bits to the value at that index, right to 10^-95.
     """
 
@@ -64,6 +63,8 @@ class _Law:
 
 
 def _rounded(count: int, scale: float, source: RandomSource, *, law: _Law) -> Tensor:
+    if count < 0:
+        raise ValueError(f"count must be >= 0, not {count}")
     if not 0 <= scale <= LARGEST_SCALE:
         raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
     noise = torch.zeros(count, dtype=torch.int64)
@@ -90,12 +91,12 @@ def _rounded_chunk(words: Tensor, scale: float, *, law: _Law, key: bytes) -> Ten
 
 
 def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Box and Muller's values, each off by at most 2^-43.7.
+    """Box and Muller's values, each off by at most 2^-43.9, and which have a radius word too near an end for that.
 
     For a radius uniform u in [2^-20, 1 - 2^-20], so that R = sqrt(-2 ln u) is in [2^-9.5, 5.3]: the float u
     is right to 2^-54 + 2^-63, which moves R by (2^-54 + 2^-63) / (u R), at most 2^-44.5 (at the large end;
     2^-46.4 at the small end). The angle is right to 2^-49.7. That, 4 ulp in each function and half an ulp in
-    each product add 5.3 * 2^-48.2.
+    each product add 5.3 * 2^-48.2. The product with the scale adds no more than 5.3 * 2^-53.
     """
     half = len(words) // 2
     near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() >= 2**62 - _TAIL
@@ -113,10 +114,10 @@ def _second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
 
 
 def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
-    """-ln u or ln u by the sign bit, each off by at most 2^-43.7 for u >= 2^-20.
+    """-ln u or ln u by the sign bit, each off by at most 2^-43.7, and which have u < 2^-20, too near 0 for that.
 
-    The float u is right to 2^-53 u + 2^-64, which moves ln u by 2^-44 + 2^-53 at most; 4 ulp in log add
-    2^-47.
+    The float u is right to 2^-53 u + 2^-64, which moves ln u by 2^-44 + 2^-53 at most; 4 ulp in log add 2^-47,
+    and the product with the scale no more than 14 * 2^-53.
     """
     return laplace_values(words), (words & LOW_63_BITS) < _TAIL
 

@@ -24,6 +24,8 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
+    if count < 0:
+        raise ValueError(f"count must be >= 0, not {count}")
     if probability == 1:
         return torch.arange(count)
     threshold = np.uint64(int(probability * 2**64))

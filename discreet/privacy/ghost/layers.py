@@ -1,0 +1,168 @@
+"""Rules for linear layers, embeddings and normalisation, and the calls that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from discreet.privacy.ghost.recorder import Records, Rule
+from discreet.privacy.ghost.terms import Entry, Lookup, Outer, Pair, Rows, Slot
+from discreet.privacy.ghost.uncovered import Uncovered
+
+
+def matrix_entries(weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor) -> list[Entry]:
+    """Entries for outputs = inputs @ weight.T + bias; inputs (n, ..., d), grads (n, ..., p)."""
+    if grads.dim() == 2:
+        return [Pair(weight, bias, inputs, grads)]
+    grads = grads.flatten(1, -2)
+    entries: list[Entry] = [] if weight is None else [Outer(weight, inputs.flatten(1, -2), grads)]
+    return entries if bias is None else [*entries, Rows(bias, grads.sum(1))]
+
+
+def linear(records: Records, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    records.refuse(input)
+    outputs = functional.linear(input, weight, bias)
+    weight_slot, bias_slot = records.slot(weight), records.slot(bias)
+    if weight_slot or bias_slot:
+        records.add(input, outputs, lambda grads: matrix_entries(weight_slot, bias_slot, input, grads))
+    return outputs
+
+
+def embedding(
+    records: Records,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *options: Any,
+    **more: Any,
+) -> Tensor:
+    names = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    settings = {**dict(zip(names, options, strict=False)), **more}
+    if settings.get("max_norm") is not None or settings.get("scale_grad_by_freq"):
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+    outputs = functional.embedding(input, weight, padding_idx)
+    slot = records.slot(weight)
+    if slot is not None:
+        records.add(input, outputs, lambda grads: [_lookup(slot, input, grads, padding_idx)])
+    return outputs
+
+
+def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> Entry:
+    ids, grads = ids.reshape(len(ids), -1), grads.reshape(len(ids), -1, grads.shape[-1])
+    if padding_idx is not None:
+        grads = grads.masked_fill((ids == padding_idx % slot.shape[0]).unsqueeze(2), 0)
+    return Lookup(slot, ids, grads)
+
+
+def _scaled(records: Records, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """normal * weight + bias, written down; both have the shape of normal's last dimensions."""
+    outputs = normal if weight is None else normal * weight
+    outputs = outputs if bias is None else outputs + bias
+    weight_slot, bias_slot = records.slot(weight), records.slot(bias)
+    if not (weight_slot or bias_slot):
+        return outputs
+
+    def entries(grads: Tensor) -> list[Entry]:
+        pairs = ((weight_slot, grads * normal if weight_slot else grads), (bias_slot, grads))
+        return [_affine_rows(slot, values) for slot, values in pairs if slot is not None]
+
+    records.add(normal, outputs, entries)
+    return outputs
+
+
+def _affine_rows(slot: Slot, values: Tensor) -> Rows:
+    """Per-example gradients (n, *shape) from values (n, positions..., *shape)."""
+    positions = tuple(range(1, values.dim() - len(slot.shape)))
+    return Rows(slot, values.sum(positions) if positions else values)
+
+
+def layer_norm(
+    records: Records,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    records.refuse(input)
+    if input.dim() == len(normalized_shape):
+        raise Uncovered("a normalisation over the batch dimension")
+    return _scaled(records, functional.layer_norm(input, list(normalized_shape), eps=eps), weight, bias)
+
+
+def rms_norm(
+    records: Records,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    records.refuse(input)
+    if input.dim() == len(normalized_shape):
+        raise Uncovered("a normalisation over the batch dimension")
+    return _scaled(records, functional.rms_norm(input, list(normalized_shape), eps=eps), weight, None)
+
+
+def group_norm(
+    records: Records,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    records.refuse(input)
+    normal = functional.group_norm(input, num_groups, eps=eps).movedim(1, -1)
+    return _scaled(records, normal, weight, bias).movedim(-1, 1)
+
+
+def dropout(
+    records: Records, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if training and p > 0:
+        raise ValueError("dropout draws from the global generator: put the model in eval mode, or set p to 0")
+    return input
+
+
+def batch_norm(records: Records, *inputs: Any, **more: Any) -> NoReturn:
+    raise ValueError(
+        "batch normalisation mixes examples, so no example has a gradient of its own: use GroupNorm"
+    )
+
+
+def view(records: Records, input: Tensor, *shape: Any, **more: Any) -> Tensor:
+    """A view, for code that expects outputs of convolutions in PyTorch's default memory format."""
+    records.refuse(input)
+    if (
+        input.dim() == 4
+        and not input.is_contiguous()
+        and input.is_contiguous(memory_format=torch.channels_last)
+    ):
+        input = input.contiguous()
+    result: Tensor = input.view(*shape, **more)
+    return result
+
+
+LAYER_RULES: dict[Any, Rule] = {
+    functional.linear: linear,
+    functional.embedding: embedding,
+    functional.layer_norm: layer_norm,
+    functional.rms_norm: rms_norm,
+    functional.group_norm: group_norm,
+    functional.batch_norm: batch_norm,
+    torch.batch_norm: batch_norm,
+    Tensor.view: view,
+}
+DROPOUTS = (
+    functional.dropout,
+    functional.alpha_dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.feature_alpha_dropout,
+)
+LAYER_RULES.update(dict.fromkeys(DROPOUTS, dropout))

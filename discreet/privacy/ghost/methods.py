@@ -1,0 +1,151 @@
+"""Three ways to per-example gradients: one pass with ghost norms, torch.func, and a loop over examples.
+
+Each gives terms for a batch (n >= 1 examples). All gradients are those of LOSS_SCALE times the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from discreet.privacy.ghost.convolution import CONVOLUTION_RULES
+from discreet.privacy.ghost.layers import LAYER_RULES
+from discreet.privacy.ghost.merge import merge
+from discreet.privacy.ghost.recorder import Recorder, Records, Use
+from discreet.privacy.ghost.recurrent import RECURRENT_RULES
+from discreet.privacy.ghost.terms import Rows, Slot, Term
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of 1e19 with
+# output gradients of 1e-23 would have a norm of 0 by the product rule and pass unclipped.
+LOSS_SCALE = 2.0**20
+
+_RULES = {**LAYER_RULES, **CONVOLUTION_RULES, **RECURRENT_RULES}
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example, (n,).
+
+    outputs are logits (n, ..., classes), targets class numbers (n, ...). Where an example has several positions (a
+    sequence) its loss is their mean.
+
+    >>> cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))
+    tensor([1.6094, 1.6094])
+    """
+    if outputs.dim() == 2:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(len(outputs), -1).mean(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parameters of a model in order, and the slots of the trainable ones by identity."""
+
+    parameters: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    slots: Mapping[int, Slot]
+
+    def zeros(self) -> Tensor:
+        """A flat vector for a sum over examples, (num_params,)."""
+        return self.parameters[0].new_zeros(sum(self.sizes), requires_grad=False)
+
+    def parts(self, total: Tensor) -> list[Tensor]:
+        """Views into the flat vector, shaped as the parameters."""
+        pieces = torch.split_with_sizes(total, self.sizes)
+        return [piece.view(value.shape) for piece, value in zip(pieces, self.parameters, strict=True)]
+
+    def trainable(self) -> list[Tensor]:
+        """The parameters that have slots, in the slots' order."""
+        return [value for value in self.parameters if id(value) in self.slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is differentiated: the loss of a model by its parameters, for norms of one order."""
+
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    order: int
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example; a ValueError where the loss gives anything but (n,)."""
+        losses = self.loss(outputs, targets)
+        if losses.shape != (len(targets),):
+            raise ValueError(f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}")
+        return losses
+
+
+Method = Callable[[Objective, Tensor, Tensor], list[Term]]
+
+
+def one_pass(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+    """One forward pass, one backward pass to the layers' outputs, and no parameter gradient. Uncovered without a rule."""
+    records = Records(objective.layout.slots, inputs.shape[0])
+    with torch.enable_grad(), Recorder(records, _RULES):
+        outputs = objective.model(inputs)
+    if not records.uses:
+        return []
+    grads = _output_gradients(objective, outputs, targets, records.uses)
+    pairs = zip(records.uses, grads, strict=True)
+    return merge([entry for use, found in pairs if found is not None for entry in use.read(found)], objective.order)
+
+
+def _output_gradients(
+    objective: Objective, outputs: Tensor, targets: Tensor, uses: Sequence[Use]
+) -> Sequence[Tensor | None]:
+    """The gradient of LOSS_SCALE times the loss at each use's outputs."""
+    edges = [use.edge for use in uses]
+    if objective.loss is not cross_entropy or outputs.dim() != 2 or targets.dim() != 1:
+        with torch.enable_grad():
+            losses = objective.losses(outputs, targets)
+        return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
+    seed = outputs.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(LOSS_SCALE)
+    last = edges[-1]
+    if last.node is not outputs.grad_fn or last.output_nr != outputs.output_nr:
+        return torch.autograd.grad(outputs, edges, seed, allow_unused=True)
+    if len(edges) == 1:
+        return [seed]
+    return [*torch.autograd.grad(outputs, edges[:-1], seed, allow_unused=True), seed]
+
+
+def vmapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+    """Every gradient built, by torch.func.vmap over torch.func.grad: n * num_params floats."""
+    slots = objective.layout.slots
+    names = {name: slots[id(value)] for name, value in objective.model.named_parameters() if id(value) in slots}
+    values = {name: value.detach() for name, value in objective.model.named_parameters() if name in names}
+
+    def single(values: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(objective.model, values, (example.unsqueeze(0),))
+        return LOSS_SCALE * objective.losses(outputs, target.unsqueeze(0)).sum()
+
+    with torch.enable_grad():
+        found = vmap(grad(single), in_dims=(None, 0, 0))(values, inputs, targets)
+    return [Rows(slot, found[name].detach()) for name, slot in names.items()]
+
+
+def looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+    """One backward pass for each example: slow, and right for whatever autograd can differentiate."""
+    pairs = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
+    found = [_single_gradient(objective, example, target) for example, target in pairs]
+    columns = zip(objective.layout.slots.values(), zip(*found, strict=True), strict=True)
+    return [Rows(slot, torch.stack(values)) for slot, values in columns]
+
+
+def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:
+    """Plain autograd for one example, (1, ...): one gradient for each trainable parameter, zero where it has no part."""
+    parameters = objective.layout.trainable()
+    with torch.enable_grad():
+        losses = objective.losses(objective.model(example), target)
+    if not losses.requires_grad:
+        return [torch.zeros_like(value) for value in parameters]
+    scale = torch.full_like(losses, LOSS_SCALE)
+    found = torch.autograd.grad(losses, parameters, scale, allow_unused=True, materialize_grads=True)
+    return [value.to_dense() for value in found]

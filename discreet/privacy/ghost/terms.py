@@ -1,0 +1,230 @@
+"""What one use of a parameter adds to the gradients of a batch, kept without building those gradients.
+
+A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives the mass that they add
+to each example's norm, and it adds their weighted sum to the parameter's part of a flat vector. For a matrix product the
+gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its norm needs no
+gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
+||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then use
+A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower routine
+# with pairwise rounding.
+_LONGEST_FAST_ROW = 1024
+# A float of a gradient that is built is written once and read twice; measured, that costs as much as this many flops.
+_FLOPS_PER_STORED_FLOAT = 30
+# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no gradient is
+# taken for shorter than it is.
+_GRAM_MARGIN = 1e-6
+
+
+def row_norms(values: Tensor, order: int) -> Tensor:
+    """L1 or L2 norms over all dimensions but the first: (n, ...) -> (n,)."""
+    while values.dim() > 1:
+        if order == 1:
+            values = values.abs().sum(-1)
+        elif values.shape[-1] > _LONGEST_FAST_ROW:
+            values = torch.linalg.vecdot(values, values).sqrt()
+        else:
+            values = torch.linalg.vector_norm(values, dim=-1)
+    return values
+
+
+def mass(norms: Tensor, order: int) -> Tensor:
+    """What adds up over the parameters of an example: the L1 norm, or the squared L2 norm."""
+    return norms if order == 1 else norms * norms
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The index of a parameter in model.parameters(), and its shape.
+
+    `kernel_last`: values come as (out, *kernel, in), the way convolutions see patches, not as (out, in, *kernel).
+    """
+
+    index: int
+    shape: torch.Size
+    kernel_last: bool = False
+
+    def add(self, parts: Sequence[Tensor], values: Tensor, factor: float) -> None:
+        """Add factor * values, in this slot's layout, to the parameter's part."""
+        if self.kernel_last:
+            out, width, *kernel = self.shape
+            values = values.view(out, *kernel, width).movedim(-1, 1)
+        else:
+            values = values.view(self.shape)
+        parts[self.index].add_(values, alpha=factor)
+
+    def add_product(self, parts: Sequence[Tensor], grads: Tensor, inputs: Tensor, factor: float) -> None:
+        """Add factor * grads^T inputs, from (m, p) and (m, d), without a copy where the layout allows."""
+        if self.kernel_last:
+            self.add(parts, grads.t() @ inputs, factor)
+        else:
+            parts[self.index].addmm_(grads.t(), inputs, alpha=factor)
+
+
+class Term(Protocol):
+    """n per-example gradients of one parameter, ready for norms and sums."""
+
+    def mass(self, order: int) -> Tensor:
+        """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm (order 2)."""
+
+    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts shaped as the parameters."""
+
+
+class Entry(Protocol):
+    """What a rule writes down for a layer call, before other uses of the same parameters are known."""
+
+    def slots(self) -> list[Slot]:
+        """The parameters it is about."""
+
+    def split(self) -> list[Outer | Rows | Lookup]:
+        """The same, one part for each parameter, in forms that can be merged with others."""
+
+    def ready(self, order: int) -> Term:
+        """The same in the form that is cheapest for norms of this order and the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Gradients that were built: values (n, ...)."""
+
+    slot: Slot
+    values: Tensor
+
+    def slots(self) -> list[Slot]:
+        return [self.slot]
+
+    def split(self) -> list[Outer | Rows | Lookup]:
+        return [self]
+
+    def ready(self, order: int) -> Term:
+        return self
+
+    def mass(self, order: int) -> Tensor:
+        return mass(row_norms(self.values, order), order)
+
+    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        self.slot.add(parts, weights @ self.values.flatten(1), factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A matrix product with one position an example, and its bias: inputs (n, d), grads (n, p)."""
+
+    weight: Slot | None
+    bias: Slot | None
+    inputs: Tensor
+    grads: Tensor
+
+    def slots(self) -> list[Slot]:
+        return [slot for slot in (self.weight, self.bias) if slot is not None]
+
+    def split(self) -> list[Outer | Rows | Lookup]:
+        rows: list[Outer | Rows | Lookup] = [] if self.bias is None else [Rows(self.bias, self.grads)]
+        if self.weight is None:
+            return rows
+        return [*rows, Outer(self.weight, self.inputs.unsqueeze(1), self.grads.unsqueeze(1))]
+
+    def ready(self, order: int) -> Term:
+        return self
+
+    def mass(self, order: int) -> Tensor:
+        grads = mass(row_norms(self.grads, order), order)
+        if self.weight is None:
+            return grads
+        inputs = mass(row_norms(self.inputs, order), order)
+        return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
+
+    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        if self.weight is not None:
+            self.weight.add_product(parts, self.grads * weights.unsqueeze(1), self.inputs, factor)
+        if self.bias is not None:
+            parts[self.bias.index].addmv_(self.grads.t(), weights, alpha=factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). Its L2 norms come from two Gram matrices."""
+
+    slot: Slot
+    inputs: Tensor
+    grads: Tensor
+
+    def slots(self) -> list[Slot]:
+        return [self.slot]
+
+    def split(self) -> list[Outer | Rows | Lookup]:
+        return [self]
+
+    def ready(self, order: int) -> Term:
+        _, positions, width = self.inputs.shape
+        if positions == 1:
+            return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
+        return self if order == 2 and grams_are_cheaper(positions, width, self.grads.shape[2]) else self.built()
+
+    def built(self) -> Rows:
+        """The gradients themselves, (n, p, d)."""
+        return Rows(self.slot, torch.bmm(self.grads.transpose(1, 2), self.inputs))
+
+    def mass(self, order: int) -> Tensor:
+        if order == 1:
+            return self.built().mass(1)
+        inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
+        grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
+        largest = (inputs.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)).sqrt().sum(1).square()
+        return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
+
+    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        grads = self.grads * weights.view(-1, 1, 1)
+        self.slot.add_product(parts, grads.flatten(0, 1), self.inputs.flatten(0, 1), factor)
+
+
+def grams_are_cheaper(positions: int, width: int, out: int) -> bool:
+    """Whether Gram matrices, T^2 (d + p), cost less than writing and reading gradients of d p floats (T d p is spent anyway)."""
+    return 2 * positions**2 * (width + out) < _FLOPS_PER_STORED_FLOAT * width * out
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). What one example picks twice adds up first."""
+
+    slot: Slot
+    ids: Tensor
+    grads: Tensor
+
+    def slots(self) -> list[Slot]:
+        return [self.slot]
+
+    def split(self) -> list[Outer | Rows | Lookup]:
+        return [self]
+
+    def ready(self, order: int) -> Term:
+        return self
+
+    def mass(self, order: int) -> Tensor:
+        count, entries = self.ids.shape[0], self.slot.shape[0]
+        example = torch.arange(count, device=self.ids.device).unsqueeze(1)
+        keys, place = torch.unique(self.ids + entries * example, return_inverse=True)
+        rows = self.grads.new_zeros(keys.shape[0], self.grads.shape[2])
+        rows.index_add_(0, place.flatten(), self.grads.flatten(0, 1))
+        return self.grads.new_zeros(count).index_add_(0, keys // entries, mass(row_norms(rows, order), order))
+
+    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        grads = self.grads * weights.view(-1, 1, 1)
+        parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
+
+    def as_outer(self) -> Outer:
+        """The same as a matrix product with one-hot gradients, which can be merged with a tied output layer."""
+        one_hot = torch.nn.functional.one_hot(self.ids, self.slot.shape[0]).to(self.grads.dtype)
+        return Outer(self.slot, self.grads, one_hot)

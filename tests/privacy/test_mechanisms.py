@@ -1,0 +1,224 @@
+"""The noise really drawn has the size that its event is charged for, and each formula agrees with another source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import integrate, stats
+
+from discreet.privacy.grid import grid_for
+from discreet.privacy.mechanisms import (
+    Gaussian,
+    Laplace,
+    analytic_gaussian_noise_multiplier,
+    laplace_step_sensitivity,
+    split_noise_multiplier,
+)
+from discreet.privacy.noise import seeded_source
+
+Noise = Callable[[Gaussian | Laplace, float], torch.Tensor]
+
+
+def float_noise(mechanism: Gaussian | Laplace, sensitivity: float) -> torch.Tensor:
+    return mechanism.add_noise(torch.zeros(200, 100), sensitivity, seeded_source(52517)).flatten()
+
+
+def grid_noise(mechanism: Gaussian | Laplace, sensitivity: float) -> torch.Tensor:
+    grid = grid_for(sensitivity, 20_000)
+    total = torch.zeros(200, 100, dtype=torch.int64)
+    return grid.to_float(mechanism.add_grid_noise(total, sensitivity, grid=grid, source=seeded_source(52517))).flatten()
+
+
+def has_mean_square(sample: torch.Tensor, expected: float, *, kurtosis: float) -> bool:
+    """By the normal law of the mean: false alarm 1e-6."""
+    ratio = float(sample.double().square().mean()) / expected
+    return abs(ratio - 1) < 4.9 * math.sqrt((kurtosis - 1) / len(sample))
+
+
+@pytest.mark.parametrize("noise", [float_noise, grid_noise])
+@pytest.mark.parametrize("draws", [1, 4])
+def test_gaussian_noise_has_the_declared_stddev_and_not_a_tenth_more_or_less(noise: Noise, draws: int) -> None:
+    mechanism = Gaussian(1.3, draws=draws)
+    sample = noise(mechanism, 0.7)
+    assert math.isclose(mechanism.stddev(0.7), 0.91)
+    assert stats.kstest(sample.numpy() / 0.91, "norm").pvalue > 1e-4
+    assert has_mean_square(sample, 0.91**2, kurtosis=3)
+    assert not has_mean_square(0.9 * sample, 0.91**2, kurtosis=3)
+    assert not has_mean_square(1.1 * sample, 0.91**2, kurtosis=3)
+
+
+@pytest.mark.parametrize("noise", [float_noise, grid_noise])
+def test_laplace_noise_has_the_declared_scale_and_not_a_tenth_more_or_less(noise: Noise) -> None:
+    mechanism = Laplace(0.5)
+    sample = noise(mechanism, 3.0)
+    assert mechanism.scale(3.0) == 1.5
+    assert stats.kstest(sample.numpy() / 1.5, "laplace").pvalue > 1e-4
+    assert has_mean_square(sample, 2 * 1.5**2, kurtosis=6)
+    assert not has_mean_square(0.9 * sample, 2 * 1.5**2, kurtosis=6)
+    assert not has_mean_square(1.1 * sample, 2 * 1.5**2, kurtosis=6)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.3), Gaussian(1.3, draws=4), Laplace(1.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype: torch.dtype) -> None:
+    total = torch.linspace(-2, 2, 60, dtype=dtype).reshape(3, 4, 5)
+    noised = mechanism.add_noise(total, 0.5, seeded_source(7349))
+    noise = mechanism.add_noise(torch.zeros_like(total), 0.5, seeded_source(7349))
+    assert noised.shape == total.shape
+    assert noised.dtype == dtype
+    assert torch.equal(noised, total + noise)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(0.8), Laplace(0.8)])
+def test_noise_on_a_grid_does_not_depend_on_the_total(mechanism: Gaussian | Laplace) -> None:
+    grid = grid_for(0.5, 60)
+    total = torch.arange(-30, 30).reshape(3, 20) * 10**9
+    noised = mechanism.add_grid_noise(total, 0.5, grid=grid, source=seeded_source(7349))
+    noise = mechanism.add_grid_noise(torch.zeros_like(total), 0.5, grid=grid, source=seeded_source(7349))
+    assert torch.equal(noised - noise, total)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(0.0), Laplace(0.0)])
+def test_no_noise_leaves_a_total_alone_and_costs_infinite_epsilon(mechanism: Gaussian | Laplace) -> None:
+    total = torch.tensor([1.5, -2.0])
+    same = mechanism.add_noise(total, math.inf, seeded_source(7349))
+    assert torch.equal(same, total)
+    assert same is not total
+    steps = torch.tensor([3, -4])
+    assert torch.equal(mechanism.add_grid_noise(steps, 1.0, grid=grid_for(1.0, 2), source=seeded_source(7349)), steps)
+    for accountant in (PLDAccountant(), RdpAccountant()):
+        assert accountant.compose(mechanism.event()).get_epsilon(1e-5) == math.inf
+
+
+def test_events_carry_the_noise_multiplier() -> None:
+    assert Gaussian(1.7).event() == GaussianDpEvent(1.7)
+    assert Gaussian(1.7, draws=4).event() == GaussianDpEvent(1.7)
+    assert Laplace(1.7).event() == LaplaceDpEvent(1.7)
+    assert Gaussian(0.0).event() == Laplace(0.0).event() == NonPrivateDpEvent()
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.4, 1.0, 5.0])
+def test_pure_epsilon_of_laplace_is_what_pld_gives_for_a_vanishing_delta(noise_multiplier: float) -> None:
+    epsilon = PLDAccountant().compose(Laplace(noise_multiplier).event()).get_epsilon(1e-9)
+    assert math.isclose(Laplace(noise_multiplier).epsilon, epsilon, rel_tol=1e-3)
+    assert Laplace(0.0).epsilon == math.inf
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0)])
+def test_a_sensitivity_that_is_not_finite_and_positive_is_refused(
+    mechanism: Gaussian | Laplace, sensitivity: float
+) -> None:
+    source, grid = seeded_source(7349), grid_for(1.0, 2)
+    with pytest.raises(ValueError, match="sensitivity must be finite and > 0"):
+        mechanism.add_noise(torch.zeros(2), sensitivity, source)
+    with pytest.raises(ValueError, match="sensitivity must be finite and > 0"):
+        mechanism.add_grid_noise(torch.zeros(2, dtype=torch.int64), sensitivity, grid=grid, source=source)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Gaussian(0.0), Laplace(1.0), Laplace(0.0)])
+def test_a_total_that_is_not_finite_is_refused(mechanism: Gaussian | Laplace, value: float) -> None:
+    with pytest.raises(ValueError, match="total must be finite"):
+        mechanism.add_noise(torch.tensor([0.0, value]), 1.0, seeded_source(7349))
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Gaussian(0.0), Laplace(1.0), Laplace(0.0)])
+def test_a_total_of_another_type_is_refused(mechanism: Gaussian | Laplace) -> None:
+    source, grid = seeded_source(7349), grid_for(1.0, 2)
+    for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.bool):
+        with pytest.raises(TypeError, match="total must be float32 or float64"):
+            mechanism.add_noise(torch.zeros(2, dtype=dtype), 1.0, source)
+    for dtype in (torch.float64, torch.int32):
+        with pytest.raises(TypeError, match="total must be int64"):
+            mechanism.add_grid_noise(torch.zeros(2, dtype=dtype), 1.0, grid=grid, source=source)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0)])
+@pytest.mark.parametrize("sensitivity", [1e-40, 1e38])
+def test_noise_that_float32_cannot_hold_is_refused(mechanism: Gaussian | Laplace, sensitivity: float) -> None:
+    with pytest.raises(ValueError, match="vanish or overflow"):
+        mechanism.add_noise(torch.zeros(2), sensitivity, seeded_source(7349))
+    assert mechanism.add_noise(torch.zeros(2).double(), sensitivity, seeded_source(7349)).abs().min() > 0
+
+
+@pytest.mark.parametrize("noise_multiplier", [-0.1, math.inf, math.nan])
+def test_an_impossible_noise_multiplier_is_refused(noise_multiplier: float) -> None:
+    for make in (Gaussian, Laplace, lambda z: split_noise_multiplier(z, count_stddev=9.0)):
+        with pytest.raises(ValueError, match="noise_multiplier must be finite and >= 0"):
+            make(noise_multiplier)
+    with pytest.raises(ValueError, match="draws must be >= 1"):
+        Gaussian(1.0, draws=0)
+
+
+def test_the_split_is_the_published_number() -> None:
+    assert round(split_noise_multiplier(1.0, count_stddev=5.0), 6) == 1.005038
+    assert split_noise_multiplier(0.0, count_stddev=5.0) == 0.0
+    assert split_noise_multiplier(2.0, count_stddev=math.inf) == 2.0
+
+
+@pytest.mark.parametrize(("z", "count_stddev"), [(1.0, 5.0), (3.0, 1.6), (0.3, 0.5)])
+def test_update_and_bits_together_cost_one_gaussian(z: float, count_stddev: float) -> None:
+    update = GaussianDpEvent(split_noise_multiplier(z, count_stddev=count_stddev))
+    both = ComposedDpEvent([update, GaussianDpEvent(2 * count_stddev)])
+    costs = [RdpAccountant().compose(event).get_epsilon(1e-6) for event in (both, GaussianDpEvent(z))]
+    assert math.isclose(*costs, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("count_stddev", [1.0, 0.2, 0.0, -3.0, math.nan])
+def test_a_count_stddev_that_costs_everything_is_refused(count_stddev: float) -> None:
+    with pytest.raises(ValueError, match="count_stddev must be > noise_multiplier / 2 = 1"):
+        split_noise_multiplier(2.0, count_stddev=count_stddev)
+
+
+def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
+    """The hockey-stick divergence of two Gaussians at distance 1, integrated where the first is the larger."""
+    start = 0.5 - epsilon * noise_multiplier**2  # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
+
+    def excess(x: float) -> float:
+        density = stats.norm(scale=noise_multiplier).pdf
+        return float(density(x) - math.exp(epsilon) * density(x - 1))
+
+    ends = [start - size * noise_multiplier for size in (0, 1, 3, 9, 40)]
+    return sum(integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (4.0, 1e-3), (8.0, 1e-9), (0.0, 0.01)])
+def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(epsilon: float, delta: float) -> None:
+    noise_multiplier = analytic_gaussian_noise_multiplier(epsilon, delta=delta)
+    assert math.isclose(delta_by_integration(epsilon, noise_multiplier), delta, rel_tol=1e-6)
+    assert delta_by_integration(epsilon, 0.999 * noise_multiplier) > delta
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (3.0, 1e-5), (20.0, 1e-4)])
+def test_the_analytic_noise_multiplier_gives_epsilon_back_from_the_accountant(epsilon: float, delta: float) -> None:
+    event = Gaussian(analytic_gaussian_noise_multiplier(epsilon, delta=delta)).event()
+    assert math.isclose(PLDAccountant().compose(event).get_epsilon(delta), epsilon, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 0.1), (math.inf, 0.1), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)])
+def test_a_guarantee_out_of_range_has_no_noise_multiplier(epsilon: float, delta: float) -> None:
+    with pytest.raises(ValueError, match="must be in"):
+        analytic_gaussian_noise_multiplier(epsilon, delta=delta)
+
+
+def test_replacing_one_example_moves_a_full_batch_step_by_at_most_its_sensitivity() -> None:
+    """The bound is reached by two examples clipped to opposite corners of the L1 ball."""
+    limit = laplace_step_sensitivity(0.3, l1_norm_clip=2.0, num_examples=7)
+    gradients = torch.nn.functional.normalize(seeded_source(3331).normal(70).reshape(7, 10), p=1, dim=1) * 2
+    replaced = torch.cat((-gradients[:1], gradients[1:]))
+    moved = 0.3 * (gradients.mean(0) - replaced.mean(0))
+    assert math.isclose(float(moved.abs().sum()), limit, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("learning_rate", "clip", "count"), [(0.0, 1.0, 5), (0.1, math.inf, 5), (0.1, 1.0, 0)])
+def test_a_step_without_a_bound_is_refused(learning_rate: float, clip: float, count: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        laplace_step_sensitivity(learning_rate, l1_norm_clip=clip, num_examples=count)

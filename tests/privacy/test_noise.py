@@ -1,0 +1,253 @@
+"""Random streams are the laws they say they are, never repeat, and can be replayed from a seed.
+
+Each statistical test draws from a seed fixed beforehand, so that it never flakes. Its false-alarm rate over the choice
+of the seed is ALARM unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from itertools import pairwise, permutations
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from discreet.privacy.noise import RandomSource, box_muller, secure_source, seeded_source
+
+ALARM = 1e-4
+
+
+def has_stddev(sample: torch.Tensor, stddev: float, *, kurtosis: float = 3.0) -> bool:
+    """Whether the mean square of a centred sample is stddev^2, by the normal law of the mean: false alarm 1e-6."""
+    mean_square = float(sample.double().square().mean()) / stddev**2
+    return abs(mean_square - 1) < 4.9 * math.sqrt((kurtosis - 1) / len(sample))
+
+
+def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) -> bool:
+    """Chi-square over 200 cells, open tails beyond +-farthest among them: it sees the tails, as KS does not."""
+    edges = np.concatenate(([-np.inf], np.linspace(-farthest, farthest, 199), [np.inf]))
+    left = np.diff(law.cdf(edges[:101]))  # the law is symmetric, and a cdf is most accurate on the left
+    counts = np.histogram(sample.double().numpy(), edges)[0]
+    return bool(stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM)
+
+
+def test_a_seed_gives_its_stream_again_and_another_seed_another() -> None:
+    first = seeded_source(71923).words(1000)
+    assert (first == seeded_source(71923).words(1000)).all()
+    assert not (first == seeded_source(71924).words(1000)).any()
+
+
+def test_a_stream_is_the_same_however_it_is_cut() -> None:
+    cuts = [1, 7, 0, 32768, 40001, 3]
+    source = seeded_source(5087)
+    parts = np.concatenate([source.words(cut) for cut in cuts])
+    assert (parts == seeded_source(5087).words(sum(cuts))).all()
+
+
+def test_a_seeded_child_does_not_depend_on_what_was_drawn() -> None:
+    fresh, used = seeded_source(90371), seeded_source(90371)
+    used.normal(12345)
+    used.child("round", 2).words(17)
+    assert (fresh.child("round", 3).words(100) == used.child("round", 3).words(100)).all()
+
+
+def test_children_with_different_labels_are_different_streams() -> None:
+    source = seeded_source(90371)
+    children = [
+        source,
+        source.child("ab", "c"),
+        source.child("a", "bc"),
+        source.child("abc"),
+        source.child("1"),
+        source.child(1),
+        source.child("a").child("bc"),
+        source.child(-1),
+        source.child(""),
+        source.child("", ""),
+        seeded_source(90372).child(1),
+    ]
+    assert len(set(np.concatenate([child.words(50) for child in children]).tolist())) == 50 * len(children)
+
+
+def test_a_child_needs_a_label_of_a_known_type() -> None:
+    source = seeded_source(90371)
+    with pytest.raises(ValueError, match="label"):
+        source.child()
+    with pytest.raises(TypeError, match="float"):
+        source.child(1.0)  # type: ignore[arg-type]
+
+
+def test_secure_sources_and_their_children_never_repeat() -> None:
+    parent = secure_source()
+    sources = [parent, secure_source(), parent.child("round", 1), parent.child("round", 1)]
+    words = np.concatenate([source.words(5000) for source in sources] + [parent.words(5000)])
+    assert len(np.unique(words)) == len(words)
+
+
+def test_a_source_says_whether_it_protects() -> None:
+    assert secure_source().is_secure
+    assert secure_source().child("a").is_secure
+    assert not seeded_source(71923).is_secure
+    assert not seeded_source(71923).child("a").is_secure
+    assert "protects nobody" in repr(seeded_source(71923))
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("make", [secure_source, lambda: seeded_source(71923)])
+def test_a_source_cannot_be_duplicated(duplicate, make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TypeError, match="repeat its noise"):
+        duplicate(make())
+
+
+def test_a_source_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = secure_source()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="another process"):
+        source.normal(3)
+
+
+@pytest.mark.parametrize("seed", [-1, True, 1.5, "7", None])
+def test_a_seed_that_is_not_a_natural_number_is_refused(seed: object) -> None:
+    with pytest.raises(ValueError, match="seed must be an int >= 0"):
+        seeded_source(seed)  # type: ignore[arg-type]
+
+
+def test_a_key_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        RandomSource(b"short", is_secure=True)
+
+
+def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
+    """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6."""
+    words = seeded_source(38119).words(200_001)
+    bits = (words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    centred = 2 * bits.astype(np.float64) - 1
+    assert np.abs(centred[:-1].mean(0)).max() < 5.5 / math.sqrt(200_000)
+    assert np.abs((centred[1:] * centred[:-1]).mean(0)).max() < 5.5 / math.sqrt(200_000)
+
+
+def test_uniform_is_uniform_over_multiples_of_two_to_the_minus_53() -> None:
+    sample = seeded_source(60493).uniform(500_000)
+    assert sample.dtype == torch.float64
+    assert 0 <= float(sample.min()) < 1e-4
+    assert 1 - 1e-4 < float(sample.max()) < 1
+    assert bool((sample * 2**53 == (sample * 2**53).round()).all())
+    assert stats.kstest(sample.numpy(), "uniform").pvalue > ALARM
+
+
+@pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
+def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: int) -> None:
+    sample = seeded_source(seed).normal(2_000_000, draws=draws, dtype=torch.float64)
+    assert stats.kstest(sample[:300_000].numpy(), "norm").pvalue > ALARM
+    assert follows(sample, stats.norm, farthest=4.2)
+    assert not follows(sample * 1.01, stats.norm, farthest=4.2)
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_normal_has_stddev_one_and_not_a_tenth_more_or_less(draws: int) -> None:
+    sample = seeded_source(75041).normal(20_000, draws=draws)
+    assert has_stddev(sample, 1.0)
+    assert not has_stddev(0.9 * sample, 1.0)
+    assert not has_stddev(1.1 * sample, 1.0)
+    assert abs(float(sample.mean())) < 4.9 / math.sqrt(20_000)
+
+
+def test_the_tail_is_right_beyond_eight_sigma() -> None:
+    """Given R > 8, R^2 - 64 is exponential with mean 2, to the relative 1e-5 by which 63 bits cut that tail."""
+    largest = int(math.exp(-32) * 2**63)
+    radius_words = torch.from_numpy(np.random.default_rng(39119).integers(0, largest, 50_000))
+    angle_words = torch.from_numpy(seeded_source(4421).words(50_000).view(np.int64))
+    pairs = box_muller(torch.cat((radius_words, angle_words))).reshape(2, -1)
+    beyond = pairs.square().sum(0) - 64
+    assert stats.kstest(beyond.numpy(), "expon", args=(0, 2)).pvalue > ALARM
+    assert stats.kstest((beyond / 1.05).numpy(), "expon", args=(0, 2)).pvalue < ALARM
+
+
+@pytest.mark.parametrize("word", [0, 1, 12, 3000, 116_000, 2**62, 2**63 - 1])
+def test_the_radius_of_a_word_is_what_its_63_bits_say(word: int) -> None:
+    with mpmath.workdps(50):
+        expected = float(mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(word) + 0.5) / mpmath.mpf(2) ** 63)))
+    radius = float(box_muller(torch.tensor([word, 0]))[0])
+    assert math.isclose(radius, expected, rel_tol=1e-14, abs_tol=2e-8)  # the float u next to 1 is off by up to 2^-54
+    assert word > 0 or radius > 9.4
+
+
+def test_the_two_values_of_a_pair_and_neighbouring_values_are_unrelated() -> None:
+    """Six correlations, each normal: false alarm 6 * 1e-6."""
+    sample = seeded_source(97301).normal(400_000, dtype=torch.float64)
+    chunks = sample[: 12 * 32768].reshape(12, 2, -1)
+    couples = [(sample[1:], sample[:-1]), (chunks[:, 0].flatten(), chunks[:, 1].flatten())]
+    for left, right in couples:
+        for power in (1, 2, 3):
+            both = torch.stack((left**power, right**power))
+            assert abs(float(torch.corrcoef(both)[0, 1])) < 4.9 / math.sqrt(both.shape[1])
+
+
+def test_a_secure_mode_value_is_the_sum_of_four_draws_over_two() -> None:
+    plain = seeded_source(46073)
+    four = [plain.normal(1000, dtype=torch.float64) for _ in range(4)]
+    secure = seeded_source(46073).normal(1000, draws=4, dtype=torch.float64)
+    assert torch.allclose(secure, sum(four[1:], four[0]) / 2, rtol=1e-15, atol=1e-15)
+
+
+def test_values_are_drawn_in_float64_and_cast_last() -> None:
+    exact = seeded_source(61057).normal(50_001, dtype=torch.float64)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert torch.equal(seeded_source(61057).normal(50_001, dtype=dtype), exact.to(dtype))
+    assert torch.equal(seeded_source(61057).normal(50_001), exact.float())
+
+
+def test_laplace_follows_its_law_and_not_another_scale() -> None:
+    sample = seeded_source(18397).laplace(1_000_000)
+    assert stats.kstest(sample[:300_000].numpy(), "laplace").pvalue > ALARM
+    assert follows(sample, stats.laplace, farthest=10)
+    assert not follows(sample * 1.01, stats.laplace, farthest=10)
+    assert has_stddev(sample[:50_000], math.sqrt(2), kurtosis=6)
+    assert not has_stddev(0.9 * sample[:50_000], math.sqrt(2), kurtosis=6)
+    assert not has_stddev(1.1 * sample[:50_000], math.sqrt(2), kurtosis=6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_order_is_equally_likely(count: int) -> None:
+    source = seeded_source(29611)
+    seen = dict.fromkeys(permutations(range(count)), 0)
+    for _ in range(6000):
+        seen[tuple(source.permutation(count).tolist())] += 1
+    assert len(seen) == math.factorial(count)
+    assert count == 1 or stats.chisquare(list(seen.values())).pvalue > ALARM
+
+
+def test_a_permutation_with_equal_words_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = seeded_source(29611)
+    answers = iter([[5, 3, 5], [9, 3, 5]])
+    monkeypatch.setattr(source, "words", lambda count: np.array(next(answers), dtype=np.uint64))
+    assert source.permutation(3).tolist() == [1, 2, 0]
+
+
+def test_nothing_drawn_is_an_empty_tensor() -> None:
+    source = seeded_source(1193)
+    for sample in (source.uniform(0), source.normal(0), source.normal(0, draws=4), source.laplace(0)):
+        assert sample.shape == (0,)
+    assert source.permutation(0).tolist() == []
+    assert source.words(0).shape == (0,)
+
+
+def test_impossible_counts_are_refused() -> None:
+    source = seeded_source(1193)
+    for draw in (source.words, source.uniform, source.normal, source.laplace, source.permutation):
+        with pytest.raises(ValueError, match="count must be >= 0"):
+            draw(-1)
+    with pytest.raises(ValueError, match="draws must be >= 1"):
+        source.normal(3, draws=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 32767, 32768, 32769, 65537])
+def test_a_draw_of_any_length_has_no_value_twice(count: int) -> None:
+    sample = seeded_source(88007).normal(count, dtype=torch.float64).sort().values.tolist()
+    assert len(sample) == count
+    assert all(left < right for left, right in pairwise(sample))

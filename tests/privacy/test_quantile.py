@@ -1,0 +1,78 @@
+"""The adaptive clip norm goes to the quantile that it is told to track."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.quantile import QuantileEstimator, default_count_stddev
+
+COHORT = 200
+
+
+def centred_count(norms: np.ndarray, clip_norm: float, source: RandomSource, count_stddev: float = 10.0) -> float:
+    return float(np.sum((norms <= clip_norm) - 0.5) + count_stddev * source.normal(1).item())
+
+
+@pytest.mark.parametrize("start", [0.01, 100.0])
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+def test_the_estimate_converges_to_the_true_quantile(start: float, quantile: float) -> None:
+    estimator, source = QuantileEstimator(start, quantile, 0.2), seeded_source(48271)
+    norms = np.exp(0.5 * seeded_source(9173).normal(100_000).numpy())  # log-normal, median 1
+    true = float(np.quantile(norms, quantile))
+    tail = []
+    for number in range(400):
+        cohort = norms[(number * COHORT) % len(norms) :][:COHORT]
+        count = centred_count(cohort, estimator.estimate, source)
+        estimator, _ = estimator.update(count, expected_cohort=COHORT)
+        tail.append(estimator.estimate)
+    assert np.median(tail[-100:]) == pytest.approx(true, rel=0.1)
+
+
+def test_it_grows_when_all_updates_lie_above_and_shrinks_when_all_lie_below() -> None:
+    estimator = QuantileEstimator(1.0, 0.5, 0.2)
+    above, _ = estimator.update(-COHORT / 2, expected_cohort=COHORT)
+    below, _ = estimator.update(COHORT / 2, expected_cohort=COHORT)
+    assert above.estimate == pytest.approx(math.exp(0.1))
+    assert below.estimate == pytest.approx(math.exp(-0.1))
+
+
+def test_an_empty_cohort_leaves_only_noise_around_one_half() -> None:
+    _, fraction = QuantileEstimator(1.0, 0.3, 0.2).update(0.0, expected_cohort=COHORT)
+    assert fraction == 0.5
+
+
+def test_the_fraction_stays_within_0_and_1_whatever_the_noise() -> None:
+    estimator = QuantileEstimator(1.0, 0.5, 0.2)
+    assert estimator.update(1e9, expected_cohort=10)[1] == 1.0
+    assert estimator.update(-1e9, expected_cohort=10)[1] == 0.0
+
+
+def test_it_does_not_leave_the_range_of_numbers() -> None:
+    estimator = QuantileEstimator(1e-9, 0.5, 5.0)
+    for _ in range(2000):
+        estimator, _ = estimator.update(1e9, expected_cohort=10)
+    assert estimator.estimate > 0
+    for _ in range(4000):
+        estimator, _ = estimator.update(-1e9, expected_cohort=10)
+    assert math.isfinite(estimator.estimate)
+
+
+def test_the_default_count_noise_is_the_papers_or_enough_for_a_small_cohort() -> None:
+    assert default_count_stddev(100, noise_multiplier=1.0) == 5.0
+    assert default_count_stddev(10, noise_multiplier=1.0) == 2.54
+
+
+@pytest.mark.parametrize(("field", "value"), [("estimate", 0.0), ("target_quantile", 1.0), ("learning_rate", math.nan)])
+def test_a_setting_out_of_range_is_named(field: str, value: float) -> None:
+    settings = {"estimate": 1.0, "target_quantile": 0.5, "learning_rate": 0.2} | {field: value}
+    with pytest.raises(ValueError, match=field):
+        QuantileEstimator(**settings)
+
+
+def test_an_expected_cohort_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected_cohort"):
+        QuantileEstimator(1.0, 0.5, 0.2).update(0.0, expected_cohort=0)

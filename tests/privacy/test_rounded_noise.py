@@ -1,0 +1,163 @@
+"""Each value is the correct rounding of what its random bits say, by mpmath, and the law is right.
+
+Statistical tests draw from a seed fixed beforehand; their false-alarm rate over its choice is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from scipy import stats
+
+from discreet.privacy import rounded_noise
+from discreet.privacy.noise import RandomSource, box_muller, laplace_values, seeded_source, signed
+from discreet.privacy.rounded_noise import ERROR, LARGEST_SCALE, rounded_laplace, rounded_normal
+
+Draw = Callable[[int, float, RandomSource], torch.Tensor]
+LOW = 2**63 - 1
+
+
+def radius_of(word: int | mpmath.mpf) -> mpmath.mpf:
+    return mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(word) / mpmath.mpf(2) ** 63))
+
+
+def middle(word: int) -> mpmath.mpf:
+    return mpmath.mpf(word) + 0.5
+
+
+def corner_words(seed: int, count: int) -> torch.Tensor:
+    """Random radius and angle words, the first radii at the ends of where one look may do, the angles at the axes."""
+    words = signed(seeded_source(seed).words(2 * count))
+    words[:4] = torch.tensor([2**43, 2**43 + 7, 2**63 - 2**43 - 1, 2**63 - 2**43 - 99])
+    words[count : count + 6] = torch.tensor([0, 1, -1, -(2**63), 2**62, 2**63 - 1])
+    words[count + 6 : count + 8] = torch.tensor([-(2**62), 2**61])
+    return words
+
+
+def test_the_first_look_at_a_gaussian_is_off_by_less_than_its_bound() -> None:
+    """Against both ends of what the 63 and 64 bits leave open, for 2000 random words and the worst ones."""
+    words = corner_words(83639, 2000)
+    values = box_muller(words).reshape(2, -1).T.tolist()
+    worst = 0.0
+    with mpmath.workdps(40):
+        for (cosine, sine), radius_word, angle_word in zip(values, *words.reshape(2, -1).tolist(), strict=True):
+            for low in (radius_word & LOW, (radius_word & LOW) + 1):
+                for turn in (angle_word, angle_word + 1):
+                    angle = mpmath.pi * turn / mpmath.mpf(2) ** 63
+                    gaps = (cosine - radius_of(low) * mpmath.cos(angle), sine - radius_of(low) * mpmath.sin(angle))
+                    worst = max(worst, *(abs(float(gap)) for gap in gaps))
+    assert ERROR / 16 < worst < ERROR / 1.5
+
+
+def test_the_first_look_at_a_laplace_value_is_off_by_less_than_its_bound() -> None:
+    words = signed(seeded_source(83639).words(4000))
+    words[:4] = torch.tensor([2**43, 2**43 + 7, 2**63 - 1, -(2**63) + 2**43])
+    worst = 0.0
+    with mpmath.workdps(40):
+        for value, word in zip(laplace_values(words).tolist(), words.tolist(), strict=True):
+            for low in (word & LOW, (word & LOW) + 1):
+                exact = -mpmath.log(mpmath.mpf(low) / mpmath.mpf(2) ** 63) * (1 if word >= 0 else -1)
+                worst = max(worst, abs(float(value - exact)))
+    assert ERROR / 16 < worst < ERROR / 1.5
+
+
+@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
+@pytest.mark.parametrize("scale", [0.4, 3.0, 2.0**20])
+def test_first_and_second_look_agree(draw: Draw, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = draw(301, scale, seeded_source(60169))
+    monkeypatch.setattr(rounded_noise, "ERROR", 1 / scale)
+    assert torch.equal(draw(301, scale, seeded_source(60169)), first)
+
+
+def test_where_floats_are_too_coarse_the_second_look_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 2^49 steps floats round to a wrong integer now and then; with the bound every draw gets its second look."""
+    monkeypatch.setattr(rounded_noise, "LARGEST_SCALE", 2.0**49)
+    source = seeded_source(17599)
+    source.words(4)
+    words = signed(source.words(400))
+    drawn = rounded_normal(400, 2.0**49, seeded_source(17599))
+    assert int(((box_muller(words) * 2.0**49).round().long() != drawn).sum()) > 10
+    with mpmath.workdps(40):
+        for value, radius_word, angle_word in zip(drawn[:200].tolist(), *words.reshape(2, -1).tolist(), strict=True):
+            angle = mpmath.pi * middle(angle_word) / mpmath.mpf(2) ** 63
+            assert abs(value - 2**49 * radius_of(middle(radius_word & LOW)) * mpmath.cos(angle)) < 0.51
+
+
+@pytest.mark.parametrize("scale", [5.0, 2.0**20, 2.0**32 - 0.75])
+def test_a_gaussian_is_the_rounding_of_what_mpmath_makes_of_its_words(scale: float) -> None:
+    """The oracle knows only the first 63 and 64 bits; where these leave two integers open, either is right."""
+    source = seeded_source(28099)
+    source.words(4)
+    words = signed(source.words(400)).reshape(2, -1).tolist()
+    drawn = rounded_normal(400, scale, seeded_source(28099)).reshape(2, -1).T.tolist()
+    with mpmath.workdps(40):
+        for pair, radius_word, angle_word in zip(drawn, *words, strict=True):
+            size = scale * radius_of(middle(radius_word & LOW))
+            angle = mpmath.pi * middle(angle_word) / mpmath.mpf(2) ** 63
+            for value, expected in zip(pair, (size * mpmath.cos(angle), size * mpmath.sin(angle)), strict=True):
+                assert abs(value - expected) <= 0.5 + scale * 1e-13
+                assert scale > 2**20 or value == int(mpmath.floor(expected + 0.5))
+
+
+def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
+    radii = torch.tensor([0, 2**43 - 1, 2**43, 2**62, 2**63 - 2**43, 2**63 - 1])
+    unsure = [True, True, False, False, True, True]
+    assert rounded_noise._first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
+    signed_words = torch.cat((radii, radii - 2**63))
+    assert rounded_noise._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
+
+
+def test_a_second_look_at_the_farthest_tail_uses_the_further_bits() -> None:
+    """Radius word 0 alone says only R > 9.3. The bits after it make values up to 13.3 and none twice."""
+    words = torch.zeros(2, dtype=torch.int64)
+    values = [float(rounded_noise._second_normal(words, 0, bytes([key]))) for key in range(100)]
+    assert min(values) > 9.3
+    assert max(values) < 13.3
+    assert len(set(values)) == 100
+
+
+@pytest.mark.parametrize(("draw", "law"), [(rounded_normal, stats.norm), (rounded_laplace, stats.laplace)])
+@pytest.mark.parametrize("scale", [0.3, 2.0, 9.5])
+def test_rounded_noise_has_the_chances_of_the_rounded_law(draw: Draw, law: stats.rv_continuous, scale: float) -> None:
+    """Chi-square over integers expected at least 10 times: false alarm 1e-4. A scale 3 % off is rejected."""
+    sample = draw(200_000, scale, seeded_source(35317))
+
+    def fits(other_scale: float) -> bool:
+        chances = [law.cdf((k + 0.5) / other_scale) - law.cdf((k - 0.5) / other_scale) for k in range(200)]
+        body = max(k for k, chance in enumerate(chances) if chance * len(sample) >= 10)
+        observed = torch.bincount(sample.abs(), minlength=body + 1)[: body + 1].tolist()
+        expected = [chances[0], *(2 * chance for chance in chances[1 : body + 1])]
+        observed.append(len(sample) - sum(observed))
+        expected.append(1 - sum(expected))
+        return bool(stats.chisquare(observed, [len(sample) * chance for chance in expected]).pvalue > 1e-4)
+
+    assert fits(scale)
+    assert not fits(1.03 * scale)
+    assert not fits(0.97 * scale)
+
+
+@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
+def test_both_signs_are_equally_likely(draw: Draw) -> None:
+    """False alarm 1e-6."""
+    sample = draw(100_001, 2.0**20, seeded_source(46301))
+    assert abs(float(sample.sign().double().mean())) < 4.9 / math.sqrt(100_001)
+
+
+@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
+def test_no_noise_and_no_values(draw: Draw) -> None:
+    assert draw(3, 0.0, seeded_source(46301)).tolist() == [0, 0, 0]
+    assert draw(0, 2.0, seeded_source(46301)).shape == (0,)
+    assert draw(1, 2.0**20, seeded_source(46301)).dtype == torch.int64
+
+
+@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
+@pytest.mark.parametrize("scale", [-1.0, math.inf, math.nan, 2 * LARGEST_SCALE])
+def test_a_scale_out_of_range_is_refused(draw: Draw, scale: float) -> None:
+    with pytest.raises(ValueError, match=r"noise must be in \[0, 2\^32\] steps"):
+        draw(3, scale, seeded_source(46301))
+    with pytest.raises(ValueError, match="count must be >= 0"):
+        draw(-1, 1.0, seeded_source(46301))

@@ -1,0 +1,130 @@
+"""Cohorts and batches are drawn with the chances that the accounting takes for granted.
+
+Statistical tests draw from a seed fixed beforehand; the false-alarm rate over its choice is ALARM for each.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from discreet.privacy.noise import seeded_source
+from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort, poisson_sample
+
+ALARM = 1e-4
+
+
+def inclusions(count: int, probability: float, *, rounds: int, seed: int) -> np.ndarray:
+    """Which index was in, by round: (rounds, count) of 0 and 1."""
+    source = seeded_source(seed)
+    table = np.zeros((rounds, count))
+    for row in table:
+        row[poisson_sample(count, probability=probability, source=source).numpy()] = 1
+    return table
+
+
+def has_frequency(table: np.ndarray, probability: float) -> bool:
+    """Of how often each index was in, by chi-square, and all together: false alarm 2 * ALARM."""
+    rounds, count = table.shape
+    spread = (table.sum(0) - rounds * probability) / math.sqrt(rounds * probability * (1 - probability))
+    each = stats.chi2.sf((spread**2).sum(), count) > ALARM
+    together = stats.binomtest(int(table.sum()), rounds * count, probability).pvalue > ALARM
+    return bool(each and together)
+
+
+@pytest.mark.parametrize("probability", [0.01, 0.3, 0.95])
+def test_each_index_is_in_with_the_probability_and_no_other(probability: float) -> None:
+    table = inclusions(100, probability, rounds=8000, seed=31847)
+    assert has_frequency(table, probability)
+    assert not has_frequency(table, 0.9 * probability)
+    assert not has_frequency(table, min(1.1 * probability, 0.97))
+
+
+def test_indices_are_in_independently_of_each_other() -> None:
+    """The size is binomial, which positive or negative dependence would spread or narrow; so is each pair's count."""
+    table = inclusions(30, 0.2, rounds=8000, seed=77003)
+    sizes = np.bincount(table.sum(1).astype(int), minlength=31)
+    expected = 8000 * stats.binom.pmf(np.arange(31), 30, 0.2)
+    body = expected > 5
+    observed = np.append(sizes[body], sizes[~body].sum())
+    assert stats.chisquare(observed, np.append(expected[body], expected[~body].sum())).pvalue > ALARM
+    correlations = np.corrcoef(table.T)[np.triu_indices(30, 1)]
+    assert np.abs(correlations).max() < stats.norm.isf(ALARM / 2 / len(correlations)) / math.sqrt(8000)
+
+
+def test_an_index_is_in_exactly_below_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    threshold = math.floor(0.3 * 2**64)
+    source = seeded_source(11)
+    words = np.array([threshold, threshold - 1, 0, 2**64 - 1], dtype=np.uint64)
+    monkeypatch.setattr(source, "words", lambda count: words)
+    assert poisson_sample(4, probability=0.3, source=source).tolist() == [1, 2]
+
+
+def test_probabilities_zero_and_one_are_exact() -> None:
+    source = seeded_source(2087)
+    assert poisson_sample(1000, probability=0.0, source=source).tolist() == []
+    assert poisson_sample(1000, probability=1.0, source=source).tolist() == list(range(1000))
+    assert len(poisson_sample(1000, probability=math.nextafter(1, 0), source=source)) == 1000
+    assert poisson_sample(1000, probability=5e-324, source=source).tolist() == []
+
+
+def test_a_sample_is_ascending_int64_and_may_be_empty() -> None:
+    source = seeded_source(2087)
+    sample = poisson_sample(5000, probability=0.5, source=source)
+    assert sample.dtype == torch.int64
+    assert bool((sample[1:] > sample[:-1]).all())
+    assert poisson_sample(0, probability=0.5, source=source).shape == (0,)
+    assert poisson_sample(0, probability=1.0, source=source).shape == (0,)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.0001, math.nan, math.inf])
+def test_an_impossible_probability_is_refused(probability: float) -> None:
+    with pytest.raises(ValueError, match=r"probability must be in \[0, 1\]"):
+        poisson_sample(3, probability=probability, source=seeded_source(2087))
+
+
+@pytest.mark.parametrize("probability", [0.5, 1.0])
+def test_a_negative_count_is_refused(probability: float) -> None:
+    with pytest.raises(ValueError, match="count must be >= 0"):
+        poisson_sample(-1, probability=probability, source=seeded_source(2087))
+
+
+def test_a_poisson_cohort_is_the_nodes_at_the_sampled_indices() -> None:
+    nodes = [2**63 + 5, 17, 4, 99, 3]
+    cohort = poisson_cohort(nodes, 0.6, seeded_source(5119))
+    chosen = poisson_sample(5, probability=0.6, source=seeded_source(5119)).tolist()
+    assert cohort == [nodes[index] for index in chosen]
+    assert poisson_cohort([], 0.6, seeded_source(5119)) == []
+
+
+def test_every_cohort_of_a_size_is_equally_likely() -> None:
+    source = seeded_source(66293)
+    seen: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(10, 16), 3), 0)
+    for _ in range(5000):
+        seen[tuple(sorted(fixed_size_cohort(range(10, 16), 3, source)))] += 1
+    assert len(seen) == 20
+    assert stats.chisquare(list(seen.values())).pvalue > ALARM
+
+
+def test_cohorts_of_nobody_and_of_everybody() -> None:
+    source = seeded_source(66293)
+    assert fixed_size_cohort([5, 6, 7], 0, source) == []
+    assert sorted(fixed_size_cohort([5, 6, 7], 3, source)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("cohort_size", [-1, 4])
+def test_a_cohort_larger_than_the_population_is_refused(cohort_size: int) -> None:
+    with pytest.raises(ValueError, match="cohort_size must be in"):
+        fixed_size_cohort([5, 6, 7], cohort_size, seeded_source(66293))
+
+
+def test_a_node_that_appears_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="distinct"):
+        poisson_cohort([5, 6, 5], 0.5, seeded_source(66293))
+    with pytest.raises(ValueError, match="distinct"):
+        fixed_size_cohort([5, 6, 5], 2, seeded_source(66293))

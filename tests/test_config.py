@@ -1,0 +1,137 @@
+"""What is wrong with a configuration is one line that names the setting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from discreet.config import (
+    CONF,
+    ConfigError,
+    config_from_json,
+    config_to_json,
+    load_config,
+    parse_config,
+    setting_names,
+)
+
+WRONG = {
+    "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
+    "rounds=many": "setting rounds: Value 'many'",
+    "rounds=0": "rounds must be",
+    "rounds=2.5": "setting rounds",
+    "seed=-1": "seed must be",
+    "data.num_clients=0": "data.num_clients must be",
+    "data.partition=dirichlt": "did you mean dirichlet?",
+    "data.alpha=0": "data.alpha must be",
+    "sampling.kind=binomial": "sampling.kind must be one of",
+    "sampling.probability=1.5": "sampling.probability must be within",
+    "sampling.probability=0": "expected cohort of zero clients",
+    "sampling.population_size=0": "sampling.population_size must be",
+    "training.batch_size=0": "training.batch_size must be",
+    "training.learning_rate=.nan": "training.learning_rate must be",
+    "training.momentum=1": "training.momentum must be within",
+    "server.round_timeout=0": "server.round_timeout must be",
+    "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005",
+    "privacy.accountant=moments": "privacy.accountant must be one of pld, rdp",
+    "privacy.user.enabled=maybe": "setting privacy.user.enabled",
+    "privacy.user.target_epsilon=null": "privacy.user.noise_multiplier and privacy.user.target_epsilon are both missing",
+    "privacy.user.clip.target_quantile=1": "privacy.user.clip.target_quantile must be within (0, 1)",
+    "privacy.example.enabled=true": "privacy.example.noise_multiplier and privacy.example.target_epsilon are both missing",
+    "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
+    "resume=true": "output_dir must be given with resume=true",
+    "experiment=nowhere": "experiment/nowhere",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG.items())
+def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config([override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_noise_and_target_given_together_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"privacy\.user\.noise_multiplier and privacy\.user\.target_epsilon are both given"
+    ):
+        load_config(["privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=2"])
+
+
+def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> None:
+    user = load_config(["privacy.user.noise_multiplier=0.8"]).privacy.user
+    assert (user.noise_multiplier, user.target_epsilon) == (0.8, None)
+
+
+def test_laplace_step_takes_one_local_step() -> None:
+    words = ["privacy.local.kind=laplace_step", "privacy.local.epsilon=1", "privacy.user.enabled=false"]
+    assert load_config([*words, "training.epochs=1"]).privacy.local.kind == "laplace_step"
+    with pytest.raises(ConfigError, match="training.epochs must be 1 with laplace_step: its sensitivity"):
+        load_config([*words, "training.epochs=2"])
+
+
+def test_local_noise_is_not_put_under_the_servers_clip() -> None:
+    with pytest.raises(ConfigError, match="the server's clip would cut the noise"):
+        load_config(["privacy.local.kind=gaussian", "privacy.local.epsilon=1"])
+
+
+def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.load(CONF / "config.yaml")
+    leaves = []
+
+    def walk(node: object, prefix: str) -> None:
+        for key in node:  # type: ignore[attr-defined]
+            child = node._get_node(key)  # type: ignore[attr-defined]
+            if OmegaConf.is_dict(child):
+                walk(child, f"{prefix}{key}.")
+            else:
+                leaves.append(f"{prefix}{key}")
+
+    del tree["hydra"], tree["defaults"]
+    walk(tree, "")
+    assert sorted(leaves) == sorted(setting_names())
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_composes(path: Path) -> None:
+    assert load_config([f"experiment={path.stem}"]).rounds >= 1
+
+
+def test_a_configuration_survives_its_json_form() -> None:
+    config = load_config(["rounds=7", "data.path=/somewhere", "privacy.local.norm_clip=2"])
+    assert config_from_json(config_to_json(config)) == config
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rounds", "privacy", "user", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(st.sampled_from(["rounds", "seed", "data", "privacy", "sampling", "other"]), JSON, max_size=4))
+def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: dict[str, object]) -> None:
+    try:
+        assert parse_config(tree).rounds >= 1
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("entry", ["scripts.simulate", "scripts.federation"])
+def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", entry, "privacy.delta=1", f"output_dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1.0)"
+    assert not (tmp_path / "run").exists()

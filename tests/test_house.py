@@ -1,0 +1,84 @@
+"""The rules of the house, read from the tree itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("discreet", "strategies", "client_app", "server_app", "simulation", "scripts")
+
+# Who may import whom: a folder may import itself and what is listed. discreet.privacy and discreet.tasks stand below.
+MAY = {
+    "discreet.privacy": set[str](),
+    "discreet.tasks": set[str](),
+    "discreet": {"discreet.privacy", "discreet.tasks"},
+    "strategies": {"discreet", "discreet.privacy", "discreet.tasks"},
+    "client_app": {"discreet", "discreet.privacy", "discreet.tasks"},
+    "server_app": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
+    "simulation": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
+    "scripts": {"discreet", "discreet.privacy", "discreet.tasks", *FOLDERS},
+}
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PRIVACY_KNOWS_NOT = {"flwr", "hydra", "omegaconf", "sklearn", "flwr_datasets"}
+
+
+def room(module: str) -> str:
+    for name in ("discreet.privacy", "discreet.tasks"):
+        if module == name or module.startswith(f"{name}."):
+            return name
+    return module.split(".")[0]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_go_one_way(path: Path) -> None:
+    here = room(module_of(path))
+    ours = {room(name) for name in imports(path) if name.split(".")[0] in FOLDERS}
+    assert ours <= MAY[here] | {here}
+
+
+def test_the_import_rule_finds_an_upward_arrow() -> None:
+    assert not {"strategies"} <= MAY["client_app"] | {"client_app"}
+    assert not {"discreet"} <= MAY["discreet.privacy"] | {"discreet.privacy"}
+
+
+def test_privacy_knows_no_flower_no_hydra_and_no_task() -> None:
+    for path in (ROOT / "discreet" / "privacy").rglob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & PRIVACY_KNOWS_NOT, path
+
+
+def test_no_cycle_between_modules() -> None:
+    graph = {module_of(path): {name for name in imports(path) if name.split(".")[0] in FOLDERS} for path in FILES}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name in done or name not in graph:
+            return
+        for needed in graph[name]:
+            visit(needed, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_files_are_short() -> None:
+    long = {module_of(path): text.count("\n") for path in FILES if (text := path.read_text()).count("\n") > 400}
+    assert long == {}
