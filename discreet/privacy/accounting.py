@@ -44,6 +44,9 @@ PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)
 MOMENTS_ORDERS = tuple(float(order) for order in range(2, 34))  # the 32 moments of Abadi et al. 2016
 
 _GAUSSIAN_TOLERANCE = 1e-12
+# Beyond these, floating point fails: noise is rounded down and probabilities up, so that epsilon is rounded up.
+_NO_NOISE, _MUCH_NOISE = 1e-4, 1e9
+_NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
 
 
 def epsilon_spent(entries: Entries, *, delta: float, accountant: str = "pld") -> float:
@@ -163,7 +166,7 @@ def _noise(event: DpEvent) -> DpEvent:
     noise = float(event.noise_multiplier)
     if not 0.0 <= noise < math.inf:
         raise ValueError(f"noise_multiplier of an event must be finite and at least 0, not {noise}")
-    return type(event)(noise) if noise else NonPrivateDpEvent()
+    return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else NonPrivateDpEvent()
 
 
 def _poisson_parts(probability: float, noise: DpEvent) -> list[tuple[DpEvent, int]]:
@@ -171,8 +174,8 @@ def _poisson_parts(probability: float, noise: DpEvent) -> list[tuple[DpEvent, in
         raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
     if probability == 0.0:
         return []
-    plain = probability == 1.0 or isinstance(noise, NonPrivateDpEvent)
-    return [(noise if plain else PoissonSampledDpEvent(probability, noise), 1)]
+    plain = probability > _NEARLY_ONE or isinstance(noise, NonPrivateDpEvent)
+    return [(noise if plain else PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise), 1)]
 
 
 def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tuple[DpEvent, int]]:

@@ -23,6 +23,7 @@ __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 
 # Norms carry rounding errors of about 1e-6 relative; gradients are clipped this much shorter, so that none passes the clip norm.
 _ROUNDING_MARGIN = 2e-6
+_UNSCALE = torch.tensor(1 / LOSS_SCALE)
 
 _layouts: WeakKeyDictionary[nn.Module, tuple[object, Layout]] = WeakKeyDictionary()
 
@@ -73,12 +74,12 @@ def clipped_gradient_sum(
     total = objective.layout.zeros()
     if inputs.shape[0] == 0:
         return total, total.new_zeros(0)
-    size = micro_batch or inputs.shape[0]
     with torch.no_grad():
         parts = objective.layout.parts(total)
-        pieces = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
-        norms = [_add_clipped(objective, *piece, clip=l2_norm_clip, parts=parts) for piece in pieces]
-    return total, norms[0] if len(norms) == 1 else torch.cat(norms)
+        if micro_batch is None or micro_batch >= inputs.shape[0]:
+            return total, _add_clipped(objective, inputs, targets, clip=l2_norm_clip, parts=parts)
+        pieces = zip(torch.split(inputs, micro_batch), torch.split(targets, micro_batch), strict=True)
+        return total, torch.cat([_add_clipped(objective, *p, clip=l2_norm_clip, parts=parts) for p in pieces])
 
 
 def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
@@ -112,16 +113,18 @@ def _add_clipped(
 ) -> Tensor:
     """Add the clipped gradients of n >= 1 examples to the parameters' parts of the sum; their norms, (n,)."""
     terms = terms_of(objective, inputs, targets)
-    norms = norms_of(terms, objective.order, like=parts[0].new_zeros(inputs.shape[0]))
+    if not terms:
+        return parts[0].new_zeros(inputs.shape[0])
+    norms = norms_of(terms, objective.order)
     if not math.isfinite(norms.sum()):
         finite = norms.isfinite()
         if not finite.all():
             return _add_finite(objective, inputs, targets, clip=clip, parts=parts, finite=finite)
     clip = clip * (1 - _ROUNDING_MARGIN)
-    weights = norms.clamp(min=clip * LOSS_SCALE).reciprocal_()
+    weights = norms.clamp_min(clip * LOSS_SCALE).reciprocal_()
     for term in terms:
         term.add_to(parts, weights, clip)
-    return norms.div_(LOSS_SCALE)
+    return norms.mul_(_UNSCALE)
 
 
 def _add_finite(

@@ -99,7 +99,7 @@ def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
     each product add 5.3 * 2^-48.2. The product with the scale adds no more than 5.3 * 2^-53.
     """
     half = len(words) // 2
-    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() >= 2**62 - _TAIL
+    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - _TAIL
     return box_muller(words), near_end.repeat(2)
 
 

@@ -2,14 +2,15 @@
 
     python -m scripts.benchmarks.noise
 
-Times are the best of a few repetitions, with as many threads as PyTorch takes by itself. The ratio is to torch.randn for
-as many float32 values.
+Times are the best of a few repetitions, with as many threads as PyTorch takes by itself. The ratio is to torch.randn
+for as many float32 values.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ _Case = tuple[str, int, Callable[[], object]]
 
 def rows(values: int = VALUES, params: int = PARAMS) -> list[dict[str, Any]]:
     """One row for each case: what, how many values, milliseconds, and the ratio to torch.randn."""
-    randn = {count: _milliseconds(lambda count=count: torch.randn(count)) for count in (values, params)}
+    randn = {count: _milliseconds(partial(torch.randn, count)) for count in (values, params)}
     first = [{"what": "torch.randn", "values": count, "ms": ms, "ratio": 1.0} for count, ms in randn.items()]
     measured = [(what, count, _milliseconds(draw)) for what, count, draw in _draws(values) + _noised_sums(params)]
     return first + [

@@ -317,7 +317,15 @@ def test_orders_that_are_not_above_one_are_refused(orders: tuple[float, ...]) ->
         rdp_epsilon([(ROUND, 1)], delta=1e-5, orders=orders)
 
 
-@settings(max_examples=60, deadline=None)
+@BOTH
+@pytest.mark.parametrize("noise", [1e-300, 1e-4, 1e300])
+@pytest.mark.parametrize("probability", [5e-324, 0.5, 1 - 2**-53])
+def test_extreme_parameters_are_answered(accountant: str, noise: float, probability: float) -> None:
+    event = PoissonSampledDpEvent(probability, GaussianDpEvent(noise))
+    assert epsilon_spent([(event, 10)], delta=1e-5, accountant=accountant) >= 0
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     st.floats(1e-7, 1.0),
     st.floats(-2.0, 4.0).map(lambda power: 10.0**power),

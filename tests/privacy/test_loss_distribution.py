@@ -76,7 +76,7 @@ def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(
 
     epsilon = composed_epsilon({GaussianDpEvent(noise): count}, delta=delta)
     assert log_delta(epsilon) <= math.log(delta)
-    assert log_delta(epsilon * (1 - 3e-6)) > math.log(delta)
+    assert log_delta(epsilon * (1 - 4e-6)) > math.log(delta)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_epsilon_agrees_with_dp_accounting(counts: dict[DpEvent, int], delta: fl
         for event, count in counts.items():
             accountant.compose(event, count)
         expected = accountant.get_epsilon(delta)
-    assert composed_epsilon(counts, delta=delta) == pytest.approx(expected, rel=1e-6)
+    assert composed_epsilon(counts, delta=delta) == pytest.approx(expected, rel=5e-6)
 
 
 def test_a_coarse_grid_stays_above_the_fine_one() -> None:
@@ -113,6 +113,16 @@ def test_epsilon_at_a_count_does_not_depend_on_the_counts_asked_before(count: in
     for other in (3, 30, 3000):
         composed_epsilon({event: other}, delta=1e-5)
     assert composed_epsilon({event: count}, delta=1e-5) == alone
+
+
+@pytest.mark.parametrize("event", [GaussianDpEvent(1.0), PoissonSampledDpEvent(0.5, LaplaceDpEvent(1.0))])
+def test_a_trillion_releases_are_answered_with_something_huge(event: DpEvent) -> None:
+    assert composed_epsilon({event: 10**12}, delta=1e-5) > 1e9
+
+
+def test_the_masses_that_are_kept_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        loss_masses(SAMPLED, 0.01)[1].masses[0] = 1.0
 
 
 def test_a_delta_above_the_sampling_probability_costs_nothing() -> None:

@@ -187,7 +187,7 @@ def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
         return float(density(x) - math.exp(epsilon) * density(x - 1))
 
     ends = [start - size * noise_multiplier for size in (0, 1, 3, 9, 40)]
-    return sum(integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends))
+    return math.fsum(integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (4.0, 1e-3), (8.0, 1e-9), (0.0, 0.01)])

@@ -104,7 +104,7 @@ def test_a_gaussian_is_the_rounding_of_what_mpmath_makes_of_its_words(scale: flo
 
 
 def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
-    radii = torch.tensor([0, 2**43 - 1, 2**43, 2**62, 2**63 - 2**43, 2**63 - 1])
+    radii = torch.tensor([0, 2**43 - 1, 2**43, 2**62, 2**63 - 2**43 + 1, 2**63 - 1])
     unsure = [True, True, False, False, True, True]
     assert rounded_noise._first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
     signed_words = torch.cat((radii, radii - 2**63))

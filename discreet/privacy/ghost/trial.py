@@ -28,20 +28,17 @@ def refuse_mixing(model: nn.Module) -> None:
             raise ValueError(f"layer {name!r} ({kind}) draws random numbers: use eval mode, or set p to 0")
 
 
-def norms_of(terms: list[Term], order: int, like: Tensor) -> Tensor:
-    """Norms (n,) of the gradients that the terms make up together; zeros like `like`, (n,), where there is no term."""
-    if not terms:
-        return torch.zeros_like(like)
+def norms_of(terms: list[Term], order: int) -> Tensor:
+    """Norms (n,) of the gradients that the terms, one at least, make up together."""
     total = terms[0].mass(order)
     for term in terms[1:]:
         total = total + term.mass(order)
-    return total if order == 1 else total.sqrt()
+    return total if order == 1 else total.sqrt_()
 
 
 def tried(objective: Objective, inputs: Tensor, targets: Tensor) -> Method | None:
     """The fastest method that agrees with single examples; None where fewer than two examples have finite gradients."""
-    like = objective.layout.zeros().new_zeros(len(inputs))
-    finite = norms_of(_truth(objective, inputs, targets), objective.order, like).isfinite()
+    finite = norms_of(_truth(objective, inputs, targets), objective.order).isfinite()
     if int(finite.sum()) < 2:
         return None
     inputs, targets, reasons = inputs[finite], targets[finite], list[str]()
@@ -73,8 +70,8 @@ def _difference(method: Method, objective: Objective, inputs: Tensor, targets: T
     except (Uncovered, RuntimeError) as met:
         return str(met).partition("\n")[0]
     truth = looped(objective, inputs, targets)
-    like = objective.layout.zeros().new_zeros(len(inputs))
-    norms, wanted = (norms_of(terms, objective.order, like) for terms in (found, truth))
+    wanted = norms_of(truth, objective.order)
+    norms = norms_of(found, objective.order) if found else torch.zeros_like(wanted)
     weights = torch.arange(1, len(inputs) + 1, dtype=norms.dtype, device=norms.device) / LOSS_SCALE
     sums = []
     for terms in (found, truth):

@@ -1,0 +1,244 @@
+"""Certificates and node keys of a federation: what `scripts/certs` makes.
+
+A private certificate authority signs the server's certificate; every node has a key of its own, which the SuperLink
+must know before it lets the node in. Nothing that exists is ever overwritten: a lost key can't be made again.
+
+    secrets/ca.key      the authority's private key: keep it off the server
+    secrets/ca.crt      what nodes and `flwr` check the server by
+    secrets/server.key  secrets/server.crt
+    secrets/nodes/NAME.key  NAME.pub
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_DAYS, SERVER_DAYS = 1826, 397
+CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
+DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
+DEMONSTRATION_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
+
+
+class CertificateError(ValueError):
+    """A file is in the way, missing, or a name can't be used. The message says which."""
+
+
+def make_authority(folder: Path, *, days: int = CA_DAYS) -> None:
+    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers and nothing below it.
+
+    Raises:
+      CertificateError: one of the files is there.
+    """
+    key_path, certificate_path = folder / "ca.key", folder / "ca.crt"
+    _refuse_existing(key_path, certificate_path)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Discreet federation authority")])
+    builder = _builder(name, name, key.public_key(), days).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    _write(certificate_path, builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM), private=False)
+    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
+
+
+def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) -> None:
+    """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr` connect to.
+
+    Raises:
+      CertificateError: one of the files is there, the authority is not, or no host is given.
+    """
+    key_path, certificate_path = folder / "server.key", folder / "server.crt"
+    _refuse_existing(key_path, certificate_path)
+    if not hosts:
+        raise CertificateError("a server certificate needs at least one host name or address")
+    authority, authority_key = _authority(folder)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    builder = _builder(name, authority.subject, key.public_key(), days)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_key_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+    ):
+        builder = builder.add_extension(extension, critical=critical)
+    _write(certificate_path, builder.sign(authority_key, hashes.SHA384()).public_bytes(Encoding.PEM), private=False)
+    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
+
+
+def make_node(folder: Path, name: str) -> None:
+    """`nodes/NAME.key` and `nodes/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them.
+
+    Raises:
+      CertificateError: one of the files is there, or the name is not a plain file name.
+    """
+    if not name or name != Path(name).name or name.startswith("."):
+        raise CertificateError(f"a node's name must be a plain file name (got {name!r})")
+    key_path, public_path = folder / "nodes" / f"{name}.key", folder / "nodes" / f"{name}.pub"
+    _refuse_existing(key_path, public_path)
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(public_path, public + f" {name}\n".encode(), private=False)
+
+
+def register_nodes(folder: Path, names: Sequence[str], *, connection: str) -> int:
+    """Makes node keys known to the SuperLink of a Flower connection. Gives `flwr`'s first exit code that is not 0.
+
+    Raises:
+      CertificateError: a public key is missing.
+    """
+    for name in names:
+        public_path = folder / "nodes" / f"{name}.pub"
+        if not public_path.is_file():
+            raise CertificateError(f"{public_path} is missing: scripts/certs node {name} makes it")
+        command = ["flwr", "supernode", "register", str(public_path), connection, "--name", name]
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            return code
+    return 0
+
+
+def give_to(folder: Path, owner: int) -> None:
+    """Makes everything but the authority's key belong to a user, so that a container of that user can read it."""
+    for path in [folder, *folder.rglob("*")]:
+        if path.name != "ca.key":
+            os.chown(path, owner, owner)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    if days < 1:
+        raise CertificateError(f"days must be at least 1 (got {days})")
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    except FileNotFoundError as error:
+        raise CertificateError(f"{error.filename} is missing: scripts/certs authority makes it") from error
+    except ValueError as error:
+        raise CertificateError(f"the authority in {folder} can't be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{folder / 'ca.key'} is not an elliptic curve key")
+    return certificate, key
+
+
+def _refuse_existing(*paths: Path) -> None:
+    there = [str(path) for path in paths if path.exists()]
+    if there:
+        raise CertificateError(f"{' and '.join(there)} exist already and are never overwritten: move them away first")
+
+
+def _write(path: Path, content: bytes, *, private: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # "x" and the mode together: neither is an existing file replaced, nor is a key readable by others for a moment.
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o644)) as file:
+        file.write(content)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--folder", type=Path, default=Path("secrets"), help="where the files are (default: secrets)")
+    parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("all", help="an authority, a server certificate and node keys, for one machine")
+    demo.add_argument("--host", action="append", default=[], help="a further name or address of the server")
+    demo.add_argument("--node", action="append", default=[], help="a node's name (default: node-0 to node-3)")
+    authority = commands.add_parser("authority", help="ca.key and ca.crt")
+    authority.add_argument("--days", type=int, default=CA_DAYS)
+    server = commands.add_parser("server", help="server.key and server.crt")
+    server.add_argument("hosts", nargs="+", help="every name and address that nodes and flwr connect to")
+    server.add_argument("--days", type=int, default=SERVER_DAYS)
+    node = commands.add_parser("node", help="nodes/NAME.key and nodes/NAME.pub; run it where the node is")
+    node.add_argument("names", nargs="+")
+    register = commands.add_parser("register", help="make node keys known to a running SuperLink")
+    register.add_argument("connection", help="the Flower connection, for instance deployment")
+    register.add_argument("names", nargs="+")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    folder: Path = arguments.folder
+    if arguments.command == "register":
+        return register_nodes(folder, arguments.names, connection=arguments.connection)
+    if arguments.command in ("all", "authority"):
+        make_authority(folder, days=getattr(arguments, "days", CA_DAYS))
+    if arguments.command in ("all", "server"):
+        hosts = [*DEMONSTRATION_HOSTS, *arguments.host] if arguments.command == "all" else arguments.hosts
+        make_server(folder, hosts, days=getattr(arguments, "days", SERVER_DAYS))
+    if arguments.command in ("all", "node"):
+        names = (arguments.node or DEMONSTRATION_NODES) if arguments.command == "all" else arguments.names
+        for name in names:
+            make_node(folder, name)
+    if arguments.owner is not None:
+        give_to(folder, arguments.owner)
+    print(f"scripts/certs: made in {folder.resolve()}")
+    return 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs one command; 2 where something is in the way."""
+    try:
+        return _run(_parser().parse_args(words))
+    except (CertificateError, PermissionError) as error:
+        print(f"scripts/certs: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Runs a small simulation and kills its process with SIGKILL at a point between two steps of a round.
+
+Arguments: the point, the round, and overrides. Points: see `POINTS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import discreet.runs
+from discreet.config import load_config
+from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from simulation.in_process import simulate
+
+POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(number: int, before: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, killing the process before or after its call of that number."""
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if before and calls == number:
+            die()
+        result = function(*args, **kwargs)
+        if calls == number:
+            die()
+        return result
+
+    return wrapped
+
+
+def plant(point: str, number: int) -> None:
+    if point in ("before_ledger", "after_ledger"):
+        DurableLedger.charge = at_call(number, point == "before_ledger", DurableLedger.charge)  # type: ignore[method-assign]
+    elif point == "before_metrics":
+        RunFolder.append_metrics = at_call(number, True, RunFolder.append_metrics)  # type: ignore[method-assign]
+    elif point in ("before_checkpoint", "after_checkpoint"):
+        before = point == "before_checkpoint"
+        RunFolder.save_checkpoint = at_call(number, before, RunFolder.save_checkpoint)  # type: ignore[method-assign]
+    elif point == "in_checkpoint":
+        save = RunFolder.save_checkpoint
+
+        def torn(self: RunFolder, checkpoint: Any) -> None:
+            if checkpoint.round == number:
+                # The new file is half written beside the old one, and never renamed.
+                discreet.runs.os.replace = lambda *_: die()  # type: ignore[assignment]
+            save(self, checkpoint)
+
+        RunFolder.save_checkpoint = torn  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    logging.getLogger("discreet").setLevel(logging.WARNING)
+    plant(sys.argv[1], int(sys.argv[2]))
+    simulate(load_config(sys.argv[3:]))

@@ -1,0 +1,98 @@
+"""kill -9 between any two steps of a round: nothing spent is forgotten, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from discreet.config import load_config
+from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.runs import RunFolder
+from simulation.in_process import simulate
+from tests.simulation.crash import POINTS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROUNDS, KILLED = 3, 2
+SMALL = [
+    f"rounds={ROUNDS}",
+    "seed=90217",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "privacy.user.noise_multiplier=1.0",
+]
+
+
+def overrides(folder: Path, *more: str) -> list[str]:
+    return [*SMALL, f"output_dir={folder}", *more]
+
+
+def crash(point: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.simulation.crash", point, str(KILLED), *overrides(folder)]
+    done = subprocess.run(command, cwd=ROOT, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    return simulate(load_config(overrides(tmp_path_factory.mktemp("whole") / "run"))).checkpoint.params
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_run_is_resumed_and_nothing_spent_is_forgotten(
+    point: str, tmp_path: Path, undisturbed: torch.Tensor
+) -> None:
+    folder = tmp_path / "run"
+    crash(point, folder)
+    charged = DurableLedger(folder / "ledger.db").spent("user").num_releases
+    finished = 2 if point == "after_checkpoint" else 1
+    assert charged == (1 if point == "before_ledger" else 2)
+
+    outcome = simulate(load_config(overrides(folder, "resume=true")))
+    ledger = DurableLedger(folder / "ledger.db")
+    wasted = charged - finished
+    assert wasted in (0, 1)
+    assert ledger.spent("user").num_releases == ROUNDS + wasted
+    assert ledger.verify() == []
+    assert [row["round"] for row in RunFolder(folder).read_metrics()] == [1, 2, 3]
+    # With a seed a round's draws depend on its number alone: the model is the one that was never disturbed.
+    assert torch.equal(outcome.checkpoint.params, undisturbed)
+
+
+CHANGES = {
+    "privacy.user.noise_multiplier=2": "privacy.user.noise_multiplier was 1.0, is 2.0",
+    "sampling.probability=0.25": "sampling.probability was 0.5, is 0.25",
+    "sampling.population_size=30": "sampling.population_size was 20, is 30",
+    "privacy.delta=1e-4": "privacy.delta was 0.001, is 0.0001",
+    "data.partition=dirichlet": "data.partition was iid, is dirichlet",
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.items())
+def test_resuming_under_other_privacy_settings_is_refused(change: str, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(load_config(overrides(folder, "rounds=1")))
+    with pytest.raises(LedgerError) as error:
+        simulate(load_config(overrides(folder, "resume=true", change)))
+    assert message in str(error.value)
+
+
+def test_more_rounds_may_be_asked_for_when_resuming(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(load_config(overrides(folder, "rounds=1")))
+    outcome = simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
+    assert outcome.checkpoint.round == 2
+
+
+def test_a_damaged_checkpoint_is_said_and_not_taken_for_a_new_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(load_config(overrides(folder, "rounds=1")))
+    (folder / "checkpoint" / "state.safetensors").write_bytes(b"torn")
+    with pytest.raises(LedgerError, match="damaged"):
+        simulate(load_config(overrides(folder, "resume=true")))

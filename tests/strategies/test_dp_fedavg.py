@@ -1,0 +1,136 @@
+"""The exchange over Flower's grid: whatever a client sends, the round goes on and its noise stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from discreet.wire import REFUSED_CODE, Reply, decode_order, encode_reply
+from strategies.dp_fedavg import GridExchange, VirtualClients
+from strategies.exchange import Failure
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Flower's Message takes these from the process that it runs in.
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+Answer = Callable[[Message], RecordDict | Error | None]
+
+
+@dataclass
+class FakeGrid:
+    """Answers each message as its client is told to; None never answers, a list of two answers twice."""
+
+    answers: dict[int, Answer]
+    twice: bool = False
+    sent: dict[str, Message] = field(default_factory=dict)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.answers)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+            self.sent[message.metadata.message_id] = message
+        return list(self.sent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for name in message_ids:
+            message = self.sent[name]
+            answer = self.answers[message.metadata.dst_node_id](message)
+            if answer is not None:
+                replies += [Message(answer, reply_to=message)] * (2 if self.twice else 1)
+        return replies
+
+
+def good(message: Message) -> RecordDict:
+    order, parameters = decode_order(message.content)
+    return encode_reply(Reply(order.round, torch.from_numpy(parameters[0].copy()) + 1, below=True, epsilon_example=0.5))
+
+
+def refused(message: Message) -> Error:
+    return Error(REFUSED_CODE, "the policy of this client requires more")
+
+
+def crashed(message: Message) -> Error:
+    return Error(3, "Traceback (most recent call last)\nZeroDivisionError: division by zero")
+
+
+def garbage(message: Message) -> RecordDict:
+    return RecordDict({"update": ArrayRecord({"update": Array(np.array([np.nan, 1.0]))}), "reply": MetricRecord()})
+
+
+def stale(message: Message) -> RecordDict:
+    return encode_reply(Reply(99, torch.zeros(2), below=True))
+
+
+def silent(message: Message) -> None:
+    return None
+
+
+def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[Reply | Failure]:
+    exchange = GridExchange(grid, "{}", timeout=timeout)  # type: ignore[arg-type]
+    exchange.members()
+    return list(exchange.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
+
+
+def kinds(replies: list[Reply | Failure]) -> list[str]:
+    return sorted(reply.kind if isinstance(reply, Failure) else "good" for reply in replies)
+
+
+def test_every_kind_of_failure_is_counted_and_none_stops_the_round() -> None:
+    answers: dict[int, Answer] = {1: good, 2: refused, 3: crashed, 4: garbage, 5: stale, 6: good}
+    replies = ask(FakeGrid(answers), [1, 2, 3, 4, 5, 6])
+    assert kinds(replies) == ["error", "good", "good", "malformed", "malformed", "refused"]
+
+
+def test_who_misses_the_deadline_is_late_and_the_others_count() -> None:
+    replies = ask(FakeGrid({1: silent, 2: good}), [1, 2], timeout=0.3)
+    assert kinds(replies) == ["good", "late"]
+
+
+def test_a_duplicate_reply_counts_once() -> None:
+    assert kinds(ask(FakeGrid({1: good}, twice=True), [1])) == ["good"]
+
+
+def test_all_clients_failing_is_a_round_without_replies() -> None:
+    assert kinds(ask(FakeGrid({1: crashed, 2: garbage}), [1, 2])) == ["error", "malformed"]
+
+
+def test_an_empty_cohort_asks_nobody() -> None:
+    grid = FakeGrid({1: good})
+    assert ask(grid, []) == []
+    assert grid.sent == {}
+
+
+def test_a_failure_says_its_reason_in_one_line() -> None:
+    (failure,) = ask(FakeGrid({1: crashed}), [1])
+    assert isinstance(failure, Failure)
+    assert failure.reason == "ZeroDivisionError: division by zero"
+
+
+def test_virtual_clients_share_the_nodes_that_there_are() -> None:
+    grid = FakeGrid({10: good, 20: good})
+    exchange = GridExchange(grid, "{}", timeout=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    assert list(exchange.members()) == [0, 1, 2, 3, 4]
+    list(exchange.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
+    sent = [(decode_order(m.content)[0].client_id, m.metadata.dst_node_id) for m in grid.sent.values()]
+    assert sent == [(0, 10), (3, 20), (4, 10)]
+
+
+def test_a_real_federation_is_told_no_client_and_no_folder() -> None:
+    grid = FakeGrid({10: good})
+    ask(grid, [10])
+    order, _ = decode_order(next(iter(grid.sent.values())).content)
+    assert (order.client_id, order.state_folder) == (None, None)
