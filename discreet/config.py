@@ -55,18 +55,16 @@ def _one_line(error: Exception) -> str:
 def setting_names() -> list[str]:
     """Every public setting with its full dotted name, for instance `privacy.user.clip.norm`."""
 
-    def walk(node: DictConfig, prefix: str) -> list[str]:
-        names = []
-        for key in node:
-            child = node._get_node(key)
-            names += walk(child, f"{prefix}{key}.") if _is_section(child) else [f"{prefix}{key}"]
-        return names
-
-    return walk(OmegaConf.structured(RunConfig), "")
+    return _leaves(OmegaConf.structured(RunConfig), "")
 
 
-def _is_section(node: Any) -> bool:
-    return isinstance(node, DictConfig) and not node._is_none()
+def _leaves(section: DictConfig, prefix: str) -> list[str]:
+    names = []
+    for key in map(str, section):
+        child = section._get_node(key)
+        inner = _leaves(child, f"{prefix}{key}.") if isinstance(child, DictConfig) and not child._is_none() else []
+        names += inner or [f"{prefix}{key}"]
+    return names
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
@@ -90,8 +88,8 @@ def _writable(node: DictConfig) -> None:
     OmegaConf.set_readonly(node, False)
     for key in node:
         child = node._get_node(key)
-        if _is_section(child):
-            _writable(cast(DictConfig, child))
+        if isinstance(child, DictConfig) and not child._is_none():
+            _writable(child)
 
 
 def load_config(overrides: Sequence[str] = ()) -> RunConfig:

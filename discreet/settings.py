@@ -18,6 +18,7 @@ ACCOUNTANTS = ("pld", "rdp")
 NOISES = ("float", "grid", "secure_sum")
 LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
+LOG_FORMATS = ("text", "json")
 
 
 class ConfigError(ValueError):
@@ -225,7 +226,7 @@ class PrivacyConfig:
 
     delta: float = 1e-3
     accountant: str = "pld"
-    noise: str = "float"
+    noise: str = "grid"
     user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
@@ -234,6 +235,22 @@ class PrivacyConfig:
         _require(0 < self.delta < 1, "privacy.delta", "within (0, 1)", self.delta)
         _one_of(self.accountant, "privacy.accountant", ACCOUNTANTS)
         _one_of(self.noise, "privacy.noise", NOISES)
+
+
+@dataclass(frozen=True)
+class OperationsConfig:
+    """How a running server is watched: its log, and metrics for Prometheus. Nothing here decides privacy."""
+
+    log_format: str = "text"
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        _one_of(self.log_format, "operations.log_format", LOG_FORMATS)
+        if self.metrics_port is not None:
+            port = self.metrics_port
+            _require(1 <= port <= 65535, "operations.metrics_port", "within [1, 65535]", port)
+        _require(bool(self.metrics_host), "operations.metrics_host", "a host name or address", repr(self.metrics_host))
 
 
 @dataclass(frozen=True)
@@ -255,6 +272,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
         _at_least(self.rounds, 1, "rounds")

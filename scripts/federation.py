@@ -1,7 +1,7 @@
 """`flwr run . --stream` on a SuperLink of its own: what `scripts/run` starts.
 
-The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own (`.flwr/`), and ends with the
-run: nothing that another project left running can answer instead.
+The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own (`.flwr/`), and ends with
+the run: nothing that another project left running can answer instead.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, home: Path, folder:
     """Runs the app of this repository on a SuperLink of its own; streams its log. Gives `flwr`'s exit code."""
     nodes = min(config.data.num_clients, MOST_NODES)
     with simulation_superlink(home, folder=folder) as address, tempfile.TemporaryDirectory() as scratch:
-        connection = f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
+        connection = (
+            f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
+        )
         (home / "config.toml").write_text(connection)
         # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
         run_config = Path(scratch) / "run.toml"
@@ -108,7 +110,7 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, home: Path, folder:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks the overrides, runs, and tells by its exit code whether the run folder is complete (2: a wrong setting)."""
+    """Checks the overrides and runs. Exit code 0: the run folder is complete; 2: a setting is wrong."""
     if any(word in ("-h", "--help") for word in words):
         print(USAGE)
         return 0

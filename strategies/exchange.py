@@ -23,6 +23,23 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """What several clients reply at once, from a simulation that trains them together in the server's own process.
+
+    Attributes:
+      updates: (n, num_params), float32; the round clips them.
+      below: (n,), bool: each client's bit.
+      epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their own accounts.
+    """
+
+    updates: Tensor
+    below: Tensor
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+
+
 class Exchange(Protocol):
     """Asks clients for their updates."""
 
@@ -31,5 +48,5 @@ class Exchange(Protocol):
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
-    ) -> Iterable[Reply | Failure]:
-        """One reply or failure for each client of the cohort, as they come: never the whole cohort at once."""
+    ) -> Iterable[Reply | Replies | Failure]:
+        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once."""

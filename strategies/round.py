@@ -13,7 +13,8 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
 from discreet.privacy.noise import RandomSource
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
@@ -46,6 +47,8 @@ class UserPrivacy:
       count_stddev: of the noise on the count; None with a fixed clip norm, where no bits are used.
       target_quantile, clip_learning_rate: of the adaptive clip norm.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
+      on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
+      largest_cohort: how many updates a sum on the grid must be able to hold.
     """
 
     noise_multiplier: float
@@ -54,6 +57,8 @@ class UserPrivacy:
     target_quantile: float = 0.5
     clip_learning_rate: float = 0.2
     draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -85,6 +90,14 @@ class ClientUpdate:
     below: bool
 
 
+@dataclass(frozen=True, eq=False)
+class UpdateRows:
+    """Several clients' parts at once, as a simulation computes them: updates (n, num_params), bits (n,)."""
+
+    updates: Tensor
+    below: Tensor
+
+
 @dataclass(frozen=True)
 class RoundMetrics:
     """What may be said of a round.
@@ -102,7 +115,7 @@ class RoundMetrics:
 
 def dp_fedavg_round(
     state: ServerState,
-    updates: Iterable[ClientUpdate],
+    updates: Iterable[ClientUpdate | UpdateRows],
     settings: RoundSettings,
     *,
     source: RandomSource,
@@ -125,14 +138,17 @@ def dp_fedavg_round(
     Returns:
       The state after the round, and what may be said of it.
     """
-    total, below, replies = _add_up(updates, state)
     user = settings.user
+    clipped = _sum_of(state, user)
+    below, replies = _add_up(updates, clipped)
     estimator, fraction = None, None
-    if user is not None:
+    if user is None:
+        total = clipped.total
+    else:
         charge(user.event)
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
         mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
-        total = mechanism.add_noise(total, state.clip_norm, source.child("update"))
+        total = clipped.noised(mechanism, source.child("update"))
         if user.count_stddev is not None:
             noised = _noised_count(below, user, source.child("count"))
             estimator = QuantileEstimator(state.clip_norm, user.target_quantile, user.clip_learning_rate)
@@ -148,21 +164,36 @@ def dp_fedavg_round(
     return after, RoundMetrics(state.clip_norm, fraction, replies)
 
 
-def _add_up(updates: Iterable[ClientUpdate], state: ServerState) -> tuple[Tensor, float, int]:
-    total, below, replies = torch.zeros(state.params.shape, dtype=torch.float64), 0.0, 0
+def _sum_of(state: ServerState, user: UserPrivacy | None) -> ClippedSum | GridSum:
+    size, clip_norm = state.params.numel(), state.clip_norm
+    if user is None or not user.on_grid:
+        return ClippedSum(size, clip_norm)
+    return GridSum(size, clip_norm, grid=grid_for(clip_norm, size, largest_cohort=user.largest_cohort))
+
+
+def _add_up(updates: Iterable[ClientUpdate | UpdateRows], clipped: ClippedSum | GridSum) -> tuple[int, int]:
+    below, replies = 0, 0
     for part in updates:
+        rows = part.updates if isinstance(part, UpdateRows) else part.update.unsqueeze(0)
+        bits = part.below.tolist() if isinstance(part, UpdateRows) else [part.below]
         # Clipped again: nobody's clipping is trusted.
-        clipped, _ = clip_by_norm(part.update.unsqueeze(0), state.clip_norm)
-        total += clipped[0]
-        below += BIT_SENSITIVITY if part.below else -BIT_SENSITIVITY
-        replies += 1
-    return total, below, replies
+        clipped.add(rows)
+        below += sum(1 if bit else -1 for bit in bits)
+        replies += len(bits)
+    return below, replies
 
 
-def _noised_count(below: float, user: UserPrivacy, source: RandomSource) -> float:
+def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:
+    """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
     assert user.count_stddev is not None
     mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)
-    return float(mechanism.add_noise(torch.tensor([below], dtype=torch.float64), BIT_SENSITIVITY, source)[0])
+    if user.on_grid:
+        grid = grid_for(BIT_SENSITIVITY, 1, largest_cohort=user.largest_cohort)
+        steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
+        noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
+        return float(grid.to_float(noised, torch.float64)[0])
+    total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
+    return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
 
 
 def initial_state(params: Tensor, *, clip_norm: float) -> ServerState:

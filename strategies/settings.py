@@ -40,6 +40,8 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
         target_quantile=user.clip.target_quantile,
         clip_learning_rate=user.clip.learning_rate,
         draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
     )
 
 

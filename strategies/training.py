@@ -17,11 +17,12 @@ from discreet.guarantees import EXAMPLE, LOCAL, USER
 from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.noise import RandomSource
 from discreet.runs import Checkpoint, RunFolder
+from discreet.status import RunStatus, after_round, read_status, write_status
 from discreet.tasks.metrics import Evaluation
 from discreet.wire import EPSILONS, Reply
 from strategies.cohort import CohortSampling
-from strategies.exchange import Exchange, Failure
-from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
+from strategies.exchange import Exchange, Failure, Replies
+from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, UpdateRows, dp_fedavg_round
 
 logger = logging.getLogger("discreet")
 
@@ -51,7 +52,7 @@ class Tally:
     reasons: list[str] = field(default_factory=list)
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
 
-    def accept(self, replies: Iterable[Reply | Failure]) -> Iterator[ClientUpdate]:
+    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | UpdateRows]:
         """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them."""
         for reply in replies:
             if isinstance(reply, Failure):
@@ -60,7 +61,10 @@ class Tally:
                 continue
             for name in EPSILONS:
                 self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
-            yield ClientUpdate(reply.update, reply.below)
+            if isinstance(reply, Replies):
+                yield UpdateRows(reply.updates, reply.below)
+            else:
+                yield ClientUpdate(reply.update, reply.below)
 
     def all_refused(self) -> bool:
         """Whether somebody was asked and everybody refused."""
@@ -104,9 +108,19 @@ class TrainingRun:
     ) -> None:
         self.plan, self.folder, self.ledger = plan, folder, ledger
         self.exchange, self.evaluate, self.source = exchange, evaluate, source
+        before = read_status(folder) or RunStatus("running", plan.rounds)
+        self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
+        self.connected = 0
 
     def run(self, checkpoint: Checkpoint) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent."""
+        write_status(self.folder, self.status)
+        outcome = self._run_rounds(checkpoint)
+        self.status = replace(self.status, state="stopped" if outcome.stopped else "finished", reason=outcome.stopped)
+        write_status(self.folder, self.status)
+        return outcome
+
+    def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while checkpoint.round < self.plan.rounds:
             try:
                 self.check_budget()
@@ -157,12 +171,14 @@ class TrainingRun:
 
     def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
         """The next round's cohort of the clients that can be asked now."""
-        return self.plan.sampling.draw(self.exchange.members(), self._draw(checkpoint).child("cohort"))
+        members = self.exchange.members()
+        self.connected = len(members)
+        return self.plan.sampling.draw(members, self._draw(checkpoint).child("cohort"))
 
     def finish_round(
         self,
         checkpoint: Checkpoint,
-        replies: Iterable[Reply | Failure],
+        replies: Iterable[Reply | Replies | Failure],
         *,
         cohort_size: int,
         started: float | None = None,
@@ -205,7 +221,13 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
-        logger.info(round_line(row, rounds=self.plan.rounds))
+        last_failure = tally.reasons[-1] if tally.reasons else None
+        self.status = after_round(
+            self.status, number=after.round, nodes=self.connected, failures=tally.failures, last_failure=last_failure
+        )
+        write_status(self.folder, self.status)
+        fields = {"event": "round", **row, "failures": dict(tally.failures)}
+        logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
         for reason in tally.reasons[:3]:
             logger.warning("  %s", reason)
         if len(tally.reasons) > 3:

@@ -44,8 +44,8 @@ PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)
 MOMENTS_ORDERS = tuple(float(order) for order in range(2, 34))  # the 32 moments of Abadi et al. 2016
 
 _GAUSSIAN_TOLERANCE = 1e-12
-# Beyond these, floating point fails: noise is rounded down and probabilities up, so that epsilon is rounded up.
-_NO_NOISE, _MUCH_NOISE = 1e-4, 1e9
+# Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
+_NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
 _NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
 
 

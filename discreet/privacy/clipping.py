@@ -1,13 +1,12 @@
 """Clipping: what bounds the part that one client, or one example, can have in a sum.
 
-At the privacy boundary an update is one vector of shape (num_params,). The same two functions serve per-example
-gradients, client updates and audit canaries.
+At the privacy boundary an update is one vector of shape (num_params,). The same function serves per-example gradients,
+client updates and audit canaries. Sums of clipped updates: `clipped_sum`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
 def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
     """Scales each row to a norm of at most `norm_clip`.
 
-    Guarantee: every row of the result has an L-`order` norm of at most `norm_clip`, whatever was passed in, so adding or
+    Guarantee: every row of the result has an L-`order` norm of at most `norm_clip`, whatever came in, so adding or
     removing one row moves the sum of the rows by at most `norm_clip` (replacing one, by at most twice that).
 
     Args:
@@ -46,9 +45,7 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     if math.isnan(norm_clip) or norm_clip < 0:
         raise ValueError(f"norm_clip must be a number of at least 0 (got {norm_clip})")
     if rows.dim() != 2 or not rows.is_floating_point():
-        raise ValueError(
-            f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}"
-        )
+        raise ValueError(f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}")
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
     rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     norms = row_norms(rows, order=order)
@@ -57,31 +54,3 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     finite = torch.isfinite(norms).unsqueeze(1)
     clipped = torch.where(finite, rows.to(torch.float64) * scale.unsqueeze(1), 0.0)
     return clipped.to(rows.dtype), norms
-
-
-def sum_clipped(
-    updates: Iterable[Tensor], norm_clip: float, *, size: int, order: float = 2
-) -> tuple[Tensor, Tensor]:
-    """Adds up clipped updates as they come; never holds more than one of them.
-
-    Guarantee: the sum moves by at most `norm_clip` when one update is added or removed, up to float64 rounding
-    (about 1e-16 of the sum; `discreet.privacy.grid` removes that too).
-
-    Args:
-      updates: vectors of shape (size,); may be empty.
-      norm_clip: the largest norm of each.
-      size: num_params.
-      order: of the norm.
-
-    Returns:
-      The sum (size,), float64, and the norms before clipping (n,), float64.
-    """
-    total = torch.zeros(size, dtype=torch.float64)
-    norms = []
-    for update in updates:
-        if update.shape != (size,):
-            raise ValueError(f"an update must have the shape ({size},), got {tuple(update.shape)}")
-        clipped, norm = clip_by_norm(update.unsqueeze(0), norm_clip, order=order)
-        total += clipped[0]
-        norms.append(norm)
-    return total, torch.cat(norms) if norms else torch.zeros(0, dtype=torch.float64)

@@ -294,9 +294,9 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     log_moment = _log_moment(counts, frame, frame.tilt)
     start = max(low, _first_representable(frame, log_moment), 0)
     losses: FloatArray = frame.interval * np.arange(start, max(high, start) + 1, dtype=np.float64)
-    masses = np.roll(tilted, -start)[: len(losses)] * np.exp(log_moment - frame.tilt * losses)
-    above = _TAIL_MASS * math.exp(log_moment - frame.tilt * float(losses[-1]))
-    infinite = above + _infinite_mass(counts, frame)
+    untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, _LARGEST_EXPONENT))
+    masses = np.roll(tilted, -start)[: len(losses)] * untilt
+    infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)
     epsilon = _epsilon_from_masses(losses, masses, infinite, delta=delta)
     if start == 0 or frame.tilt == 0 or epsilon > losses[0]:
         return epsilon

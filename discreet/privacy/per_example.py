@@ -72,8 +72,8 @@ def clipped_gradient_sum(
     _validate(inputs, targets, l2_norm_clip, micro_batch, order)
     objective = Objective(model, _layout(model), loss, order)
     total = objective.layout.zeros()
-    if inputs.shape[0] == 0:
-        return total, total.new_zeros(0)
+    if inputs.shape[0] == 0 or not objective.layout.slots:
+        return total, total.new_zeros(inputs.shape[0])
     with torch.no_grad():
         parts = objective.layout.parts(total)
         if micro_batch is None or micro_batch >= inputs.shape[0]:

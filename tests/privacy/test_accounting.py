@@ -224,7 +224,7 @@ def test_only_laplace_releases_have_a_pure_epsilon(event: DpEvent) -> None:
 def test_one_laplace_release_costs_its_closed_form(delta: float) -> None:
     """Its delta is 1 - exp((epsilon - 1 / scale) / 2)."""
     epsilon = epsilon_spent([(LaplaceDpEvent(0.5), 1)], delta=delta)
-    assert epsilon == pytest.approx(2.0 + 2 * math.log1p(-delta), rel=1e-6)
+    assert epsilon == pytest.approx(2.0 + 2 * math.log1p(-delta), rel=1e-5)
 
 
 @BOTH
@@ -318,14 +318,14 @@ def test_orders_that_are_not_above_one_are_refused(orders: tuple[float, ...]) ->
 
 
 @BOTH
-@pytest.mark.parametrize("noise", [1e-300, 1e-4, 1e300])
+@pytest.mark.parametrize("noise", [1e-300, 1e-6, 1e300])
 @pytest.mark.parametrize("probability", [5e-324, 0.5, 1 - 2**-53])
 def test_extreme_parameters_are_answered(accountant: str, noise: float, probability: float) -> None:
     event = PoissonSampledDpEvent(probability, GaussianDpEvent(noise))
     assert epsilon_spent([(event, 10)], delta=1e-5, accountant=accountant) >= 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.floats(1e-7, 1.0),
     st.floats(-2.0, 4.0).map(lambda power: 10.0**power),

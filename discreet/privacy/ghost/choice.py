@@ -79,5 +79,6 @@ def _frozen(value: object) -> Hashable:
         return value
     if isinstance(value, tuple | list):
         return tuple(_frozen(part) for part in value)
-    kind: Hashable = value.__code__ if isinstance(value, FunctionType) else type(value)
-    return kind
+    if isinstance(value, FunctionType):
+        return value.__code__
+    return type(value)

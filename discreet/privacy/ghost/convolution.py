@@ -97,11 +97,12 @@ class Convolved:
         return [Outer(self.slot, self.geometry.patches(self.inputs)[:, 0], self.grads)]
 
     def ready(self, order: int) -> Term:
-        _, positions, out = self.grads.shape
-        one = self.geometry.groups == 1
-        if one and order == 2 and grams_are_cheaper(positions, self.geometry.width(self.inputs), out):
-            return Outer(self.slot, self.geometry.patches(self.inputs)[:, 0], self.grads)
-        return self.built()
+        count, positions, out = self.grads.shape
+        if self.geometry.groups > 1 or order == 1:
+            return self.built()
+        if not grams_are_cheaper(count, positions, self.geometry.width(self.inputs), out):
+            return self.built()
+        return Outer(self.slot, self.geometry.patches(self.inputs)[:, 0], self.grads).ready(order)
 
     def built(self) -> Rows:
         """The gradients themselves, a few examples at a time: their patches are many times larger than their inputs."""
@@ -111,7 +112,7 @@ class Convolved:
         step = max(1, _PATCH_FLOATS // (positions * groups * width))
         for start in range(0, count, step):
             some = slice(start, start + step)
-            grads = self.grads[some].unflatten(2, (groups, -1)).permute(0, 2, 3, 1)
+            grads = self.grads[some].view(-1, positions, groups, out // groups).permute(0, 2, 3, 1)
             patches = self.geometry.patches(self.inputs[some])
             torch.bmm(grads.flatten(0, 1), patches.flatten(0, 1), out=rows[some].view(-1, out // groups, width))
         return Rows(self.slot, rows)

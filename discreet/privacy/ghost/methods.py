@@ -130,7 +130,7 @@ def vmapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
 
     with torch.enable_grad():
         found = vmap(grad(single), in_dims=(None, 0, 0))(values, inputs, targets)
-    return [Rows(slot, found[name].detach()) for name, slot in names.items()]
+    return [_rows(slot, found[name].detach()) for name, slot in names.items()]
 
 
 def looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
@@ -138,7 +138,11 @@ def looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
     pairs = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
     found = [_single_gradient(objective, example, target) for example, target in pairs]
     columns = zip(objective.layout.slots.values(), zip(*found, strict=True), strict=True)
-    return [Rows(slot, torch.stack(values)) for slot, values in columns]
+    return [_rows(slot, torch.stack(values)) for slot, values in columns]
+
+
+def _rows(slot: Slot, values: Tensor) -> Rows:
+    return Rows(slot, values if values.dim() > 1 else values.unsqueeze(1))  # a parameter may be a single number
 
 
 def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:

@@ -20,15 +20,17 @@ from torch import Tensor
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower routine
 # with pairwise rounding.
 _LONGEST_FAST_ROW = 1024
-# A float of a gradient that is built is written once and read twice; measured, that costs as much as this many flops.
-_FLOPS_PER_STORED_FLOAT = 30
+# A float of a gradient that is built is written once and read twice. Measured on two cores, that costs as much as this
+# many flops where the gradients of a batch stay near the caches, and as much as the second number where they do not.
+_FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 64
+_NEAR_FLOATS = 2**22
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no gradient is
 # taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
 
 
 def row_norms(values: Tensor, order: int) -> Tensor:
-    """L1 or L2 norms over all dimensions but the first: (n, ...) -> (n,)."""
+    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
     while values.dim() > 1:
         if order == 1:
             values = values.abs().sum(-1)
@@ -168,10 +170,9 @@ class Outer:
         return [self]
 
     def ready(self, order: int) -> Term:
-        _, positions, width = self.inputs.shape
-        if positions == 1:
+        if self.inputs.shape[1] == 1:
             return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
-        return self if order == 2 and grams_are_cheaper(positions, width, self.grads.shape[2]) else self.built()
+        return self if order == 2 and grams_are_cheaper(*self.inputs.shape, self.grads.shape[2]) else self.built()
 
     def built(self) -> Rows:
         """The gradients themselves, (n, p, d)."""
@@ -190,9 +191,10 @@ class Outer:
         self.slot.add_product(parts, grads.flatten(0, 1), self.inputs.flatten(0, 1), factor)
 
 
-def grams_are_cheaper(positions: int, width: int, out: int) -> bool:
-    """Whether Gram matrices, T^2 (d + p), cost less than writing and reading gradients of d p floats (T d p is spent anyway)."""
-    return 2 * positions**2 * (width + out) < _FLOPS_PER_STORED_FLOAT * width * out
+def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
+    """Whether Gram matrices, T^2 (d + p), cost less than storing gradients, d p. The product, T d p, is needed for both."""
+    stored = _FLOPS_PER_STORED_FLOAT if count * width * out <= _NEAR_FLOATS else _FLOPS_PER_FAR_FLOAT
+    return 2 * positions**2 * (width + out) < stored * width * out
 
 
 @dataclass(frozen=True, slots=True)

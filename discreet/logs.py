@@ -1,0 +1,68 @@
+"""Discreet's log: plain lines for people, or one JSON object a line for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO, cast
+
+from discreet.settings import LOG_FORMATS
+
+LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
+FIELDS = "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
+
+
+class JsonLines:
+    """A formatter: a record as one JSON object with time (UTC), level, logger, message, and its `fields`.
+
+    >>> record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO", "name": "discreet", FIELDS: {"round": 1}})
+    >>> sorted(json.loads(JsonLines().format(record)))
+    ['level', 'logger', 'message', 'round', 'time']
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line. Infinity and NaN, which JSON has no numbers for, are the strings "inf" and "nan"."""
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields: Mapping[str, object] = getattr(record, FIELDS, {})
+        entry |= {name: _plain(value) for name, value in fields.items() if name not in entry}
+        if record.exc_info:
+            entry["exception"] = logging.Formatter().formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discreet") -> None:
+    """Sends the log of Discreet to a stream, whatever else is configured.
+
+    Args:
+      stream: of text.
+      log_format: `text`, one plain line for each message, or `json`; None takes the environment variable
+        DISCREET_LOG_FORMAT, and `text` without one.
+      name: of the logger, and of those below it.
+
+    Raises:
+      ValueError: another format.
+    """
+    chosen = log_format or os.environ.get(LOG_FORMAT_VARIABLE) or "text"
+    if chosen not in LOG_FORMATS:
+        raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)} (got {chosen})")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        cast(logging.Formatter, JsonLines()) if chosen == "json" else logging.Formatter("%(message)s")
+    )
+    logger = logging.getLogger(name)
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,163 @@
+"""Epsilon, noise or rounds: give two, the third is computed for every way of sampling, side by side.
+
+  epsilon for given noise    python -m scripts.calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
+  noise for given epsilon    python -m scripts.calibrate user --population 3383 --cohort 120 --rounds 100 --epsilon 2
+  rounds for a budget        python -m scripts.calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
+
+user      population: clients; cohort: expected clients a round; rounds
+example   population: a client's examples; cohort: the batch size; rounds: local steps
+local     each round is one release of one client; nothing is sampled
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
+from rich.console import Console
+from rich.table import Table
+
+from discreet.privacy.accounting import pure_epsilon
+from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.ledger import PrivacyLedger
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to sample, with the adjacency and the accountant that are right for it."""
+
+    name: str
+    adjacency: str
+    accountant: str
+    event: Callable[[float], DpEvent]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was given; the one of noise, epsilon and rounds that is None is asked for."""
+
+    delta: float
+    noise: float | None
+    epsilon: float | None
+    rounds: int | None
+
+
+def sampled_choices(population: int, cohort: int) -> list[Choice]:
+    """Poisson, fixed size and everybody, for `cohort` expected of `population`.
+
+    Raises:
+      ValueError: a cohort of none, or of more than there are.
+    """
+    if not 0 < cohort <= population:
+        raise ValueError(f"--cohort must be within [1, --population = {population}] (got {cohort})")
+
+    def poisson(noise: float) -> DpEvent:
+        return poisson_round_event(cohort / population, noise_multiplier=noise)
+
+    def fixed(noise: float) -> DpEvent:
+        return fixed_size_round_event(cohort, population_size=population, noise_multiplier=noise)
+
+    return [
+        Choice("poisson", "add or remove one", "pld", poisson),
+        Choice("poisson", "add or remove one", "rdp", poisson),
+        Choice("fixed size", "replace one", "rdp", fixed),
+        Choice("everyone", "add or remove one", "pld", GaussianDpEvent),
+    ]
+
+
+LOCAL_CHOICES = [
+    Choice("gaussian, L2", "replace", "pld", GaussianDpEvent),
+    Choice("laplace, L1", "replace", "pld", LaplaceDpEvent),
+    Choice("laplace, L1", "replace", "pure", LaplaceDpEvent),
+]
+
+
+def answer(choice: Choice, question: Question) -> float:
+    """The number that is asked for.
+
+    Raises:
+      ValueError: it can't be had, for instance an epsilon that no noise reaches.
+    """
+    if question.epsilon is None:
+        assert question.noise is not None
+        assert question.rounds is not None
+        spent = PrivacyLedger().record(choice.event(question.noise), question.rounds)
+        if choice.accountant == "pure":
+            return pure_epsilon(spent.entries)
+        return spent.epsilon(question.delta, choice.accountant)
+    if question.noise is None:
+        assert question.rounds is not None
+        if choice.accountant == "pure":
+            return question.rounds / question.epsilon
+        return noise_multiplier_for_epsilon(
+            question.epsilon,
+            make_event=choice.event,
+            count=question.rounds,
+            delta=question.delta,
+            accountant=choice.accountant,
+        )
+    if choice.accountant == "pure":
+        return int(question.epsilon * question.noise * (1 + 1e-12))
+    event = choice.event(question.noise)
+    return rounds_within(question.epsilon, event=event, delta=question.delta, accountant=choice.accountant)
+
+
+def table_of(choices: Sequence[Choice], question: Question) -> Table:
+    """All choices side by side; the price of each against the first."""
+    asked = "epsilon" if question.epsilon is None else "noise multiplier" if question.noise is None else "rounds"
+    table = Table("sampling", "adjacency", "accountant", asked, "times the first")
+    first = None
+    for choice in choices:
+        try:
+            value = answer(choice, question)
+        except ValueError as error:
+            table.add_row(choice.name, choice.adjacency, choice.accountant, "none", str(error))
+            continue
+        first = value if first is None else first
+        ratio = f"{value / first:.3g}" if first else "-"
+        shown = str(int(value)) if asked == "rounds" else f"{value:.5g}"
+        table.add_row(choice.name, choice.adjacency, choice.accountant, shown, ratio)
+    return table
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="scripts.calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("guarantee", choices=("user", "example", "local"))
+    made.add_argument("--population", type=int, help="clients, or a client's examples")
+    made.add_argument("--cohort", type=int, help="expected clients a round, or the batch size")
+    made.add_argument("--rounds", type=int, help="rounds, or local steps")
+    made.add_argument("--noise", type=float, help="the noise multiplier: noise over sensitivity")
+    made.add_argument("--epsilon", type=float)
+    made.add_argument("--delta", type=float, default=1e-5)
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; exit code 2 where something is missing or out of range."""
+    given = parser().parse_args(words)
+    question = Question(given.delta, given.noise, given.epsilon, given.rounds)
+    try:
+        if [question.noise, question.epsilon, question.rounds].count(None) != 1:
+            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
+        if given.guarantee != "local" and None in (given.population, given.cohort):
+            raise ValueError(f"{given.guarantee} needs --population and --cohort")
+        local = given.guarantee == "local"
+        choices = LOCAL_CHOICES if local else sampled_choices(given.population, given.cohort)
+        table = table_of(choices, question)
+    except ValueError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    Console().print(table)
+    print(f"{given.guarantee}-level, delta {given.delta:g}; noise multipliers are noise over the clip norm")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,124 @@
+"""Reads a run's ledgers: `python -m scripts.ledger show|verify|export RUN`.
+
+show    what was spent, for each guarantee and holder, with epsilon by each accountant
+verify  whether any row was changed, inserted or deleted; exit code 1 if so
+export  every row as JSON, one object a line
+
+RUN is a run folder, or a ledger file (a node's own, for instance).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from discreet.config import ConfigError
+from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.guarantees import GUARANTEES
+from discreet.privacy.accounting import ACCOUNTANTS, pure_epsilon
+from discreet.privacy.events import event_to_json
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.runs import RunFolder
+
+DEFAULT_DELTA = 1e-5
+
+
+def ledgers_of(run: Path) -> list[DurableLedger]:
+    """The ledger files of a run folder, or the one file that `run` is.
+
+    Raises:
+      LedgerError: there is none.
+    """
+    paths = [run] if run.is_file() else [path for path in (run / "ledger.db", run / "clients.db") if path.exists()]
+    if not paths:
+        raise LedgerError(f"{run} holds no ledger")
+    return [DurableLedger(path) for path in paths]
+
+
+def show(run: Path, *, delta: float) -> None:
+    """Prints what was spent."""
+    table = Table(
+        "guarantee", "holder", "event", "times", *(f"epsilon ({name})" for name in ACCOUNTANTS), "pure epsilon"
+    )
+    for ledger in ledgers_of(run):
+        for guarantee in GUARANTEES:
+            for holder in ledger.holders(guarantee):
+                spent = ledger.spent(guarantee, holder=holder)
+                table.add_row(guarantee, holder or "-", _events(spent), *_epsilons(spent, delta))
+    Console().print(table)
+    print(f"epsilon at delta {delta:g}; holder: the client, '-' for the whole run or the node that keeps the file")
+
+
+def _events(spent: PrivacyLedger) -> str:
+    return "\n".join(f"{event_to_json(event)} x {count}" for event, count in spent.entries)
+
+
+def _epsilons(spent: PrivacyLedger, delta: float) -> list[str]:
+    cells = [str(spent.num_releases)]
+    for accountant in ACCOUNTANTS:
+        try:
+            cells.append(f"{spent.epsilon(delta, accountant):.4g}")
+        except ValueError:
+            cells.append("not accounted")
+    return [*cells, f"{pure_epsilon(spent.entries):.4g}"]
+
+
+def verify(run: Path) -> int:
+    """Prints whether each ledger's chain holds; 1 if one does not."""
+    code = 0
+    for ledger in ledgers_of(run):
+        faults = ledger.verify()
+        code = code or (1 if faults else 0)
+        print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
+        print(f"  head {ledger.head()}")
+    return code
+
+
+def export(run: Path) -> None:
+    """Prints every row as JSON."""
+    for ledger in ledgers_of(run):
+        for release in ledger.releases():
+            row = dataclasses.asdict(release) | {"event": json.loads(release.event), "ledger": ledger.path.name}
+            print(json.dumps(row, sort_keys=True))
+
+
+def _delta(run: Path, given: float | None) -> float:
+    if given is not None:
+        return given
+    try:
+        return RunFolder(run).read_config().privacy.delta
+    except ConfigError:
+        return DEFAULT_DELTA
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts.ledger", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=("show", "verify", "export"))
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--delta", type=float, help="of the epsilons shown; the run's own by default, else 1e-5")
+    chosen = parser.parse_args(words)
+    try:
+        if chosen.action == "verify":
+            return verify(chosen.run)
+        if chosen.action == "export":
+            export(chosen.run)
+        else:
+            show(chosen.run, delta=_delta(chosen.run, chosen.delta))
+    except (LedgerError, ValueError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,196 @@
+"""The accounts of many virtual clients: the same charges, budgets and refusals as one by one, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from dp_accounting import DpEvent
+
+from client_app.account import Refused
+from client_app.client import local_settings
+from client_app.local_privacy import LocalPrivacy
+from client_app.policy import ClientPolicy, budget_of, check_policy
+from client_app.training import LocalSettings, example_event, steps_of
+from discreet.config import RunConfig
+from discreet.durable_ledger import Charge, DurableLedger
+from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.accounting import pure_epsilon
+from discreet.privacy.ledger import PrivacyLedger
+from strategies.exchange import Failure
+
+# How many clients' ledgers are kept in memory; beyond it they are read from disk again.
+REMEMBERED = 100_000
+
+
+@dataclass
+class Accounts:
+    """What virtual clients have spent, read from their ledger once and then followed.
+
+    Nobody else writes to the ledger while a simulation runs: it holds its run folder alone.
+    """
+
+    ledger: DurableLedger
+    delta: float
+    accountant: str
+    _spent: dict[tuple[str, int], PrivacyLedger] = field(default_factory=dict)
+    _charges: list[Charge] = field(default_factory=list)
+
+    def charge(
+        self, guarantee: str, client: int, event: DpEvent, *, count: int, round_number: int, budget: float | None
+    ) -> PrivacyLedger:
+        """Takes down a charge for `flush`, and returns what is spent with it.
+
+        Raises:
+            Refused: the epsilon would pass the budget. Nothing is taken down.
+        """
+        after = _recorded(self._known(guarantee, client), event, count)
+        epsilon = self.epsilon(after)
+        if budget is not None and epsilon > budget * (1 + 1e-9):
+            raise Refused(
+                f"the {guarantee}-level budget is spent: this round would reach epsilon {epsilon:.4g} of {budget:g}"
+            )
+        self._charges.append(Charge(round_number, guarantee, str(client), event, count))
+        self._spent[guarantee, client] = after
+        return after
+
+    def epsilon(self, spent: PrivacyLedger) -> float:
+        """Of what was spent. Clients with the same history share one computation."""
+        return _epsilon(spent, self.delta, self.accountant)
+
+    def flush(self) -> None:
+        """Writes the charges to disk, all or none; before anything is computed that could leave a client."""
+        self.ledger.charge(self._charges)
+        self._charges.clear()
+        if len(self._spent) > REMEMBERED:
+            self._spent.clear()
+
+    def _known(self, guarantee: str, client: int) -> PrivacyLedger:
+        known = self._spent.get((guarantee, client))
+        return self.ledger.spent(guarantee, holder=str(client)) if known is None else known
+
+
+@lru_cache(maxsize=65536)
+def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger:
+    return spent.record(event, count)
+
+
+@lru_cache(maxsize=65536)
+def _epsilon(spent: PrivacyLedger, delta: float, accountant: str) -> float:
+    return spent.epsilon(delta, accountant)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Clients that take part, with what is asked of each, and the largest epsilons that they have spent."""
+
+    clients: tuple[int, ...]
+    settings: tuple[LocalSettings, ...]
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+
+
+def admit(
+    run: RunConfig,
+    clients: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    accounts: Accounts | None,
+    local: LocalPrivacy | None,
+    round_number: int,
+) -> tuple[Admitted, list[Failure]]:
+    """Checks and charges clients as `client_app.client.DPClient` does before it works; the charges are on disk after.
+
+    Args:
+        run: the configuration.
+        clients, sizes: their numbers, and how many examples each has.
+        accounts: None where no guarantee is on that clients account themselves.
+        local: the round's local mechanism.
+        round_number: counted from 1.
+
+    Returns:
+        Who takes part, and a failure for each client that refuses.
+    """
+    entry = _Entry(run, accounts, local, round_number)
+    asked = {size: entry.asked(size) for size in set(sizes)}
+    failures, admitted = [], []
+    for client, size in zip(clients, sizes, strict=True):
+        try:
+            admitted.append((client, asked[size], entry.spent(client, asked[size])))
+        except Refused as refusal:
+            failures.append(Failure(client, "refused", str(refusal)))
+    if accounts is not None:
+        accounts.flush()
+    largest = [max(values) for values in zip((0.0, 0.0, 0.0), *(spent for _, _, spent in admitted), strict=True)]
+    settings = tuple(what.settings for _, what, _ in admitted)
+    return Admitted(tuple(client for client, _, _ in admitted), settings, *largest), failures
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the round asks of a client with some number of examples: `refusal` where it may not be asked at all."""
+
+    settings: LocalSettings
+    refusal: str | None
+    event: DpEvent | None
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How one client is checked and charged: see `client_app.client.DPClient.answer`."""
+
+    run: RunConfig
+    accounts: Accounts | None
+    local: LocalPrivacy | None
+    round_number: int
+
+    def asked(self, size: int) -> _Asked:
+        """Everything that follows from the size alone."""
+        settings, refusal = local_settings(self.run, size), None
+        try:
+            self._check(settings, size)
+        except Refused as met:
+            refusal = str(met)
+        charged = settings.example is not None and size > 0
+        return _Asked(settings, refusal, example_event(size, settings) if charged else None, steps_of(size, settings))
+
+    def spent(self, client: int, asked: _Asked) -> tuple[float, float, float]:
+        """A client's example-level, local and pure local epsilon with this round."""
+        if asked.refusal is not None:
+            raise Refused(asked.refusal)
+        example, local, pure = 0.0, 0.0, 0.0
+        if asked.event is not None:
+            example = self._epsilon(self._charge(EXAMPLE, client, asked.event, asked.steps))
+        if self.local is not None:
+            spent = self._charge(LOCAL, client, self.local.event, 1)
+            local, pure = self._epsilon(spent), pure_epsilon(spent.entries)
+        return example, local, pure
+
+    def _check(self, settings: LocalSettings, size: int) -> None:
+        noises: dict[str, float] = {}
+        if self.run.privacy.user.enabled:
+            noises[USER] = self.run.privacy.user.noise_multiplier or 0.0
+        if settings.example is not None:
+            noises[EXAMPLE] = settings.example.noise_multiplier
+            if size > 1 and self.run.privacy.delta >= 1 / size:
+                raise Refused("privacy.delta must be below 1 / n of this client's n examples")
+        if self.local is not None:
+            noises[LOCAL] = self.local.noise_multiplier
+        check_policy(ClientPolicy(), self.run, noise_multipliers=noises)
+
+    def _charge(self, guarantee: str, client: int, event: DpEvent, count: int) -> PrivacyLedger:
+        budget = budget_of(ClientPolicy(), self.run, guarantee)
+        return self._account().charge(
+            guarantee, client, event, count=count, round_number=self.round_number, budget=budget
+        )
+
+    def _epsilon(self, spent: PrivacyLedger) -> float:
+        return self._account().epsilon(spent)
+
+    def _account(self) -> Accounts:
+        if self.accounts is None:
+            raise Refused("this client has no ledger, and spends nothing it can't write down: start it with one")
+        return self.accounts

@@ -1,0 +1,164 @@
+"""Many models of one architecture, trained at once: their gradients, and their clipped sums of per-example gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from simulation.batches import Batch
+from simulation.chain import chain_of
+from simulation.layers import Layer, Use
+from simulation.parameter_layout import ParameterLayout, layout_of
+
+# As in discreet.privacy.per_example: gradients are clipped this much shorter, so that rounding lets none pass the clip,
+# and one beyond the largest norm counts as zero.
+ROUNDING_MARGIN = 2e-6
+LARGEST_NORM = 2.0**44
+
+
+class Stack(Protocol):
+    """The models of k clients; parameters are a list of tensors (k, ...), as `layout` has them."""
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where parameters stand."""
+
+    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
+        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
+
+        `into` may be `params` itself: gradients are those before any of it has changed.
+        """
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+        """Each client's sum of per-example gradients, every one clipped to `l2_norm_clip`: (k, num_params)."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayeredStack:
+    """Models that are a chain of layers with passes by hand."""
+
+    layers: tuple[Layer, ...]
+    layout: ParameterLayout
+
+    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
+        """See `Stack`."""
+        for use in self._uses(params, batch):
+            inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
+            weight, bias = into[use.weight], into[use.weight + 1]
+            weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
+            if keep != 1:
+                bias.mul_(keep)
+            bias.add_(grads.sum(1), alpha=rate)
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+        """See `Stack`."""
+        uses = self._uses(params, batch)
+        scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), l2_norm_clip)
+        totals = [torch.zeros(0)] * len(self.layout.blocks)
+        for use in uses:
+            inputs, grads = _finite(use, scale)
+            grads = (grads.double() * scale[:, :, None, None]).float().flatten(1, 2)
+            weight = params[use.weight]
+            totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
+            totals[use.weight + 1] = grads.sum(1)
+        return self.layout.rows(totals)
+
+    def _uses(self, params: list[Tensor], batch: Batch) -> list[Use]:
+        outputs, saved = batch.inputs, []
+        for layer in self.layers:
+            outputs, kept = layer.forward(params, outputs)
+            saved.append(kept)
+        grads: Tensor | None = _cross_entropy_gradients(outputs, batch)
+        uses = []
+        for number in reversed(range(len(self.layers))):
+            assert grads is not None
+            grads, use = self.layers[number].backward(params, saved[number], grads, further=number > 0)
+            if use is not None:
+                uses.append(use)
+        return uses
+
+
+def _cross_entropy_gradients(logits: Tensor, batch: Batch) -> Tensor:
+    """weight * (softmax - one-hot), (k, n, classes): the gradients of the weighted cross entropies."""
+    grads = torch.softmax(logits, dim=2)
+    minus = torch.tensor(-1.0, device=grads.device).expand(*batch.targets.shape, 1)
+    return grads.scatter_add_(2, batch.targets.unsqueeze(2), minus).mul_(batch.weights.unsqueeze(2))
+
+
+def _squared_norms(use: Use) -> Tensor:
+    """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64: no square over- or
+    underflows. With one position an example they are products of norms (Goodfellow 2015); otherwise the gradients are
+    built."""
+    grads, inputs = use.grads, use.inputs
+    if inputs.shape[2] == 1:
+        return _square(grads) * (_square(inputs) + 1)
+    built = torch.matmul(grads.transpose(2, 3), inputs)
+    return _square(built) + _square(grads.sum(2))
+
+
+def _square(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values.flatten(2), dim=2, dtype=torch.float64).square()
+
+
+def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
+    """What brings gradients of these norms to at most `l2_norm_clip`, at most 1; 0 for norms that are not usable."""
+    scale = (l2_norm_clip * (1 - ROUNDING_MARGIN) / norms).clamp(max=1)
+    return torch.where(norms < LARGEST_NORM, scale, 0.0)
+
+
+def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and gradients, zero where an example does not count: 0 * inf would poison the products."""
+    lost = scale == 0
+    if not bool(lost.any()):
+        return use.inputs, use.grads
+    return tuple(values.masked_fill(lost[:, :, None, None], 0.0) for values in (use.inputs, use.grads))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False)
+class MappedStack:
+    """Any other model, by torch.func: slower, and right for whatever `vmap` can map."""
+
+    model: nn.Module
+    layout: ParameterLayout
+
+    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
+        """See `Stack`."""
+        found = vmap(grad(self._loss))(tuple(params), batch.inputs, batch.targets, batch.weights)
+        for target, gradient in zip(into, found, strict=True):
+            target.mul_(keep).add_(gradient, alpha=rate)
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+        """See `Stack`. Builds the gradients of one example of each client at a time."""
+        total = params[0].new_zeros(len(batch.targets), self.layout.size)
+        single = vmap(grad(self._loss))
+        for place in range(batch.targets.shape[1]):
+            example = slice(place, place + 1)
+            parts = single(tuple(params), batch.inputs[:, example], batch.targets[:, example], batch.weights[:, example])
+            rows = self.layout.rows(parts)
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+            scale = clip_scale(norms, l2_norm_clip).unsqueeze(1)
+            total += torch.where(scale > 0, rows.double() * scale, 0.0).float()
+        return total
+
+    def _loss(self, params: tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        names = (name for name, _ in self.model.named_parameters())
+        logits = functional_call(self.model, dict(zip(names, params, strict=True)), (inputs,))
+        return (nn.functional.cross_entropy(logits, targets, reduction="none") * weights).sum()
+
+
+def stack_of(model: nn.Module, input_shape: tuple[int, ...]) -> Stack:
+    """The stack for a model: by hand where every layer has a pass by hand, by torch.func otherwise.
+
+    Args:
+        model: as `discreet.tasks.models` builds it, with the cross entropy as its loss.
+        input_shape: of one example.
+    """
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+    chain = chain_of(model, input_shape)
+    if chain is None:
+        return MappedStack(model.train(), layout_of(shapes, [False] * len(shapes)))
+    return LayeredStack(chain.layers, layout_of(chain.shapes, [len(shape) == 4 for shape in chain.shapes]))

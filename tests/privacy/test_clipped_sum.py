@@ -1,0 +1,81 @@
+"""Sums of clipped updates: one of them moves the sum by at most the clip norm."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.noise import seeded_source
+
+WILD = st.floats(width=32, allow_nan=True, allow_infinity=True)
+ROWS = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 8)), elements=WILD)
+CLIPS = st.floats(1e-3, 1e3)
+DTYPES = st.sampled_from([torch.float16, torch.float32, torch.float64])
+
+
+def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | GridSum:
+    size = rows.shape[1]
+    total = ClippedSum(size, clip_norm) if kind == "float" else GridSum(size, clip_norm, grid=grid_for(clip_norm, size))
+    total.add(rows)
+    return total
+
+
+@given(rows=ROWS, norm_clip=CLIPS, dtype=DTYPES)
+def test_removing_one_update_moves_the_float_sum_by_at_most_the_clip_norm(
+    rows: np.ndarray, norm_clip: float, dtype: torch.dtype
+) -> None:
+    updates = torch.from_numpy(rows).to(dtype)
+    total = summed("float", updates, norm_clip).total
+    for index in range(len(updates)):
+        rest = summed("float", torch.cat([updates[:index], updates[index + 1 :]]), norm_clip).total
+        assert math.hypot(*(total - rest).tolist()) <= norm_clip * (1 + 1e-12)
+
+
+@given(rows=ROWS, norm_clip=CLIPS, dtype=DTYPES)
+def test_removing_one_update_moves_the_grid_sum_by_at_most_the_clip_norm_exactly(
+    rows: np.ndarray, norm_clip: float, dtype: torch.dtype
+) -> None:
+    updates = torch.from_numpy(rows).to(dtype)
+    total = summed("grid", updates, norm_clip)
+    assert isinstance(total, GridSum)
+    for index in range(len(updates)):
+        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), norm_clip)
+        assert isinstance(rest, GridSum)
+        moved = sum(int(step) ** 2 for step in total.steps - rest.steps)
+        assert moved <= (norm_clip / total.grid.step) ** 2
+
+
+@pytest.mark.parametrize("kind", ["float", "grid"])
+def test_rows_at_once_and_one_by_one_add_up_to_the_same(kind: str) -> None:
+    rows = seeded_source(66179).normal(50).view(5, 10)
+    at_once, singly = summed(kind, rows, 1.0), summed(kind, rows[:1], 1.0)
+    for row in rows[1:]:
+        singly.add(row.unsqueeze(0))
+    assert torch.allclose(at_once.total, singly.total, atol=1e-12)
+
+
+def test_the_grid_costs_less_than_a_thousandth_of_the_clip_norm() -> None:
+    rows = seeded_source(90031).normal(3000).view(1, 3000)
+    exact, on_grid = summed("float", rows, 2.0).total, summed("grid", rows, 2.0).total
+    assert (exact - on_grid).norm().item() < 2.0 / 1000
+
+
+def test_every_value_released_from_a_grid_lies_on_it() -> None:
+    total = summed("grid", seeded_source(27827).normal(300).view(3, 100), 1.0)
+    assert isinstance(total, GridSum)
+    steps = total.noised(Gaussian(1.0), seeded_source(411)) / total.grid.step
+    assert torch.equal(steps, steps.round())
+
+
+@pytest.mark.parametrize("kind", ["float", "grid"])
+def test_no_updates_add_up_to_zero(kind: str) -> None:
+    assert summed(kind, torch.zeros(0, 3), 1.0).total.tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,241 @@
+"""Clipped sums of per-example gradients are those of a loop over examples, and bounded for every example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
+from tests.privacy.test_per_example_oracle import assert_matches, clipped_sum, single_gradients
+
+
+class Characters(nn.Module):
+    """A small character model: embedding, LSTM, logits at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(11, 4), nn.Linear(6, 11)
+        self.recurrent = nn.LSTM(4, 6, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.recurrent(self.embedding(tokens))[0])
+        return logits
+
+
+def regression() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def convolutions() -> nn.Module:
+    first = [nn.Conv2d(1, 16, 8, 2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1)]
+    second = [nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten()]
+    return nn.Sequential(*first, *second, nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def normalised() -> nn.Module:
+    layers = [nn.Conv2d(1, 4, 5, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(256, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 10))
+
+
+IMAGE_MODELS = [regression, perceptron, convolutions, normalised]
+Batch = tuple[nn.Module, Tensor, Tensor]
+
+
+def batch(build: Callable[[], nn.Module], count: int, *, seed: int) -> Batch:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build()
+        if isinstance(model, Characters):
+            return model, torch.randint(0, 11, (count, 7)), torch.randint(0, 11, (count, 7))
+        return model, torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,))
+
+
+@pytest.mark.parametrize("build", [*IMAGE_MODELS, Characters])
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_the_sum_is_that_of_a_loop_over_examples(build: Callable[[], nn.Module], count: int) -> None:
+    model, inputs, targets = batch(build, count, seed=3181 + count)
+    for clip in (1e-3, 0.7, 1e6):
+        assert_matches(model, inputs, targets, clip=clip)
+
+
+@pytest.mark.parametrize("build", [*IMAGE_MODELS, Characters])
+def test_gradients_are_clipped_in_l1_where_that_is_asked_for(build: Callable[[], nn.Module]) -> None:
+    assert_matches(*batch(build, 5, seed=4271), clip=3.0, order=1)
+
+
+@pytest.mark.parametrize("build", [perceptron, Characters])
+def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) -> None:
+    model, inputs, targets = batch(build, 6, seed=827)
+    model, inputs = model.double(), inputs.double() if inputs.is_floating_point() else inputs
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
+    wanted, wanted_norms = clipped_sum(single_gradients(model, inputs, targets), 0.5)
+    torch.testing.assert_close(total, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
+
+
+@given(count=st.integers(0, 7), micro_batch=st.integers(1, 9), build=st.sampled_from([perceptron, Characters]))
+@settings(max_examples=25, deadline=None)
+def test_micro_batches_change_nothing(count: int, micro_batch: int, build: Callable[[], nn.Module]) -> None:
+    model, inputs, targets = batch(build, count, seed=6599)
+    whole = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.4)
+    pieces = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.4, micro_batch=micro_batch)
+    torch.testing.assert_close(pieces[0], whole[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(pieces[1], whole[1], rtol=1e-4, atol=0)
+
+
+@given(clip=st.floats(1e-4, 1e4), scale=st.floats(1e-6, 1e6), order=st.sampled_from([1, 2]), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_one_example_never_passes_the_clip_norm(clip: float, scale: float, order: int, seed: int) -> None:
+    model, inputs, targets = batch(perceptron, 2, seed=seed)
+    for some in (slice(0, 1), slice(1, 2)):
+        total, _ = clipped_gradient_sum(
+            model, scale * inputs[some], targets=targets[some], l2_norm_clip=clip, order=order
+        )
+        values = total.double().abs()
+        assert float(values.sum() if order == 1 else values.square().sum().sqrt()) <= clip
+
+
+@given(removed=st.integers(0, 5), clip=st.floats(1e-2, 1e2), build=st.sampled_from([convolutions, Characters]))
+@settings(max_examples=12, deadline=None)
+def test_removing_an_example_moves_the_sum_by_at_most_the_clip_norm(
+    removed: int, clip: float, build: Callable[[], nn.Module]
+) -> None:
+    model, inputs, targets = batch(build, 6, seed=1847)
+    kept = [index for index in range(6) if index != removed]
+    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=clip)
+    without, _ = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], l2_norm_clip=clip)
+    assert float((total - without).double().norm()) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("build", IMAGE_MODELS)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 3e38])
+def test_an_example_without_a_finite_gradient_counts_as_zero(build: Callable[[], nn.Module], poison: float) -> None:
+    model, inputs, targets = batch(build, 5, seed=7351)
+    model = nn.Sequential(nn.Hardtanh(-math.inf, math.inf), *model)  # passes NaN and inf on
+    kept = [0, 1, 3, 4]
+    inputs[2] = poison
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
+    wanted, wanted_norms = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], l2_norm_clip=0.5)
+    if norms[2] < math.inf:  # saturated layers forget how large an input was: then the gradient is finite, and small
+        pytest.skip("this model's gradient is finite even here")
+    assert norms[2] == math.inf
+    torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(norms[kept], wanted_norms, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_without_any_finite_gradient_gives_zeros() -> None:
+    model, inputs, targets = batch(regression, 3, seed=512)
+    total, norms = clipped_gradient_sum(model, inputs * math.nan, targets=targets, l2_norm_clip=1.0)
+    assert not total.any()
+    assert norms.tolist() == [math.inf] * 3
+
+
+def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
+    # The norm is a product of 1e18 and about 1e-22, whose square is no float32: it must not come out as zero.
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([50.0, 0.0]))
+    inputs, targets = torch.tensor([[1e18]]), torch.tensor([0])
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1e-6)
+    assert float(norms) == pytest.approx(math.sqrt(2) * 1e18 * math.exp(-50), rel=1e-3)
+    assert float(total.double().norm()) <= 1e-6
+
+
+def test_frozen_parameters_have_no_part() -> None:
+    model, inputs, targets = batch(perceptron, 4, seed=409)
+    model[1].weight.requires_grad_(False)
+    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.3)
+    assert not total[: 784 * 32].any()
+    assert_matches(model, inputs, targets, clip=0.3)
+
+
+def test_a_model_without_trainable_parameters_gives_zeros() -> None:
+    model, inputs, targets = batch(perceptron, 3, seed=77)
+    total, norms = clipped_gradient_sum(model.requires_grad_(False), inputs, targets=targets, l2_norm_clip=1.0)
+    assert not total.any()
+    assert norms.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("build", [convolutions, Characters])
+def test_the_model_and_the_generator_are_left_as_they_were(build: Callable[[], nn.Module]) -> None:
+    model, inputs, targets = batch(build, 4, seed=6043)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, versions = torch.get_rng_state(), [value._version for value in model.parameters()]
+    clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [value._version for value in model.parameters()] == versions
+    assert all(value.grad is None for value in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+
+
+def test_it_works_where_gradients_are_switched_off() -> None:
+    model, inputs, targets = batch(perceptron, 4, seed=4591)
+    wanted, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.1)
+    with torch.no_grad():
+        total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.1)
+    assert torch.equal(total, wanted)
+    assert not total.requires_grad
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.squeeze(1) - targets).square()
+
+
+def test_another_loss_can_be_given() -> None:
+    model, inputs, targets = batch(lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 1)), 5, seed=6367)
+    labels = targets.float()
+    total, norms = clipped_gradient_sum(model, inputs, targets=labels, l2_norm_clip=2.0, loss=squared_error)
+    wanted, wanted_norms = clipped_sum(single_gradients(model, inputs, labels, loss=squared_error), 2.0)
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norms.double(), wanted_norms, rtol=1e-4, atol=0)
+
+
+def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
+    outputs, targets = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(31)), torch.tensor([[0, 1, 2], [4, 4, 0]])
+    single = [nn.functional.cross_entropy(row, wanted) for row, wanted in zip(outputs, targets, strict=True)]
+    torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
+def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="l2_norm_clip"):
+        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), l2_norm_clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [({"micro_batch": 0}, "micro_batch"), ({"order": 3}, "order"), ({"targets": torch.tensor([0])}, "many")]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, object], words: str) -> None:
+    given = {"targets": torch.tensor([0, 1]), "l2_norm_clip": 1.0, **wrong}
+    with pytest.raises(ValueError, match=words):
+        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(2, 2), **given)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_not_one_value_an_example_is_refused() -> None:
+    with pytest.raises(ValueError, match="one value an example"):
+        clipped_gradient_sum(
+            nn.Linear(2, 2),
+            torch.ones(3, 2),
+            targets=torch.tensor([0, 1, 1]),
+            l2_norm_clip=1.0,
+            loss=lambda outputs, targets: cross_entropy(outputs, targets).mean(),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused(dtype: torch.dtype) -> None:
+    model = nn.Linear(2, 2).to(dtype)
+    with pytest.raises(ValueError, match="float32 or all float64"):
+        clipped_gradient_sum(model, torch.ones(1, 2, dtype=dtype), targets=torch.tensor([0]), l2_norm_clip=1.0)

@@ -1,0 +1,53 @@
+"""The ledger's command line."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+
+from discreet.durable_ledger import Charge, DurableLedger
+from scripts.ledger import main
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    ledger = DurableLedger(tmp_path / "ledger.db", facts={})
+    ledger.charge([Charge(number, "user", "", GaussianDpEvent(3.0)) for number in (1, 2)])
+    DurableLedger(tmp_path / "clients.db").charge([Charge(1, "local", "4", LaplaceDpEvent(2.0))])
+    return tmp_path
+
+
+def test_show_gives_every_guarantee_with_its_epsilon(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run), "--delta", "1e-3"]) == 0
+    printed = capsys.readouterr().out
+    assert "user" in printed
+    assert "local" in printed
+    assert "0.5" in printed  # pure epsilon of the one Laplace release
+
+
+def test_verify_finds_a_changed_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run)]) == 0
+    with sqlite3.connect(run / "ledger.db") as connection:
+        connection.execute("update releases set count = 0 where number = 1")
+    assert main(["verify", str(run)]) == 1
+    assert "does not fit the chain" in capsys.readouterr().out
+
+
+def test_export_gives_every_row_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["guarantee"] for row in rows] == ["user", "user", "local"]
+    assert rows[0]["event"] == {"kind": "gaussian", "noise_multiplier": 3.0}
+
+
+def test_one_file_may_be_named(run: Path) -> None:
+    assert main(["verify", str(run / "clients.db")]) == 0
+
+
+def test_a_folder_without_a_ledger_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path)]) == 2
+    assert "holds no ledger" in capsys.readouterr().err
