@@ -43,12 +43,14 @@ class ClientAccount:
         Raises:
           Refused: the epsilon would pass the budget. Nothing is charged.
         """
-        after = (
-            self.ledger.spent(guarantee, holder=self.holder).record(event, count).epsilon(self.delta, self.accountant)
-        )
-        if budget is not None and after > budget * (1 + 1e-9):
-            raise Refused(
-                f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} of {budget:g}"
-            )
-        self.ledger.charge([Charge(round_number, guarantee, self.holder, event, count)])
-        return after
+        charge = Charge(round_number, guarantee, self.holder, event, count)
+        while True:
+            spent = self.ledger.spent(guarantee, holder=self.holder)
+            after = spent.record(event, count).epsilon(self.delta, self.accountant)
+            if budget is not None and after > budget * (1 + 1e-9):
+                raise Refused(
+                    f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} of {budget:g}"
+                )
+            # A node may serve two runs at once: where the other one has charged since, the budget is looked at again.
+            if self.ledger.charge_after(spent.num_releases, charge):
+                return after

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from client_app.account import Refused
 from client_app.nodes import node_client, virtual_client
 from discreet.config import ConfigError, config_from_json
+from discreet.durable_ledger import LedgerError
 from discreet.wire import (
     REFUSED_CODE,
     MalformedMessage,
@@ -41,6 +42,10 @@ def train(message: Message, context: Context) -> Message:
     except (Refused, MalformedMessage, ConfigError) as error:
         logger.warning("refused: %s", error)
         return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
+    except LedgerError as error:
+        # What the file is called stays here: a reason goes to the server.
+        logger.error("%s", error)
+        return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
     return Message(encode_reply(reply_from_numbers(arrays, numbers)), reply_to=message)
 
 

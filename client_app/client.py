@@ -22,7 +22,7 @@ from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.noise import RandomSource
 from discreet.tasks.examples import Examples
-from discreet.wire import Order, Reply, order_from_config
+from discreet.wire import MalformedMessage, Order, Reply, order_from_config
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
 
@@ -88,6 +88,7 @@ class DPClient(NumPyClient):
     def answer(self, order: Order, params: Tensor) -> Reply:
         """`fit` on typed values."""
         run = _settings(order.settings)
+        self._check_order(order, run, params)
         local = round_privacy(run, round_number=order.round)
         settings = local_settings(run, len(self.examples))
         self._check(run, settings, local)
@@ -106,6 +107,16 @@ class DPClient(NumPyClient):
             return release_step(self.model, params, self.examples, learning_rate=rate, privacy=local, source=source)
         update = local_update(self.model, params, self.examples, settings=settings, source=self.source)
         return release_update(update, local, source=self.source.child("local")) if local else update
+
+    def _check_order(self, order: Order, run: RunConfig, params: Tensor) -> None:
+        # Looked at before anything is charged.
+        if order.round > run.rounds:
+            raise Refused(f"the order is for round {order.round}, and the run has rounds={run.rounds}")
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        if params.shape != (size,):
+            raise MalformedMessage(
+                f"the model {run.model.name} has {size} parameters, the order holds {params.numel()}"
+            )
 
     def _check(self, run: RunConfig, settings: LocalSettings, local: LocalPrivacy | None) -> None:
         noises: dict[str, float] = {}

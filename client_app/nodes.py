@@ -45,8 +45,8 @@ def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object])
     are not read here.
 
     Raises:
-      Refused: the node has no data, or no ledger where one is needed.
-      ValueError: its policy can't be read.
+      Refused: the node has no data, or no ledger where one is needed, or its policy can't be read.
+      LedgerError: its ledger can't be used.
     """
     account = None
     if accounts_itself(run):
@@ -54,8 +54,11 @@ def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object])
             raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
         ledger = DurableLedger(Path(str(node_config["ledger"])))
         account = ClientAccount(ledger, "", run.privacy.delta, run.privacy.accountant)
-    examples = node_examples(run, node_config)
-    return DPClient(model_of(run), examples, account, policy_from(node_config), secure_source())
+    try:
+        policy = policy_from(node_config)
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be read: {error}") from error
+    return DPClient(model_of(run), node_examples(run, node_config), account, policy, secure_source())
 
 
 def node_examples(run: RunConfig, node_config: Mapping[str, object]) -> Examples:

@@ -21,8 +21,9 @@ class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on; at least one must be on where this is above 0.
-      max_epsilon: of every guarantee, and over all runs for those that the client accounts itself (example, local).
+      min_noise_multiplier: of every guarantee that is on.
+      max_epsilon: of every guarantee that is on, and over all runs for those that the client accounts itself (example,
+        local). Where this or `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run.
       require: guarantees that must be on.
     """
@@ -50,14 +51,9 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
 
     Raises:
-      ValueError: a key or a value that is not understood. A policy that can't be read is never taken for none.
+      ValueError: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
     """
-    settings: dict[str, object] = {}
-    if "policy" in node_config:
-        read = json.loads(Path(str(node_config["policy"])).read_text())
-        if not isinstance(read, dict):
-            raise ValueError("the policy file must hold one JSON object")
-        settings |= read
+    settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
     settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
     unknown = sorted(set(settings) - set(POLICY_KEYS))
     if unknown:
@@ -70,6 +66,18 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
         max_delta=_number(settings, "max-delta", 1.0),
         require=tuple(str(name) for name in names),
     )
+
+
+def _policy_file(path: Path) -> dict[str, object]:
+    try:
+        read = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"the policy file can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"the policy file is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError("the policy file must hold one JSON object")
+    return read
 
 
 def _number(settings: Mapping[str, object], key: str, default: float) -> float:
@@ -94,10 +102,8 @@ def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: 
     missing = [name for name in policy.require if name not in noise_multipliers]
     if missing:
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
-    if policy.min_noise_multiplier > 0 and not noise_multipliers:
-        raise Refused(
-            f"the policy of this client requires noise of {policy.min_noise_multiplier:g}, and no guarantee is on"
-        )
+    if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
+        raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
     for name, value in noise_multipliers.items():
         if value < policy.min_noise_multiplier:
             raise Refused(
@@ -118,10 +124,15 @@ def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: 
 
 
 def planned_user_epsilon(config: RunConfig, *, noise_multiplier: float) -> float:
-    """The user-level epsilon after the planned rounds, or the run's budget where that is smaller."""
-    ledger = PrivacyLedger().record(user_event(config, noise_multiplier), config.rounds)
-    planned = ledger.epsilon(config.privacy.delta, config.privacy.accountant)
-    return min(planned, config.privacy.user.max_epsilon or math.inf)
+    """The user-level epsilon after the planned rounds, or the run's budget where that is smaller; never less than what
+    one round costs, whatever budget is declared."""
+
+    def epsilon(rounds: int) -> float:
+        ledger = PrivacyLedger().record(user_event(config, noise_multiplier), rounds)
+        return ledger.epsilon(config.privacy.delta, config.privacy.accountant)
+
+    budget = config.privacy.user.max_epsilon
+    return epsilon(config.rounds) if budget is None else max(epsilon(1), min(epsilon(config.rounds), budget))
 
 
 def budget_of(policy: ClientPolicy, config: RunConfig, guarantee: str) -> float | None:

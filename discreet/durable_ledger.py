@@ -79,12 +79,15 @@ class DurableLedger:
       facts: the settings that decide the privacy of what is charged here. They are stored when the file is made.
 
     Raises:
-      LedgerError: the file was made with other facts; the message names what differs.
+      LedgerError: the file can't be used, or was made with other facts; the message names what differs.
     """
 
     def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(f"{path} can't be used as a ledger: {error.strerror}") from error
         with self._connect() as connection:
             connection.executescript(SCHEMA)
             with _transaction(connection):
@@ -125,18 +128,19 @@ class DurableLedger:
         if not charges:
             return
         with self._connect() as connection, _transaction(connection):
-            known = dict(connection.execute("select name, value from facts where name in ('head', 'rows')"))
-            head, number = known["head"], int(known["rows"])
-            rows = []
-            for charge in charges:
-                number += 1
-                text = event_to_json(charge.event)
-                content = (number, charge.round, charge.guarantee, charge.holder, text, charge.count)
-                head = _digest(head, content)
-                rows.append((*content, head))
-            connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?)", rows)
-            connection.execute("update facts set value = ? where name = 'head'", (head,))
-            connection.execute("update facts set value = ? where name = 'rows'", (str(number),))
+            _append(connection, charges)
+
+    def charge_after(self, releases: int, charge: Charge) -> bool:
+        """Appends one charge where its holder has been charged for exactly so many releases, and says whether it did.
+
+        So a budget that was looked at before still holds: nobody else has charged in between.
+        """
+        query = "select coalesce(sum(count), 0) from releases where guarantee = ? and holder = ?"
+        with self._connect() as connection, _transaction(connection):
+            (known,) = connection.execute(query, (charge.guarantee, charge.holder)).fetchone()
+            if known == releases:
+                _append(connection, [charge])
+            return bool(known == releases)
 
     def spent(self, guarantee: str, *, holder: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one holder, equal events merged."""
@@ -186,6 +190,21 @@ class DurableLedger:
         with self._connect() as connection:
             row = connection.execute("select value from facts where name = 'head'").fetchone()
         return str(row[0])
+
+
+def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> None:
+    known = dict(connection.execute("select name, value from facts where name in ('head', 'rows')"))
+    head, number = known["head"], int(known["rows"])
+    rows = []
+    for charge in charges:
+        number += 1
+        text = event_to_json(charge.event)
+        content = (number, charge.round, charge.guarantee, charge.holder, text, charge.count)
+        head = _digest(head, content)
+        rows.append((*content, head))
+    connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.execute("update facts set value = ? where name = 'head'", (head,))
+    connection.execute("update facts set value = ? where name = 'rows'", (str(number),))
 
 
 @contextmanager

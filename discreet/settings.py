@@ -18,6 +18,7 @@ ACCOUNTANTS = ("pld", "rdp")
 NOISES = ("float", "grid", "secure_sum")
 LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
+ENGINES = ("auto", "batched", "one_by_one")
 LOG_FORMATS = ("text", "json")
 
 
@@ -264,6 +265,7 @@ class RunConfig:
     rounds: int = 30
     seed: int | None = None
     device: str = "cpu"
+    engine: str = "auto"
     output_dir: str | None = None
     resume: bool = False
     data: DataConfig = field(default_factory=DataConfig)
@@ -278,6 +280,7 @@ class RunConfig:
         _at_least(self.rounds, 1, "rounds")
         if self.seed is not None:
             _at_least(self.seed, 0, "seed")
+        _one_of(self.engine, "engine", ENGINES)
         _require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
         _check_cohort(self)
         _check_guarantees(self)

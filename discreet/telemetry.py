@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -73,7 +73,7 @@ def _status_lines(folder: RunFolder) -> list[str]:
     return lines + _metric("discreet_updated_timestamp_seconds", "when the run last said something", {"": updated})
 
 
-def _metric(name: str, about: str, values: dict[str, float | None], *, kind: str = "gauge") -> list[str]:
+def _metric(name: str, about: str, values: Mapping[str, float | None], *, kind: str = "gauge") -> list[str]:
     known = [f"{name}{labels} {_number(value)}" for labels, value in values.items() if value is not None]
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *known] if known else []
 
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._folder, self._budget = folder, budget
         super().__init__(*arguments)  # type: ignore[arg-type]
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         if self.path != "/metrics":
             self.send_error(HTTPStatus.NOT_FOUND)
             return

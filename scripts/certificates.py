@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -34,6 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS, SERVER_DAYS = 1826, 397
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
+ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
 DEMONSTRATION_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
 
@@ -103,21 +103,28 @@ def make_node(folder: Path, name: str) -> None:
     _write(public_path, public + f" {name}\n".encode(), private=False)
 
 
-def register_nodes(folder: Path, names: Sequence[str], *, connection: str) -> int:
-    """Makes node keys known to the SuperLink of a Flower connection. Gives `flwr`'s first exit code that is not 0.
+def register_node(public_key: Path, *, connection: str) -> bool:
+    """Makes a node's public key known to the SuperLink of a Flower connection; False where it is known already.
 
     Raises:
-      CertificateError: a public key is missing.
+      CertificateError: the file is missing, or the SuperLink refuses.
     """
-    for name in names:
-        public_path = folder / "nodes" / f"{name}.pub"
-        if not public_path.is_file():
-            raise CertificateError(f"{public_path} is missing: scripts/certs node {name} makes it")
-        command = ["flwr", "supernode", "register", str(public_path), connection, "--name", name]
-        code = subprocess.run(command, check=False).returncode
-        if code:
-            return code
-    return 0
+    if not public_key.is_file():
+        raise CertificateError(f"{public_key} is missing: scripts/certs node {public_key.stem} makes it")
+    # Flower's command line in this process: importing it takes a second, and a federation may have many nodes.
+    import click
+    from flwr.cli.app import app
+
+    words = ["supernode", "register", str(public_key), connection, "--name", public_key.stem]
+    try:
+        app(words, standalone_mode=False)
+    except click.ClickException as error:
+        if ALREADY_KNOWN in error.message:
+            return False
+        raise CertificateError(f"{public_key} can't be registered: {error.message}") from error
+    except SystemExit as error:
+        raise CertificateError(f"{public_key} can't be registered: it is not a public key that Flower takes") from error
+    return True
 
 
 def give_to(folder: Path, owner: int) -> None:
@@ -212,10 +219,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _register(folder: Path, names: Sequence[str], *, connection: str) -> int:
+    for name in names:
+        new = register_node(folder / "nodes" / f"{name}.pub", connection=connection)
+        print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
+    if arguments.command != "register":
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if arguments.command == "register":
-        return register_nodes(folder, arguments.names, connection=arguments.connection)
+        return _register(folder, arguments.names, connection=arguments.connection)
     if arguments.command in ("all", "authority"):
         make_authority(folder, days=getattr(arguments, "days", CA_DAYS))
     if arguments.command in ("all", "server"):

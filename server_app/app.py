@@ -5,16 +5,21 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from typing import TextIO
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.superlink.grid import InMemoryGrid
 
 from discreet.config import ConfigError, RunConfig, config_to_json, load_config
 from discreet.durable_ledger import LedgerError
+from discreet.logs import log_to
+from discreet.status import write_status
+from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
-from strategies.session import finish, prepare
+from strategies.session import Session, finish, prepare
 from strategies.training import Outcome
 
 logger = logging.getLogger("discreet")
@@ -25,13 +30,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """One run. What is wrong with the configuration is said in one line before any client is asked."""
-    log_to(sys.stdout)
     try:
+        log_to(sys.stdout)
         config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
+        log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)
-    except (ConfigError, LedgerError) as error:
+    except (ConfigError, LedgerError, TimeoutError) as error:
         logger.error("discreet: %s", error)
-        raise SystemExit(2) from error
+        if isinstance(grid, InMemoryGrid):
+            raise SystemExit(2) from error
+        # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later.
+        flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))
 
 
 def run(grid: Grid, config: RunConfig) -> None:
@@ -39,6 +48,7 @@ def run(grid: Grid, config: RunConfig) -> None:
 
     Raises:
       ConfigError, LedgerError: before anything has started.
+      TimeoutError: too few nodes are connected; what is done is kept, and can be resumed.
     """
     simulated = isinstance(grid, InMemoryGrid)
     if config.seed is not None and not simulated:
@@ -53,14 +63,27 @@ def run(grid: Grid, config: RunConfig) -> None:
         min_nodes=config.sampling.min_nodes,
     )
     strategy = DPFedAvg(session.training(exchange), exchange, checkpoint=session.checkpoint)
-    strategy.start(grid)
-    finish(session, Outcome(strategy.checkpoint, strategy.stopped))
+    try:
+        with _metrics(session):
+            strategy.start(grid)
+            finish(session, Outcome(strategy.checkpoint, strategy.stopped))
+    except (SystemExit, TimeoutError, OSError) as error:
+        # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
+        _interrupted(session, strategy, error)
+        raise
 
 
-def log_to(stream: TextIO) -> None:
-    """Sends Discreet's log to a stream, one plain line for each message, whatever else is configured."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def _metrics(session: Session) -> AbstractContextManager[int | None]:
+    operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
+    return serving_metrics(
+        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
+    )
+
+
+def _interrupted(session: Session, strategy: DPFedAvg, error: BaseException) -> None:
+    reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
+    write_status(session.folder, replace(strategy.training.status, state="interrupted", reason=reason))
+    done = session.folder.load_checkpoint()
+    logger.warning(
+        "interrupted after round %d: resume=true output_dir=%s goes on", done.round if done else 0, session.folder.path
+    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
@@ -18,40 +17,16 @@ from client_app.local_privacy import LocalPrivacy, release_update, round_privacy
 from discreet.config import RunConfig
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.noise import secure_source, seeded_source
-from discreet.tasks.examples import Examples
 from simulation.accounts import Accounts, Admitted, admit
 from simulation.batches import table_of
 from simulation.draws import Draws, SecureDraws, SeededDraws
-from simulation.stacked_models import Stack
+from simulation.engine import Engine
 from simulation.stacked_training import Cohort, stacked_updates
-from simulation.views import Numbers, Views
+from simulation.views import Numbers
 from strategies.exchange import Failure, Replies
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
-
-
-@dataclass(frozen=True, eq=False)
-class Engine:
-    """What trains virtual clients: the data set, who holds what, the models, and how much is done at once.
-
-    Attributes:
-        data: the resident data set, on the device that computes.
-        views: which rows of it each client holds.
-        stack: many models of the run's architecture.
-        chunk: how many clients are trained together at most; see `simulation.chunks`.
-        workers: how many chunks are trained at the same time, each by a thread.
-    """
-
-    data: Examples
-    views: Views
-    stack: Stack
-    chunk: int
-    workers: int
-
-    def __post_init__(self) -> None:
-        if self.chunk < 1 or self.workers < 1:
-            raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
 
 
 class BatchedExchange:

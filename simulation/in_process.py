@@ -1,21 +1,29 @@
-"""Asks virtual clients in the same process: the same clients and the same round as Flower's runtime, one by one."""
+"""Asks virtual clients in the same process: the same clients and the same round as Flower's runtime, without Ray."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from client_app.account import Refused
-from client_app.nodes import virtual_client
-from discreet.config import RunConfig, config_to_json
+from client_app.nodes import CLIENTS_LEDGER, accounts_itself, virtual_client
+from discreet.config import ConfigError, RunConfig, config_to_json
+from discreet.durable_ledger import DurableLedger
 from discreet.wire import Order, Reply
-from strategies.exchange import Failure
-from strategies.session import finish, prepare
+from simulation.accounts import Accounts
+from simulation.cohort import BatchedExchange
+from simulation.engine import engine_of
+from strategies.exchange import Exchange, Failure
+from strategies.session import Session, finish, prepare
 from strategies.training import Outcome
 
+logger = logging.getLogger("discreet")
 
 LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
@@ -45,15 +53,39 @@ class InProcessExchange:
 
 
 def simulate(config: RunConfig) -> Outcome:
-    """One whole run in this process.
+    """One whole run in this process, by the engine that `engine` names.
 
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
+    uncovered = not_batched(config)
+    if config.engine == "batched" and uncovered:
+        raise ConfigError(f"engine=batched does not cover {uncovered}: take engine=auto")
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     session = prepare(config)
-    exchange = InProcessExchange(session.config, str(session.folder.path))
-    outcome = session.training(exchange).run(session.checkpoint)
-    finish(session, outcome)
+    with ExitStack() as stack:
+        if config.engine == "one_by_one" or uncovered:
+            logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
+            exchange: Exchange = InProcessExchange(session.config, str(session.folder.path))
+        else:
+            exchange = stack.enter_context(batched(session))
+        outcome = session.training(exchange).run(session.checkpoint)
+        finish(session, outcome)
     return outcome
+
+
+def not_batched(config: RunConfig) -> str | None:
+    """What of a configuration keeps clients from being trained many at a time; None where nothing does."""
+    return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
+
+
+def batched(session: Session) -> BatchedExchange:
+    """The exchange that trains a session's clients many at a time."""
+    config, accounts = session.config, None
+    if accounts_itself(config):
+        ledger = DurableLedger(Path(session.folder.path) / CLIENTS_LEDGER)
+        accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
+    engine = engine_of(config, session.task)
+    logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+    return BatchedExchange(config, engine, accounts=accounts)

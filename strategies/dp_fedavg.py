@@ -19,7 +19,8 @@ from strategies.training import TrainingRun
 
 logger = logging.getLogger("discreet")
 
-POLL_SECONDS = 0.05
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class GridExchange:
       settings: the resolved configuration as JSON, the same for every message.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
       virtual: in a simulation.
-      min_nodes: how many nodes to wait for before a cohort is drawn.
+      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
     """
 
     grid: Grid
@@ -54,40 +55,58 @@ class GridExchange:
     nodes: list[int] = field(default_factory=list)
 
     def members(self) -> Sequence[int]:
-        """Virtual clients, or the connected nodes. Waits until `min_nodes` are connected."""
-        started = time.monotonic()
+        """Virtual clients, or the connected nodes.
+
+        Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
+        budget on nothing, and a node that is gone for good must not stop the others.
+
+        Raises:
+          TimeoutError: too few nodes are connected within `timeout`.
+        """
+        started, wanted, seen = time.monotonic(), 1 if self.nodes else self.min_nodes, -1
         while True:
-            self.nodes = sorted(self.grid.get_node_ids())
-            if len(self.nodes) >= self.min_nodes:
-                break
-            if time.monotonic() - started > self.timeout:
+            nodes = sorted(self.grid.get_node_ids())
+            if len(nodes) >= wanted:
+                self.nodes = nodes
+                return range(self.virtual.num_clients) if self.virtual else nodes
+            if len(nodes) != seen:
+                seen = len(nodes)
+                logger.info("waiting for nodes: %d of %d are connected", seen, wanted)
+            waited = time.monotonic() - started
+            if waited > self.timeout:
                 raise TimeoutError(
-                    f"{len(self.nodes)} nodes are connected after {self.timeout:g} s; "
-                    f"sampling.min_nodes={self.min_nodes}"
+                    f"{seen} of {wanted} nodes are connected after {self.timeout:g} s (sampling.min_nodes, "
+                    "server.round_timeout)"
                 )
-            time.sleep(POLL_SECONDS)
-        return range(self.virtual.num_clients) if self.virtual else self.nodes
+            time.sleep(pause_after(waited))
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
     ) -> Iterator[Reply | Failure]:
         """Sends the order to each client and decodes replies as they come, until all are there or the deadline is."""
-        messages = self.messages(round_number, params, clip_norm, cohort)
-        waiting = dict(zip(self.grid.push_messages(list(messages)), cohort, strict=True)) if cohort else {}
-        deadline = time.monotonic() + self.timeout
+        messages = list(self.messages(round_number, params, clip_norm, cohort))
+        numbers = self.grid.push_messages(messages) if messages else []
+        del messages
+        waiting: dict[str, int] = {}
+        for number, client in zip(numbers, cohort, strict=True):
+            if number:
+                waiting[number] = client
+            else:
+                yield Failure(client, "error", "the SuperLink took no message for it: it has left")
+        started = time.monotonic()
         while waiting:
             for message in self.grid.pull_messages(list(waiting)):
                 # Popped: a second reply to the same message is not counted again.
-                client = waiting.pop(message.metadata.reply_to_message_id, None)
-                if client is not None:
-                    yield read_reply(message, client, round_number=round_number, num_params=params.numel())
-            if waiting and time.monotonic() > deadline:
-                yield from (
-                    Failure(client, "late", f"no reply within {self.timeout:g} s") for client in waiting.values()
-                )
+                answered = waiting.pop(message.metadata.reply_to_message_id, None)
+                if answered is not None:
+                    yield read_reply(message, answered, round_number=round_number, num_params=params.numel())
+            waited = time.monotonic() - started
+            if waiting and waited > self.timeout:
+                reason = f"no reply within {self.timeout:g} s"
+                yield from (Failure(client, "late", reason) for client in waiting.values())
                 return
             if waiting:
-                time.sleep(POLL_SECONDS)
+                time.sleep(pause_after(waited))
 
     def messages(self, number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Message]:
         """One training message for each client; the parameters are encoded once."""
@@ -100,6 +119,15 @@ class GridExchange:
                 node = self.nodes[client % len(self.nodes)]
             content = encode_order(order, arrays)
             yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next look, after so many of waiting.
+
+    >>> pause_after(0.0), pause_after(4.0), pause_after(600.0)
+    (0.05, 0.2, 0.5)
+    """
+    return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
 
 
 def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> Reply | Failure:
@@ -167,9 +195,11 @@ class DPFedAvg(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Does the next round with these replies: clips, adds up, charges, noises, steps, writes the checkpoint."""
         number, size = self.checkpoint.round + 1, self.checkpoint.params.numel()
+        # A second reply to the same message is not counted again.
+        single = {message.metadata.reply_to_message_id: message for message in replies}
         read = (
             read_reply(message, message.metadata.src_node_id, round_number=number, num_params=size)
-            for message in replies
+            for message in single.values()
         )
         self.checkpoint, _ = self.training.finish_round(self.checkpoint, read, cohort_size=len(self.cohort))
         return parameters_record(self.checkpoint.params), None

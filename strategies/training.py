@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dp_accounting import DpEvent
@@ -50,6 +50,7 @@ class Tally:
     cohort: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
 
     def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | UpdateRows]:
@@ -58,6 +59,8 @@ class Tally:
             if isinstance(reply, Failure):
                 self.failures[reply.kind] += 1
                 self.reasons.append(f"client {reply.client} {reply.kind}: {reply.reason}")
+                if reply.kind == "refused":
+                    self.refused.add(reply.client)
                 continue
             for name in EPSILONS:
                 self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
@@ -65,10 +68,6 @@ class Tally:
                 yield UpdateRows(reply.updates, reply.below)
             else:
                 yield ClientUpdate(reply.update, reply.below)
-
-    def all_refused(self) -> bool:
-        """Whether somebody was asked and everybody refused."""
-        return 0 < self.cohort == self.failures["refused"]
 
 
 class BudgetSpentError(RuntimeError):
@@ -111,6 +110,8 @@ class TrainingRun:
         before = read_status(folder) or RunStatus("running", plan.rounds)
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
         self.connected = 0
+        self.members: Sequence[int] = ()
+        self.out: set[int] = set()
 
     def run(self, checkpoint: Checkpoint) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent."""
@@ -134,8 +135,8 @@ class TrainingRun:
                 cohort=cohort,
             )
             checkpoint, tally = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
-            if self.plan.settings.user is None and tally.all_refused():
-                return Outcome(checkpoint, f"every client that was asked refused; the last one: {tally.reasons[-1]}")
+            if self.plan.settings.user is None and tally.refused and self.nobody_left():
+                return Outcome(checkpoint, f"every client refuses; the last one: {tally.reasons[-1]}")
         return Outcome(checkpoint, None)
 
     def spent(self) -> PrivacyLedger:
@@ -171,9 +172,14 @@ class TrainingRun:
 
     def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
         """The next round's cohort of the clients that can be asked now."""
-        members = self.exchange.members()
-        self.connected = len(members)
-        return self.plan.sampling.draw(members, self._draw(checkpoint).child("cohort"))
+        self.members = self.exchange.members()
+        self.connected = len(self.members)
+        return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
+
+    def nobody_left(self) -> bool:
+        """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
+        so that a client that refused once stays out; the others go on without it."""
+        return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
 
     def finish_round(
         self,
@@ -193,6 +199,7 @@ class TrainingRun:
             source=self._draw(checkpoint).child("noise"),
             charge=self._charge(checkpoint.round + 1),
         )
+        self.out |= tally.refused
         after = _after(checkpoint, state, tally)
         self._report(after, metrics, tally, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.

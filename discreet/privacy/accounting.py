@@ -13,8 +13,10 @@ adjacency never share an epsilon.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -250,6 +252,18 @@ def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64
     return total
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """dp_accounting logs each order that it gives up, which only makes the bound looser, and on the root logger."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 @lru_cache(maxsize=1024)
 def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """The Renyi divergence of one release at each order; an order at which rounding leaves no usable value is
@@ -259,5 +273,6 @@ def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(event):
         raise ValueError(f"accountant 'rdp' does not know the event {event}: choose 'pld'")
-    rdp: NDArray[np.float64] = accountant.compose(event).rdp
+    with _quiet():
+        rdp: NDArray[np.float64] = accountant.compose(event).rdp
     return np.where(rdp >= 0, rdp, math.inf)

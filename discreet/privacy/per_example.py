@@ -1,8 +1,9 @@
-"""Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise (Abadi et al. 2016, algorithm 1).
+"""Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
-One forward and one backward pass give the norms of all per-example gradients from layer inputs and output gradients, and
-one matrix product a layer the clipped sum (discreet/privacy/ghost/terms.py has the formulas and their sources). A model
-for which there is no such rule is served by torch.func, or example by example; the log "discreet" then says so once.
+One forward and one backward pass give the norms of all per-example gradients from layer inputs and output gradients,
+and one matrix product a layer gives the clipped sum (discreet/privacy/ghost/terms.py has the formulas and their
+sources). A model with layers for which there is no such rule is served by torch.func, or example by example; the log
+"discreet" then says so once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from discreet.privacy.ghost.trial import norms_of
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 
-# Norms carry rounding errors of about 1e-6 relative; gradients are clipped this much shorter, so that none passes the clip norm.
+# Norms carry rounding errors of up to about 1e-6; gradients are clipped this much shorter, so that none passes C.
 _ROUNDING_MARGIN = 2e-6
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 
@@ -40,32 +41,32 @@ def clipped_gradient_sum(
 ) -> tuple[Tensor, Tensor]:
     """The sum of per-example gradients, each clipped to a norm, and the norms before clipping.
 
-    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||), C = l2_norm_clip.
+    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C = l2_norm_clip (Abadi et
+    al. 2016, Algorithm 1, without the noise).
 
     Args:
-        model: float32 or float64; called once on the whole batch. It is left as it was: no gradient, hook or mode changes.
-        inputs: (n, ...), any type the model takes.
-        targets: (n, ...), as the loss takes them.
-        l2_norm_clip: C, finite and above 0, in units of the gradient's norm.
-        loss: from outputs (n, ...) and targets to one value an example, (n,). An example's loss must not depend on others.
-        micro_batch: the most examples in memory at once; None for all. It changes the result by rounding only.
-        order: 2 clips L2 norms, 1 clips L1 norms (C then bounds the L1 norm), for Laplace noise.
+      model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
+      inputs: (n, ...), of any type that the model takes.
+      targets: (n, ...), as the loss takes them.
+      l2_norm_clip: C, finite and above 0, in the gradient's units.
+      loss: from outputs (n, ...) and targets to one value an example, (n,), that depends on that example alone.
+      micro_batch: the most examples in memory at once; None for all. The result differs by rounding only.
+      order: 2 clips L2 norms. 1 clips L1 norms, for Laplace noise: then C bounds the L1 norm.
 
     Returns:
-        total, (num_params,), in the order of model.parameters(), a tied parameter once; zero where requires_grad is False.
-        norms, (n,), in the same norm. A gradient that is not finite, or so large that its squared norm overflows, counts
-        as zero in the sum, and its norm is inf.
+      total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones.
+      norms, (n,), of that order. A gradient that is not finite, or whose squared norm overflows, counts as zero in
+      the sum, and its norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in the norm of that order, up to the rounding of
-    the float sum itself. n = 0 gives zeros and no norms.
+    Sensitivity: adding or removing one example changes total by at most C in the norm of that order, up to the
+    rounding of the float sum itself. n = 0 gives zeros and no norms.
 
     Raises:
-        ValueError: a setting out of range; a layer that mixes examples (BatchNorm); a layer that draws from the global
-            generator (dropout in training mode); parameters of mixed or unsupported types; a loss of another shape.
+      ValueError: a setting out of range; a layer that mixes examples (BatchNorm) or draws random numbers (dropout in
+        training mode); parameters of other types or on several devices; a loss that is not (n,).
 
-    >>> model = nn.Linear(2, 2)
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
-    >>> total, norms = clipped_gradient_sum(model, x, targets=y, l2_norm_clip=0.25)
+    >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)
     >>> total.shape, bool(total.norm() <= 0.5), bool((norms > 0).all())
     (torch.Size([6]), True, True)
     """
@@ -128,7 +129,13 @@ def _add_clipped(
 
 
 def _add_finite(
-    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, parts: Sequence[Tensor], finite: Tensor
+    objective: Objective,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    clip: float,
+    parts: Sequence[Tensor],
+    finite: Tensor,
 ) -> Tensor:
     """The same for the examples that are finite, by a pass without the others: 0 * inf would poison the products."""
     norms = parts[0].new_full((inputs.shape[0],), math.inf)

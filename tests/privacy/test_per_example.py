@@ -32,7 +32,7 @@ def regression() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def perceptron() -> nn.Module:
+def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
@@ -93,7 +93,12 @@ def test_micro_batches_change_nothing(count: int, micro_batch: int, build: Calla
     torch.testing.assert_close(pieces[1], whole[1], rtol=1e-4, atol=0)
 
 
-@given(clip=st.floats(1e-4, 1e4), scale=st.floats(1e-6, 1e6), order=st.sampled_from([1, 2]), seed=st.integers(0, 9))
+@given(
+    clip=st.floats(1e-4, 1e4),
+    scale=st.floats(1e-6, 1e6),
+    order=st.sampled_from([1, 2]),
+    seed=st.integers(0, 9),
+)
 @settings(max_examples=60, deadline=None)
 def test_one_example_never_passes_the_clip_norm(clip: float, scale: float, order: int, seed: int) -> None:
     model, inputs, targets = batch(perceptron, 2, seed=seed)
@@ -117,17 +122,19 @@ def test_removing_an_example_moves_the_sum_by_at_most_the_clip_norm(
     assert float((total - without).double().norm()) <= clip * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("build", IMAGE_MODELS)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize(
+    ("build", "poison"),
+    [
+        *[(build, poison) for build in (regression, perceptron) for poison in (math.nan, math.inf, 3e38)],
+        *[(build, math.nan) for build in (convolutions, normalised)],
+    ],
+)
 def test_an_example_without_a_finite_gradient_counts_as_zero(build: Callable[[], nn.Module], poison: float) -> None:
     model, inputs, targets = batch(build, 5, seed=7351)
-    model = nn.Sequential(nn.Hardtanh(-math.inf, math.inf), *model)  # passes NaN and inf on
     kept = [0, 1, 3, 4]
     inputs[2] = poison
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
     wanted, wanted_norms = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], l2_norm_clip=0.5)
-    if norms[2] < math.inf:  # saturated layers forget how large an input was: then the gradient is finite, and small
-        pytest.skip("this model's gradient is finite even here")
     assert norms[2] == math.inf
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(norms[kept], wanted_norms, rtol=1e-4, atol=1e-6)
@@ -141,20 +148,20 @@ def test_a_batch_without_any_finite_gradient_gives_zeros() -> None:
 
 
 def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
-    # The norm is a product of 1e18 and about 1e-22, whose square is no float32: it must not come out as zero.
+    # The norm is a product of 1e18 and 1e-24, whose square is below the smallest float32: it must not come out as 0.
     model = nn.Linear(1, 2)
     with torch.no_grad():
         model.weight.zero_()
-        model.bias.copy_(torch.tensor([50.0, 0.0]))
-    inputs, targets = torch.tensor([[1e18]]), torch.tensor([0])
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1e-6)
-    assert float(norms) == pytest.approx(math.sqrt(2) * 1e18 * math.exp(-50), rel=1e-3)
-    assert float(total.double().norm()) <= 1e-6
+        model.bias.copy_(torch.tensor([55.0, 0.0]))
+    inputs, targets = torch.full((2, 1), 1e18), torch.tensor([0, 0])
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1e-7)
+    assert norms.tolist() == pytest.approx([1e18 * math.exp(-55)] * 2, rel=1e-3)
+    assert float(total.double().norm()) == pytest.approx(2e-7, rel=1e-3)
 
 
 def test_frozen_parameters_have_no_part() -> None:
     model, inputs, targets = batch(perceptron, 4, seed=409)
-    model[1].weight.requires_grad_(False)
+    next(model.parameters()).requires_grad_(False)
     total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.3)
     assert not total[: 784 * 32].any()
     assert_matches(model, inputs, targets, clip=0.3)
@@ -203,7 +210,10 @@ def test_another_loss_can_be_given() -> None:
 
 
 def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
-    outputs, targets = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(31)), torch.tensor([[0, 1, 2], [4, 4, 0]])
+    outputs, targets = (
+        torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(31)),
+        torch.tensor([[0, 1, 2], [4, 4, 0]]),
+    )
     single = [nn.functional.cross_entropy(row, wanted) for row, wanted in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
 
@@ -215,7 +225,8 @@ def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [({"micro_batch": 0}, "micro_batch"), ({"order": 3}, "order"), ({"targets": torch.tensor([0])}, "many")]
+    ("wrong", "words"),
+    [({"micro_batch": 0}, "micro_batch"), ({"order": 3}, "order"), ({"targets": torch.tensor([0])}, "many")],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, object], words: str) -> None:
     given = {"targets": torch.tensor([0, 1]), "l2_norm_clip": 1.0, **wrong}

@@ -26,11 +26,14 @@ def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss:
 
 
 def clipped_sum(gradients: Tensor, clip: float, *, order: int = 2) -> tuple[Tensor, Tensor]:
-    """The sum of rows scaled to at most `clip`, in float64, and the rows' norms; rows that are not finite count as zero."""
+    """The sum of rows scaled to at most `clip`, in float64, and their norms; rows that are not finite count as zero."""
     rows = gradients.double()
     norms = rows.abs().sum(1) if order == 1 else rows.square().sum(1).sqrt()
-    kept = [row * min(1.0, clip / max(float(norm), 1e-300)) for row, norm in zip(rows, norms, strict=True) if norm < math.inf]
-    return torch.stack(kept).sum(0) if kept else torch.zeros(rows.shape[1]).double(), norms
+    total = torch.zeros(rows.shape[1]).double()
+    for row, norm in zip(rows, norms.tolist(), strict=True):
+        if norm < math.inf:
+            total += row * min(1.0, clip / max(norm, 1e-300))
+    return total, norms
 
 
 def assert_matches(model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2) -> None:

@@ -61,24 +61,18 @@ def _key(objective: Objective, inputs: Tensor, targets: Tensor) -> Hashable:
 
 
 def _structure(objective: Objective) -> Hashable:
-    """What decides how a model computes, so that a fresh copy of a model known already needs no trial of its own."""
-    modules = tuple(
-        (name, type(module), _settings(module)) for name, module in objective.model.named_modules()
-    )
-    return modules, tuple(
-        (name, value.shape, value.requires_grad) for name, value in objective.model.named_parameters()
-    )
-
-
-def _settings(module: nn.Module) -> Hashable:
-    return tuple((name, _frozen(value)) for name, value in vars(module).items())
+    """What decides how a model computes, so that a copy of a model known already needs no trial of its own."""
+    model = objective.model
+    modules = tuple((name, type(module), _frozen(vars(module))) for name, module in model.named_modules())
+    return modules, tuple((name, value.shape, value.requires_grad) for name, value in model.named_parameters())
 
 
 def _frozen(value: object) -> Hashable:
     if isinstance(value, bool | int | float | str | None):
         return value
+    if isinstance(value, dict):
+        return tuple((name, _frozen(part)) for name, part in value.items())
     if isinstance(value, tuple | list):
         return tuple(_frozen(part) for part in value)
-    if isinstance(value, FunctionType):
-        return value.__code__
-    return type(value)
+    kind: Any = value.__code__ if isinstance(value, FunctionType) else type(value)
+    return kind  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the pr
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Kernel size, stride, dilation and (left, right) padding of each spatial dimension, and the number of groups."""
+    """Kernel size, stride, dilation and (left, right) padding by spatial dimension, and the number of groups."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -32,7 +32,7 @@ class Geometry:
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups); within a patch channels run fastest."""
+        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels running fastest."""
         data = inputs.movedim(1, -1)
         if any(sides != (0, 0) for sides in self.padding):
             data = functional.pad(data, (0, 0, *(side for sides in reversed(self.padding) for side in sides)))
@@ -49,7 +49,7 @@ class Geometry:
 
 
 def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same (size, stride) dimensions in fewer, so that patches are copied in runs as long as memory allows."""
+    """The same (size, stride) dimensions in fewer, so that patches are copied in long runs of memory."""
     merged = [(1, 1)]
     for size, step in reversed(dims):
         inner, stride = merged[0]
@@ -105,7 +105,7 @@ class Convolved:
         return Outer(self.slot, self.geometry.patches(self.inputs)[:, 0], self.grads).ready(order)
 
     def built(self) -> Rows:
-        """The gradients themselves, a few examples at a time: their patches are many times larger than their inputs."""
+        """The gradients themselves, some examples at a time: patches are many times larger than inputs."""
         count, positions, out = self.grads.shape
         groups, width = self.geometry.groups, self.geometry.width(self.inputs)
         rows = self.grads.new_empty(count, out, width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +12,9 @@ from torch.nn import functional
 from discreet.privacy.ghost.recorder import Records, Rule
 from discreet.privacy.ghost.terms import Entry, Lookup, Outer, Pair, Rows, Slot
 from discreet.privacy.ghost.uncovered import Uncovered
+
+Affine = tuple[Tensor | None, Tensor | None]  # weight and bias
+Gather = Callable[[Tensor], Tensor]
 
 
 def matrix_entries(weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor) -> list[Entry]:
@@ -58,26 +61,36 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> 
     return Lookup(slot, ids, grads)
 
 
-def _scaled(records: Records, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """normal * weight + bias, written down; both have the shape of normal's last dimensions."""
-    outputs = normal if weight is None else normal * weight
-    outputs = outputs if bias is None else outputs + bias
-    weight_slot, bias_slot = records.slot(weight), records.slot(bias)
-    if not (weight_slot or bias_slot):
-        return outputs
+def _record_affine(
+    records: Records, call: tuple[Tensor, Tensor], parameters: Affine, normal: Callable[[], Tensor], gather: Gather
+) -> Tensor:
+    """Write down outputs = normal() * weight + bias; gather sums the positions at which an example uses an entry."""
+    inputs, outputs = call
+    records.refuse(inputs)
+    weight, bias = (records.slot(value) for value in parameters)
 
     def entries(grads: Tensor) -> list[Entry]:
-        pairs = ((weight_slot, grads * normal if weight_slot else grads), (bias_slot, grads))
-        return [_affine_rows(slot, values) for slot, values in pairs if slot is not None]
+        scaled: list[Entry] = [] if weight is None else [Rows(weight, gather(grads * normal()))]
+        return scaled if bias is None else [*scaled, Rows(bias, gather(grads))]
 
-    records.add(normal, outputs, entries)
+    if weight or bias:
+        records.add(inputs, outputs, entries)
     return outputs
 
 
-def _affine_rows(slot: Slot, values: Tensor) -> Rows:
-    """Per-example gradients (n, *shape) from values (n, positions..., *shape)."""
-    positions = tuple(range(1, values.dim() - len(slot.shape)))
-    return Rows(slot, values.sum(positions) if positions else values)
+def _last(dims: int) -> Gather:
+    """Sum over all dimensions but the first and the last few: (n, positions..., shape...) -> (n, shape...)."""
+
+    def gather(values: Tensor) -> Tensor:
+        positions = tuple(range(1, values.dim() - dims))
+        return values.sum(positions) if positions else values
+
+    return gather
+
+
+def _channels(values: Tensor) -> Tensor:
+    """(n, channels, space...) -> (n, channels)."""
+    return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
 def layer_norm(
@@ -88,10 +101,15 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    records.refuse(input)
-    if input.dim() == len(normalized_shape):
+    shape = list(normalized_shape)
+    if input.dim() == len(shape):
         raise Uncovered("a normalisation over the batch dimension")
-    return _scaled(records, functional.layer_norm(input, list(normalized_shape), eps=eps), weight, bias)
+    outputs = functional.layer_norm(input, shape, weight, bias, eps)
+
+    def normal() -> Tensor:
+        return functional.layer_norm(input, shape, eps=eps)
+
+    return _record_affine(records, (input, outputs), (weight, bias), normal, _last(len(shape)))
 
 
 def rms_norm(
@@ -101,10 +119,15 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    records.refuse(input)
-    if input.dim() == len(normalized_shape):
+    shape = list(normalized_shape)
+    if input.dim() == len(shape):
         raise Uncovered("a normalisation over the batch dimension")
-    return _scaled(records, functional.rms_norm(input, list(normalized_shape), eps=eps), weight, None)
+    outputs = functional.rms_norm(input, shape, weight, eps)
+
+    def normal() -> Tensor:
+        return functional.rms_norm(input, shape, eps=eps)
+
+    return _record_affine(records, (input, outputs), (weight, None), normal, _last(len(shape)))
 
 
 def group_norm(
@@ -115,33 +138,33 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    records.refuse(input)
-    normal = functional.group_norm(input, num_groups, eps=eps).movedim(1, -1)
-    return _scaled(records, normal, weight, bias).movedim(-1, 1)
+    outputs = functional.group_norm(input, num_groups, weight, bias, eps)
+
+    def normal() -> Tensor:
+        return functional.group_norm(input, num_groups, eps=eps)
+
+    return _record_affine(records, (input, outputs), (weight, bias), normal, _channels)
 
 
-def dropout(
-    records: Records, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    if training and p > 0:
-        raise ValueError("dropout draws from the global generator: put the model in eval mode, or set p to 0")
-    return input
+def _dropout(by_default: bool) -> Rule:
+    def dropout(
+        records: Records, input: Tensor, p: float = 0.5, training: bool = by_default, inplace: bool = False
+    ) -> Tensor:
+        if training and p > 0:
+            raise ValueError("dropout draws random numbers: use eval mode, or set p to 0")
+        return input
+
+    return dropout
 
 
 def batch_norm(records: Records, *inputs: Any, **more: Any) -> NoReturn:
-    raise ValueError(
-        "batch normalisation mixes examples, so no example has a gradient of its own: use GroupNorm"
-    )
+    raise ValueError("batch normalisation mixes examples, so no example has a gradient of its own: use GroupNorm")
 
 
 def view(records: Records, input: Tensor, *shape: Any, **more: Any) -> Tensor:
     """A view, for code that expects outputs of convolutions in PyTorch's default memory format."""
     records.refuse(input)
-    if (
-        input.dim() == 4
-        and not input.is_contiguous()
-        and input.is_contiguous(memory_format=torch.channels_last)
-    ):
+    if input.dim() == 4 and not input.is_contiguous() and input.is_contiguous(memory_format=torch.channels_last):
         input = input.contiguous()
     result: Tensor = input.view(*shape, **more)
     return result
@@ -155,14 +178,11 @@ LAYER_RULES: dict[Any, Rule] = {
     functional.group_norm: group_norm,
     functional.batch_norm: batch_norm,
     torch.batch_norm: batch_norm,
+    functional.dropout: _dropout(True),
+    functional.dropout1d: _dropout(True),
+    functional.dropout2d: _dropout(True),
+    functional.dropout3d: _dropout(True),
+    functional.alpha_dropout: _dropout(False),
+    functional.feature_alpha_dropout: _dropout(False),
     Tensor.view: view,
 }
-DROPOUTS = (
-    functional.dropout,
-    functional.alpha_dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.feature_alpha_dropout,
-)
-LAYER_RULES.update(dict.fromkeys(DROPOUTS, dropout))

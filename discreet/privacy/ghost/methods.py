@@ -22,8 +22,8 @@ from discreet.privacy.ghost.terms import Rows, Slot, Term
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of 1e19 with
-# output gradients of 1e-23 would have a norm of 0 by the product rule and pass unclipped.
+# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
+# 1e18 with output gradients of 1e-24 would have a norm of 0 by the product rule, and pass unclipped.
 LOSS_SCALE = 2.0**20
 _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
 
@@ -89,7 +89,7 @@ Method = Callable[[Objective, Tensor, Tensor], list[Term]]
 
 
 def one_pass(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """One forward pass, one backward pass to the layers' outputs, and no parameter gradient. Uncovered without a rule."""
+    """One forward pass and one backward pass to the layers' outputs, without parameter gradients."""
     records = Records(objective.layout.slots, inputs.shape[0])
     with torch.enable_grad(), Recorder(records, _RULES):
         outputs = objective.model(inputs)
@@ -146,7 +146,7 @@ def _rows(slot: Slot, values: Tensor) -> Rows:
 
 
 def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:
-    """Plain autograd for one example, (1, ...): one gradient for each trainable parameter, zero where it has no part."""
+    """Plain autograd for one example, (1, ...): a gradient for each trainable parameter, zero for unused ones."""
     parameters = objective.layout.trainable()
     with torch.enable_grad():
         losses = objective.losses(objective.model(example), target)

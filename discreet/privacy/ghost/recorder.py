@@ -1,9 +1,9 @@
 """Watch a forward pass: every torch function that is handed a parameter is written down, or refused.
 
-A torch function mode sees each call before it runs, so the books are complete for whatever a model's code does with its
-parameters: modules, functional calls, tied weights and reused modules look the same. A call that gets a parameter and has
-no rule raises Uncovered. What no mode can see (compiled code, aliases of parameters made beforehand) is left to the
-comparison with plain autograd in choice.py.
+A torch function mode sees each call before it runs, so the books are complete for whatever a model's code does with
+its parameters: modules, functional calls, tied weights and reused modules look the same. A call that gets a parameter
+and has no rule raises Uncovered. What no mode can see (compiled code, aliases of parameters made beforehand) is left
+to the comparison with plain autograd in trial.py.
 """
 
 from __future__ import annotations

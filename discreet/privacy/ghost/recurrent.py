@@ -15,9 +15,7 @@ from discreet.privacy.ghost.recorder import Records, Rule
 from discreet.privacy.ghost.uncovered import Uncovered
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each (n, hidden)
-Cell = Callable[
-    [Tensor, Tensor, State], State
-]  # from the inputs' and the state's products, (n, gates * hidden)
+Cell = Callable[[Tensor, Tensor, State], State]  # from the inputs' and the state's products, (n, gates * hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,7 @@ def relu_step(inputs: Tensor, recurrent: Tensor, state: State) -> State:
     return ((inputs + recurrent).relu(),)
 
 
-def _unroll(
-    records: Records, cell: Cell, sequence: Tensor, state: State, weights: Weights
-) -> tuple[Tensor, State]:
+def _unroll(records: Records, cell: Cell, sequence: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
     """Outputs (n, T, hidden) and the last state for a sequence (n, T, d)."""
     products = linear(records, sequence, weights.w_ih, weights.b_ih)
     count, length, gates = products.shape
@@ -100,9 +96,7 @@ def _rule(cell: Cell, states: int) -> Rule:
             raise Uncovered("a packed sequence")
         records.refuse(input, hx)
         if dropout > 0 and train and num_layers > 1:
-            raise ValueError(
-                "dropout draws from the global generator: put the model in eval mode, or set p to 0"
-            )
+            raise ValueError("dropout draws random numbers: use eval mode, or set p to 0")
         start = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         directions = 2 if bidirectional else 1
         layers = _layers(params, has_biases, num_layers * directions)

@@ -1,11 +1,11 @@
 """What one use of a parameter adds to the gradients of a batch, kept without building those gradients.
 
-A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives the mass that they add
-to each example's norm, and it adds their weighted sum to the parameter's part of a flat vector. For a matrix product the
-gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its norm needs no
-gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
-||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then use
-A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
+A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives the mass that they
+add to each example's norm, and it adds their weighted sum to the parameter's part of a flat vector. For a matrix
+product the gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its
+norm needs no gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
+||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then
+use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower routine
-# with pairwise rounding.
+# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
+# routine with pairwise rounding.
 _LONGEST_FAST_ROW = 1024
-# A float of a gradient that is built is written once and read twice. Measured on two cores, that costs as much as this
-# many flops where the gradients of a batch stay near the caches, and as much as the second number where they do not.
+# A float of a gradient that is built is written once and read twice. Measured on two cores, that costs as much as
+# this many flops where a batch's gradients stay near the caches, and as much as the second number where they do not.
 _FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 64
 _NEAR_FLOATS = 2**22
-# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no gradient is
-# taken for shorter than it is.
+# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
+# gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
 
 
@@ -81,7 +81,7 @@ class Term(Protocol):
         """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm (order 2)."""
 
     def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
-        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts shaped as the parameters."""
+        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
 
 
 class Entry(Protocol):
@@ -157,7 +157,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). Its L2 norms come from two Gram matrices."""
+    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). L2 norms come from two Gram matrices."""
 
     slot: Slot
     inputs: Tensor
@@ -172,7 +172,9 @@ class Outer:
     def ready(self, order: int) -> Term:
         if self.inputs.shape[1] == 1:
             return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
-        return self if order == 2 and grams_are_cheaper(*self.inputs.shape, self.grads.shape[2]) else self.built()
+        count, positions, width = self.inputs.shape
+        grams = order == 2 and grams_are_cheaper(count, positions, width, self.grads.shape[2])
+        return self if grams else self.built()
 
     def built(self) -> Rows:
         """The gradients themselves, (n, p, d)."""
@@ -192,14 +194,14 @@ class Outer:
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
-    """Whether Gram matrices, T^2 (d + p), cost less than storing gradients, d p. The product, T d p, is needed for both."""
+    """Whether Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a product, T d p."""
     stored = _FLOPS_PER_STORED_FLOAT if count * width * out <= _NEAR_FLOATS else _FLOPS_PER_FAR_FLOAT
     return 2 * positions**2 * (width + out) < stored * width * out
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). What one example picks twice adds up first."""
+    """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). Rows picked twice add up first."""
 
     slot: Slot
     ids: Tensor
@@ -227,6 +229,6 @@ class Lookup:
         parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
 
     def as_outer(self) -> Outer:
-        """The same as a matrix product with one-hot gradients, which can be merged with a tied output layer."""
+        """The same as a matrix product with one-hot gradients, to be merged with a tied output layer."""
         one_hot = torch.nn.functional.one_hot(self.ids, self.slot.shape[0]).to(self.grads.dtype)
         return Outer(self.slot, self.grads, one_hot)

@@ -37,7 +37,7 @@ def norms_of(terms: list[Term], order: int) -> Tensor:
 
 
 def tried(objective: Objective, inputs: Tensor, targets: Tensor) -> Method | None:
-    """The fastest method that agrees with single examples; None where fewer than two examples have finite gradients."""
+    """The fastest method that agrees with single examples; None where fewer than two have finite gradients."""
     finite = norms_of(_truth(objective, inputs, targets), objective.order).isfinite()
     if int(finite.sum()) < 2:
         return None
@@ -54,7 +54,7 @@ def tried(objective: Objective, inputs: Tensor, targets: Tensor) -> Method | Non
 
 
 def _truth(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """Gradients of single examples by plain autograd; ValueError, the generator put back, if they need random numbers."""
+    """Gradients of single examples by plain autograd; ValueError, the generator put back, if they are random."""
     before = torch.get_rng_state()
     truth = looped(objective, inputs, targets)
     if not torch.equal(before, torch.get_rng_state()):

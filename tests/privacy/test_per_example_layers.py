@@ -1,0 +1,290 @@
+"""Layer by layer, clipped sums of per-example gradients are those of a loop over examples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.privacy.test_per_example_oracle import assert_matches
+
+CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
+    1: nn.Conv1d,
+    2: nn.Conv2d,
+    3: nn.Conv3d,
+}
+ORDERS = st.sampled_from([1, 2])
+COUNTS = st.integers(1, 5)
+
+
+@pytest.fixture(autouse=True)
+def no_slow_method(caplog: pytest.LogCaptureFixture) -> object:
+    """All these layers have a rule: nothing may be served by torch.func or a loop."""
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        yield
+        assert not caplog.records
+
+
+def check(build: Callable[[], nn.Module], inputs: Tensor, *, targets: Tensor, order: int = 2) -> None:
+    """The model's sum at a clip norm that clips some examples, with weights that do not depend on the test's order."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2903)
+        model = build()
+    assert_matches(model, inputs, targets, clip=1.5, order=order)
+
+
+def draw(*shape: int, classes: int = 3) -> tuple[Tensor, Tensor]:
+    """Inputs and one class an example."""
+    draws = torch.Generator().manual_seed(6421)
+    return torch.randn(*shape, generator=draws), torch.randint(0, classes, shape[:1], generator=draws)
+
+
+def tokens(count: int, length: int) -> tuple[Tensor, Tensor]:
+    """Sequences of small numbers, and a number for every position."""
+    draws = torch.Generator().manual_seed(5147)
+    shape = (count, length)
+    return torch.randint(0, 6, shape, generator=draws), torch.randint(0, 6, shape, generator=draws)
+
+
+@st.composite
+def convolutions(draw_value: st.DrawFn) -> tuple[int, dict[str, object], tuple[int, ...]]:
+    """Dimensions, settings of a convolution, and the shape of its inputs."""
+    dims = draw_value(st.sampled_from([1, 2, 2, 3]))
+    groups = draw_value(st.sampled_from([1, 1, 2, 4]))
+    each = st.tuples(*[st.integers(1, 3)] * dims)
+    settings: dict[str, object] = {
+        "groups": groups,
+        "kernel_size": draw_value(each),
+        "dilation": draw_value(each),
+    }
+    settings["stride"] = draw_value(each)
+    settings["padding"] = draw_value(st.one_of(st.integers(0, 2), st.tuples(*[st.integers(0, 2)] * dims)))
+    if draw_value(st.booleans()):
+        settings.update(padding=draw_value(st.sampled_from(["same", "valid"])), stride=1)
+    settings["padding_mode"] = draw_value(st.sampled_from(["zeros", "zeros", "circular", "reflect"]))
+    settings["bias"] = draw_value(st.booleans())
+    space = draw_value(st.tuples(*[st.integers(7, 9) if dims < 3 else st.just(7)] * dims))
+    return dims, settings, (draw_value(COUNTS), 4, *space)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@given(case=convolutions(), order=ORDERS)
+@settings(max_examples=60, deadline=None)
+def test_convolutions(case: tuple[int, dict[str, object], tuple[int, ...]], order: int) -> None:
+    dims, options, shape = case
+    assume(dims < 3 or options["padding_mode"] != "reflect")
+    layer = CONVOLUTIONS[dims](4, 8, **options)  # type: ignore[arg-type]
+    size = layer(torch.zeros(shape)).flatten(1).shape[1]
+
+    def build() -> nn.Module:
+        first = CONVOLUTIONS[dims](4, 8, **options)  # type: ignore[arg-type]
+        return nn.Sequential(first, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(size, 3))
+
+    inputs, targets = draw(*shape)
+    check(build, inputs, targets=targets, order=order)
+
+
+def test_a_convolution_with_many_examples_and_positions_is_taken_in_pieces() -> None:
+    inputs, targets = draw(40, 3, 30, 30)
+    layers = [nn.Conv2d(3, 4, 5, padding=2), nn.Tanh(), nn.AvgPool2d(5), nn.Flatten()]
+    check(lambda: nn.Sequential(*layers, nn.Linear(144, 3)), inputs, targets=targets)
+
+
+def test_a_convolution_with_few_positions_has_gram_matrices() -> None:
+    inputs, targets = draw(5, 64, 4, 4)
+    layers = [nn.Conv2d(64, 64, 3), nn.Tanh(), nn.Conv2d(64, 32, 2), nn.Flatten()]
+    check(lambda: nn.Sequential(*layers, nn.Linear(32, 3)), inputs, targets=targets)
+
+
+@given(count=COUNTS, middle=st.lists(st.integers(1, 4), max_size=2), bias=st.booleans(), order=ORDERS)
+@settings(max_examples=25, deadline=None)
+def test_linear_layers_take_any_leading_dimensions(count: int, middle: list[int], bias: bool, order: int) -> None:
+    inputs, _ = draw(count, *middle, 5)
+    targets = torch.randint(0, 3, (count, *middle), generator=torch.Generator().manual_seed(83))
+    check(
+        lambda: nn.Sequential(nn.Linear(5, 4, bias), nn.Tanh(), nn.Linear(4, 3)),
+        inputs,
+        targets=targets,
+        order=order,
+    )
+
+
+@pytest.mark.parametrize("length", [2, 60])
+def test_long_and_short_sequences_through_wide_layers(length: int) -> None:
+    inputs, targets = tokens(4, length)
+    layers = [nn.Embedding(6, 48), nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 6)]
+    check(lambda: nn.Sequential(*layers), inputs, targets=targets)
+
+
+@given(count=COUNTS, length=st.integers(1, 6), padding=st.sampled_from([None, 0, -1, 3]), order=ORDERS)
+@settings(max_examples=25, deadline=None)
+def test_embeddings_add_up_what_an_example_picks_twice(
+    count: int, length: int, padding: int | None, order: int
+) -> None:
+    inputs, targets = tokens(count, length)
+    layer = nn.Embedding(6, 4, padding_idx=padding)
+    check(lambda: nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 6)), inputs, targets=targets, order=order)
+
+
+@given(count=COUNTS, length=st.integers(1, 4), order=ORDERS, bias=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_layer_normalisation(count: int, length: int, order: int, bias: bool) -> None:
+    inputs, _ = draw(count, length, 3, 4)
+    _, targets = tokens(count, length)
+    layers = [
+        nn.LayerNorm((3, 4), bias=bias),
+        nn.Flatten(2),
+        nn.Linear(12, 6),
+        nn.LayerNorm(6),
+        nn.RMSNorm(6),
+    ]
+    check(lambda: nn.Sequential(*layers), inputs, targets=targets, order=order)
+
+
+@given(
+    count=COUNTS,
+    groups=st.sampled_from([1, 2, 4]),
+    space=st.lists(st.integers(2, 4), max_size=2),
+    order=ORDERS,
+)
+@settings(max_examples=20, deadline=None)
+def test_group_normalisation(count: int, groups: int, space: list[int], order: int) -> None:
+    assume(space or groups < 4)  # a group of one number has no variance
+    inputs, targets = draw(count, 4, *space)
+    size = 4 * int(torch.Size(space).numel())
+    layers = [nn.GroupNorm(groups, 4), nn.Tanh(), nn.Flatten(), nn.Linear(size, 3)]
+    check(lambda: nn.Sequential(*layers), inputs, targets=targets, order=order)
+
+
+class Recurrent(nn.Module):
+    """Embedding, a recurrent layer, logits at every position."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: object) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(6, 4), kind(4, 5, **options)  # type: ignore[arg-type]
+        self.output = nn.Linear(10 if self.layer.bidirectional else 5, 6)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        embedded = self.embedding(numbers)
+        time_first = not self.layer.batch_first
+        hidden = self.layer(embedded.transpose(0, 1) if time_first else embedded)[0]
+        logits: Tensor = self.output(hidden.transpose(0, 1) if time_first else hidden)
+        return logits
+
+
+@given(
+    kind=st.sampled_from([nn.LSTM, nn.GRU, nn.RNN]),
+    options=st.fixed_dictionaries(
+        {name: st.booleans() for name in ("bias", "batch_first", "bidirectional")} | {"num_layers": st.integers(1, 2)}
+    ),
+    count=COUNTS,
+    length=st.integers(1, 6),
+    order=ORDERS,
+)
+@settings(max_examples=50, deadline=None)
+def test_recurrent_layers(
+    kind: type[nn.RNNBase], options: dict[str, object], count: int, length: int, order: int
+) -> None:
+    inputs, targets = tokens(count, length)
+    check(lambda: Recurrent(kind, **options), inputs, targets=targets, order=order)
+
+
+class Cells(nn.Module):
+    """A cell called once for every position: its parameters are used many times by one example."""
+
+    def __init__(self, kind: type[nn.LSTMCell] | type[nn.GRUCell] | type[nn.RNNCell]) -> None:
+        super().__init__()
+        self.embedding, self.cell, self.output = nn.Embedding(6, 4), kind(4, 5), nn.Linear(5, 6)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        state, outputs = None, []
+        for step in self.embedding(numbers).unbind(1):
+            state = self.cell(step, state)
+            outputs.append(self.output(state[0] if isinstance(state, tuple) else state))
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+@pytest.mark.parametrize("order", [1, 2])
+def test_cells_used_at_every_position(kind: type[nn.LSTMCell], order: int) -> None:
+    inputs, targets = tokens(4, 5)
+    check(lambda: Cells(kind), inputs, targets=targets, order=order)
+
+
+class Shared(nn.Module):
+    """One layer used twice, one embedding that is the output layer too, and a bias shared by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.output = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6)
+        self.output.weight = self.embedding.weight
+        self.other, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.other.bias = self.norm.bias = self.layer.bias
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        inner = torch.tanh(self.layer(torch.tanh(self.layer(self.embedding(numbers)))))
+        logits: Tensor = self.output(self.norm(self.other(inner + self.embedding(numbers.flip(1)))))
+        return logits
+
+
+@given(count=COUNTS, length=st.integers(1, 5), order=ORDERS)
+@settings(max_examples=15, deadline=None)
+def test_parameters_used_more_than_once_add_up_before_the_norm(count: int, length: int, order: int) -> None:
+    inputs, targets = tokens(count, length)
+    check(Shared, inputs, targets=targets, order=order)
+
+
+class TwiceConvolved(nn.Module):
+    """One convolution applied to two sizes, and one in groups applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.grouped = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.output = nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = self.grouped(torch.tanh(self.plain(torch.nn.functional.avg_pool2d(self.plain(images), 2))))
+        logits: Tensor = self.output(torch.tanh(self.grouped(inner)).mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_convolutions_used_twice_add_up_before_the_norm(order: int) -> None:
+    inputs, targets = draw(4, 4, 6, 6)
+    check(TwiceConvolved, inputs, targets=targets, order=order)
+
+
+class Functional(nn.Module):
+    """Layers called as functions on a module's parameters, and a view after a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3), nn.Linear(48, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.conv2d(images, self.first.weight, bias=self.first.bias)
+        inner = inner.view(inner.size(0), -1)
+        assert self.second.weight.shape[1] == inner.shape[1]
+        return nn.functional.linear(inner, self.second.weight) + 1.0
+
+
+def test_functional_calls_on_parameters_are_seen() -> None:
+    inputs, targets = draw(4, 1, 6, 6)
+    check(Functional, inputs, targets=targets)
+
+
+def test_a_frozen_weight_with_a_trainable_bias() -> None:
+    inputs, targets = draw(4, 3, 8)
+
+    def build() -> nn.Module:
+        layers = [nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)]
+        for layer in (layers[0], layers[3]):
+            layer.weight.requires_grad_(False)
+        return nn.Sequential(*layers)
+
+    check(build, inputs, targets=targets)
