@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from client_app.account import ClientAccount, Refused
-from client_app.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
+from client_app.local_privacy import LocalPrivacy, check_pure_total, release_step, release_update, round_privacy
 from client_app.policy import ClientPolicy, budget_of, check_policy
 from client_app.training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
 from discreet.config import RunConfig, config_from_json
@@ -67,7 +67,7 @@ class DPClient(NumPyClient):
           MalformedMessage, ConfigError: the order can't be read.
         """
         order = order_from_config(config)
-        reply = self.answer(order, torch.from_numpy(np.asarray(parameters[0], dtype=np.float32)))
+        reply = self.answer(order, torch.from_numpy(np.array(parameters[0], dtype=np.float32)))
         numbers: dict[str, Scalar] = {
             "round": reply.round,
             "below": reply.below,
@@ -145,8 +145,9 @@ class DPClient(NumPyClient):
     def _charge_local(self, run: RunConfig, local: LocalPrivacy | None, round_number: int) -> float:
         if local is None:
             return 0.0
-        budget = budget_of(self.policy, run, LOCAL)
-        return self._account().charge(LOCAL, local.event, count=1, round_number=round_number, budget=budget)
+        account, budget = self._account(), budget_of(self.policy, run, LOCAL)
+        check_pure_total(run, local, spent=account.ledger.spent(LOCAL, holder=account.holder))
+        return account.charge(LOCAL, local.event, count=1, round_number=round_number, budget=budget)
 
     def _account(self) -> ClientAccount:
         if self.account is None:

@@ -14,9 +14,12 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
+from client_app.account import Refused
 from discreet.config import RunConfig
+from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.mechanisms import (
     Gaussian,
     Laplace,
@@ -73,6 +76,25 @@ def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | Non
         whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=config.privacy.delta)
         return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share))
     return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share))
+
+
+def check_pure_total(config: RunConfig, privacy: LocalPrivacy, *, spent: PrivacyLedger) -> None:
+    """Holds Laplace releases to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon.
+
+    By loss distributions and a delta the same releases cost less, and a round that is asked again would still fit.
+    Nothing is checked for Gaussian noise, with a `noise_multiplier`, where `max_epsilon` names a budget at delta
+    instead, or after Gaussian releases of earlier runs, which have no pure epsilon.
+
+    Raises:
+      Refused: one more release would pass the total.
+    """
+    local = config.privacy.local
+    if privacy.kind == "gaussian" or local.epsilon is None or local.max_epsilon is not None:
+        return
+    after = pure_epsilon(spent.record(privacy.event).entries)
+    if local.epsilon * (1 + 1e-9) < after < math.inf:
+        total = f"a pure epsilon of {after:.4g} of {local.epsilon:g}"
+        raise Refused(f"the local-level budget is spent: this round would reach {total}")
 
 
 def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import nn
 
 from client_app.account import ClientAccount, Refused
 from client_app.client import DPClient
+from client_app.node_data import SHAPES, NodeDataError, load_node_data
 from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
 from discreet.durable_ledger import DurableLedger
@@ -19,6 +21,8 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model
 from discreet.tasks.partition import Partition, client_examples
 from discreet.wire import Order
+
+logger = logging.getLogger("discreet.client")
 
 CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation
 
@@ -62,14 +66,22 @@ def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object])
 
 
 def node_examples(run: RunConfig, node_config: Mapping[str, object]) -> Examples:
-    """The examples of a node: the share of the demonstration data that `partition-id` names.
+    """The examples of a node: those in the folder that `data` names, or the share of the demonstration data that
+    `partition-id` names.
 
     Raises:
-      Refused: the node says nothing of its data, or was started for another number of clients.
+      Refused: the node says nothing of its data, they do not fit the task, or it was started for another number of
+        clients. What is wrong with the data is only logged: the reason of a refusal goes to the server.
     """
+    if "data" in node_config:
+        try:
+            return load_node_data(Path(str(node_config["data"])), run.data.name)
+        except NodeDataError as error:
+            logger.error("%s", error)
+            raise Refused(f"this node's own data do not fit the task {run.data.name}; its log says why") from error
     number, count = node_config.get("partition-id"), node_config.get("num-partitions")
     if not isinstance(number, int) or not isinstance(count, int):
-        raise Refused("this node has no data: start it with --node-config 'partition-id=0 num-partitions=4'")
+        raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
     if count != run.data.num_clients:
         raise Refused(f"this node is one of {count} clients, the run has data.num_clients={run.data.num_clients}")
     return share_of(run, number)
@@ -89,6 +101,9 @@ def share_of(run: RunConfig, client_id: int) -> Examples:
 
 def model_of(run: RunConfig) -> nn.Module:
     """The architecture; its parameters come with each order. Built once per process."""
+    if run.data.name in SHAPES:
+        shape = SHAPES[run.data.name]
+        return _model(run.model.name, shape.input_shape, shape.num_classes)
     task = _task(run)
     return _model(run.model.name, task.input_shape, task.num_classes)
 

@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 
 from client_app.account import Refused
 from client_app.client import local_settings
-from client_app.local_privacy import LocalPrivacy
+from client_app.local_privacy import LocalPrivacy, check_pure_total
 from client_app.policy import ClientPolicy, budget_of, check_policy
 from client_app.training import LocalSettings, example_event, steps_of
 from discreet.config import RunConfig
@@ -45,7 +45,7 @@ class Accounts:
         Raises:
             Refused: the epsilon would pass the budget. Nothing is taken down.
         """
-        after = _recorded(self._known(guarantee, client), event, count)
+        after = _recorded(self.spent(guarantee, client), event, count)
         epsilon = self.epsilon(after)
         if budget is not None and epsilon > budget * (1 + 1e-9):
             raise Refused(
@@ -54,6 +54,11 @@ class Accounts:
         self._charges.append(Charge(round_number, guarantee, str(client), event, count))
         self._spent[guarantee, client] = after
         return after
+
+    def spent(self, guarantee: str, client: int) -> PrivacyLedger:
+        """What a guarantee has been charged for a client's data."""
+        known = self._spent.get((guarantee, client))
+        return self.ledger.spent(guarantee, holder=str(client)) if known is None else known
 
     def epsilon(self, spent: PrivacyLedger) -> float:
         """Of what was spent. Clients with the same history share one computation."""
@@ -65,10 +70,6 @@ class Accounts:
         self._charges.clear()
         if len(self._spent) > REMEMBERED:
             self._spent.clear()
-
-    def _known(self, guarantee: str, client: int) -> PrivacyLedger:
-        known = self._spent.get((guarantee, client))
-        return self.ledger.spent(guarantee, holder=str(client)) if known is None else known
 
 
 @lru_cache(maxsize=65536)
@@ -151,6 +152,7 @@ class _Entry:
         """Everything that follows from the size alone."""
         settings, refusal = local_settings(self.run, size), None
         try:
+            # The same rules in the same order as `DPClient.answer`; a test holds both to the same refusals.
             self._check(settings, size)
         except Refused as met:
             refusal = str(met)
@@ -165,11 +167,14 @@ class _Entry:
         if asked.event is not None:
             example = self._epsilon(self._charge(EXAMPLE, client, asked.event, asked.steps))
         if self.local is not None:
+            check_pure_total(self.run, self.local, spent=self._account().spent(LOCAL, client))
             spent = self._charge(LOCAL, client, self.local.event, 1)
             local, pure = self._epsilon(spent), pure_epsilon(spent.entries)
         return example, local, pure
 
     def _check(self, settings: LocalSettings, size: int) -> None:
+        if self.round_number > self.run.rounds:
+            raise Refused(f"the order is for round {self.round_number}, and the run has rounds={self.run.rounds}")
         noises: dict[str, float] = {}
         if self.run.privacy.user.enabled:
             noises[USER] = self.run.privacy.user.noise_multiplier or 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,10 +16,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers in order, and the shape of every parameter, with four dimensions where an image is read."""
+    """Layers in order, and how they want every parameter: see `simulation.parameter_layout.Block`."""
 
     layers: tuple[Layer, ...]
     shapes: tuple[Shape, ...]
+    orders: tuple[Shape, ...]
+
+    @property
+    def first(self) -> int:
+        """The first layer that has parameters."""
+        return next(number for number, layer in enumerate(self.layers) if isinstance(layer, Dense | Convolution))
 
 
 class _Uncovered(Exception):
@@ -34,7 +42,7 @@ def chain_of(model: nn.Module, input_shape: Shape) -> Chain | None:
             builder.add(module)
     except _Uncovered:
         return None
-    return Chain(tuple(builder.layers), tuple(builder.shapes)) if builder.shapes else None
+    return Chain(tuple(builder.layers), tuple(builder.shapes), tuple(builder.orders)) if builder.shapes else None
 
 
 class _Builder:
@@ -43,6 +51,7 @@ class _Builder:
     def __init__(self, input_shape: Shape) -> None:
         self.layers: list[Layer] = []
         self.shapes: list[Shape] = []
+        self.orders: list[Shape] = []
         self.shape = input_shape
         self.read_image = False  # a convolution has turned the channels last
 
@@ -69,6 +78,7 @@ class _Builder:
             raise _Uncovered
         self.layers.append(Dense(len(self.shapes)))
         self.shapes += [(module.out_features, *self.shape), (module.out_features,)]
+        self.orders += [(0, 2, 3, 1) if self.read_image else (0, 1), (0,)]
         self.shape, self.read_image = (module.out_features,), False
 
     def convolution(self, module: nn.Conv2d) -> None:
@@ -79,21 +89,27 @@ class _Builder:
         if not self.read_image:
             self.layers.append(ChannelsLast())
         kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-        self.layers.append(Convolution(len(self.shapes), kernel, stride, padding))
-        self.shapes += [tuple(module.weight.shape), (module.out_channels,)]
-        lengths = zip(self.shape[1:], kernel, stride, padding, strict=True)
-        self.shape = (module.out_channels, *((size + 2 * pad - wide) // step + 1 for size, wide, step, pad in lengths))
+        block = stride[0] if stride[0] == stride[1] and kernel[0] % stride[0] == kernel[1] % stride[0] == 0 else 1
+        layer = Convolution(len(self.shapes), kernel, stride, padding, block)
+        self.layers.append(layer)
+        split = (kernel[0] // block, block, kernel[1] // block, block)
+        self.shapes += [(module.out_channels, self.shape[0], *split), (module.out_channels,)]
+        self.orders += [(0, 2, 4, 3, 5, 1), (0,)]
+        self.shape = (module.out_channels, *layer.output_size((self.shape[1], self.shape[2])))
         self.read_image = True
 
     def pool(self, module: nn.MaxPool2d) -> None:
         """A pooling layer on an image."""
         plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1)
-        if not plain or module.ceil_mode or module.return_indices or not self.read_image:
+        plain = plain and _pair(module.kernel_size) == (2, 2) and not (module.ceil_mode or module.return_indices)
+        if not plain or not self.read_image:
             raise _Uncovered
-        kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-        self.layers.append(MaxPool(kernel, stride))
-        lengths = zip(self.shape[1:], kernel, stride, strict=True)
-        self.shape = (self.shape[0], *((size - wide) // step + 1 for size, wide, step in lengths))
+        stride = _pair(module.stride)
+        self.layers.append(MaxPool(stride))
+        self.shape = (
+            self.shape[0],
+            *((size - 2) // step + 1 for size, step in zip(self.shape[1:], stride, strict=True)),
+        )
 
     def relu(self, module: nn.ReLU) -> None:
         """An activation."""
@@ -104,7 +120,7 @@ class _Builder:
         self.layers.append(Tanh())
 
 
-_ADD = {
+_ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
     nn.Flatten: _Builder.flatten,
     nn.Linear: _Builder.linear,
     nn.Conv2d: _Builder.convolution,

@@ -113,12 +113,12 @@ class _Work:
 
 
 def _split(rows: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(max(1, PIECE // rows.shape[1]))
+    return torch.split(rows, max(1, PIECE // rows.shape[1]))
 
 
 def _pieces(replies: Replies) -> Iterator[Replies]:
     """The same in parts of a few rows."""
     spent = replies.epsilon_example, replies.epsilon_local, replies.epsilon_local_pure
     updates = _split(replies.updates)
-    for rows, below in zip(updates, replies.below.split(len(updates[0])), strict=True):
+    for rows, below in zip(updates, torch.split(replies.below, len(updates[0])), strict=True):
         yield Replies(rows, below, *spent)

@@ -112,7 +112,8 @@ class SecureDraws:
         if all(mechanism == mechanisms[0] for mechanism in mechanisms[: len(totals)]):
             return mechanisms[0].add_noise(totals, sensitivity, self.source) if len(totals) else totals
         rows = [
-            mechanism.add_noise(row, sensitivity, self.source) for row, mechanism in zip(totals, mechanisms, strict=False)
+            mechanism.add_noise(row, sensitivity, self.source)
+            for row, mechanism in zip(totals, mechanisms, strict=False)
         ]
         return torch.stack(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,21 +16,23 @@ class Block:
 
     Attributes:
         offset: where it starts.
-        shape: its shape in the model.
-        channels_last: the second dimension goes last in the stack, as layers on images with channels last want it.
+        shape: its shape in the model, where a dimension may be split in several.
+        order: the order of these dimensions in the stack.
     """
 
     offset: int
     shape: tuple[int, ...]
-    channels_last: bool = False
+    order: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
     def view(self, rows: Tensor) -> Tensor:
         """This parameter of each row, in the stack's order of dimensions; writing to it writes to the rows."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        block = rows[:, self.offset : self.offset + size].view(len(rows), *self.shape)
-        return block.movedim(2, -1) if self.channels_last else block
+        block = rows[:, self.offset : self.offset + self.size].view(len(rows), *self.shape)
+        return block.permute(0, *(1 + dim for dim in self.order))
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ class ParameterLayout:
         return rows
 
 
-def layout_of(shapes: Sequence[tuple[int, ...]], channels_last: Sequence[bool]) -> ParameterLayout:
-    """Parameters of these shapes, one after the other."""
+def layout_of(shapes: Sequence[tuple[int, ...]], orders: Sequence[tuple[int, ...]] | None = None) -> ParameterLayout:
+    """Parameters of these shapes, one after the other; without `orders` dimensions stay as they are."""
     blocks, offset = [], 0
-    for shape, last in zip(shapes, channels_last, strict=True):
-        blocks.append(Block(offset, shape, last))
-        offset += torch.Size(shape).numel()
+    for number, shape in enumerate(shapes):
+        order = orders[number] if orders else tuple(range(len(shape)))
+        blocks.append(Block(offset, shape, order))
+        offset += blocks[-1].size
     return ParameterLayout(tuple(blocks), offset)

@@ -1,4 +1,4 @@
-"""Many models of one architecture, trained at once: their gradients, and their clipped sums of per-example gradients."""
+"""Many models of one architecture, trained at once: gradients, and clipped sums of per-example gradients."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class LayeredStack:
 
     layers: tuple[Layer, ...]
     layout: ParameterLayout
+    first: int  # the first layer with parameters: no gradient is needed before it
 
     def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
         """See `Stack`."""
@@ -74,9 +75,9 @@ class LayeredStack:
             saved.append(kept)
         grads: Tensor | None = _cross_entropy_gradients(outputs, batch)
         uses = []
-        for number in reversed(range(len(self.layers))):
+        for number in reversed(range(self.first, len(self.layers))):
             assert grads is not None
-            grads, use = self.layers[number].backward(params, saved[number], grads, further=number > 0)
+            grads, use = self.layers[number].backward(params, saved[number], grads, further=number > self.first)
             if use is not None:
                 uses.append(use)
         return uses
@@ -101,7 +102,8 @@ def _squared_norms(use: Use) -> Tensor:
 
 
 def _square(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values.flatten(2), dim=2, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(values.flatten(2), dim=2, dtype=torch.float64)
+    return norms.square()
 
 
 def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
@@ -137,7 +139,9 @@ class MappedStack:
         single = vmap(grad(self._loss))
         for place in range(batch.targets.shape[1]):
             example = slice(place, place + 1)
-            parts = single(tuple(params), batch.inputs[:, example], batch.targets[:, example], batch.weights[:, example])
+            parts = single(
+                tuple(params), batch.inputs[:, example], batch.targets[:, example], batch.weights[:, example]
+            )
             rows = self.layout.rows(parts)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             scale = clip_scale(norms, l2_norm_clip).unsqueeze(1)
@@ -160,5 +164,5 @@ def stack_of(model: nn.Module, input_shape: tuple[int, ...]) -> Stack:
     shapes = [tuple(parameter.shape) for parameter in model.parameters()]
     chain = chain_of(model, input_shape)
     if chain is None:
-        return MappedStack(model.train(), layout_of(shapes, [False] * len(shapes)))
-    return LayeredStack(chain.layers, layout_of(chain.shapes, [len(shape) == 4 for shape in chain.shapes]))
+        return MappedStack(model.train(), layout_of(shapes))
+    return LayeredStack(chain.layers, layout_of(chain.shapes, chain.orders), chain.first)

@@ -79,9 +79,12 @@ def _dp_sgd(stack: Stack, start: Tensor, data: Examples, cohort: Cohort) -> Tens
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         members = cohort.draws.batches(sizes[:active], probabilities, step=step)
-        batch = read_sum(data, poisson_batch(cohort.table, *members, active=active))
-        current, clip = [values[:active] for values in params], examples[0].l2_norm_clip
-        totals = stack.clipped_sums(current, batch, clip)
+        numbers, clip = poisson_batch(cohort.table, *members, active=active), examples[0].l2_norm_clip
+        current = [values[:active] for values in params]
+        if numbers.counts.any():
+            totals = stack.clipped_sums(current, read_sum(data, numbers), clip)
+        else:
+            totals = start.new_zeros(active, stack.layout.size)
         # Noise also where a client's batch is empty: its total is zero, and the noise is the same.
         change = cohort.draws.add_noise(totals, mechanisms, clip, step=step).div_(settings.batch_size)
         if velocities is not None:

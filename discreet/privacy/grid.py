@@ -37,8 +37,7 @@ class Grid:
             raise ValueError(f"step must be a power of two in [2^-1000, 2^1000], not {self.step}")
 
     def quantise(self, update: Tensor, norm_clip: float | None = None, *, order: int = 2) -> Tensor:
-        """`update` in whole steps, truncated towards zero: any floating-point type and shape; int64, same
-        shape.
+        """`update` in whole steps, truncated towards zero: any shape and floating-point type to int64.
 
         No coordinate grows, so no norm does. With `norm_clip` the result is also held to it in exact
         arithmetic, whatever rounding `update` went through before: the sum of squares is at most
@@ -66,8 +65,7 @@ class Grid:
         return self.quantise(update.double() * (norm_clip / norm * (1 - 2.0**-36)), norm_clip, order=order)
 
     def gaussian(self, count: int, stddev: float, source: RandomSource) -> Tensor:
-        """`count` Gaussians of `stddev` (in the units of the data), rounded to the nearest step: int64,
-        (count,).
+        """`count` Gaussians of `stddev` (in the units of the data), rounded to steps: int64, (count,).
 
         Each is the correct rounding of a Gaussian made from two 127-bit uniforms (see `grid_slack`), so that
         a seeded source gives the same noise on every machine. A stddev of 0 gives zeros.
@@ -128,20 +126,17 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20) 
 
 
 def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> float:
-    """Bound on the total variation distance between `Grid.gaussian`'s num_params values and exact rounded
-    Gaussians.
+    """Bound on the total variation distance between `Grid.gaussian` and exact Gaussians, rounded.
 
     Let S be stddev_in_steps. A value is round(S * R * cos(2 pi t)), or with sin, where R = sqrt(-2 ln u). An
     exact Gaussian has u and t uniform; the one drawn replaces them by the midpoint of their cell, one of
-    2^bits * 2^bits equal cells. Both round to the same integer unless a rounding boundary R * cos(2 pi t) =
-    c, c = (k + 1/2) / S for an integer k, cuts the cell. So count the cells that are cut:
+    2^bits * 2^bits equal cells (t has one bit more than that). Both round to the same integer unless a rounding
+    boundary R * cos(2 pi t) = c, with c = (k + 1/2) / S for an integer k, cuts the cell. Count those cells:
 
     - The column u < 2^-bits: 2^bits cells, whatever happens there. A boundary that leaves this column has
       |c| <= R_max = sqrt(2 bits ln 2), and there are at most 2 S R_max + 1 of those.
-    - On such a boundary u = exp(-c^2 / (2 cos^2(2 pi t))), which is monotone in t over each of two quarter
-    turns and
-      nowhere over the other two. A monotone curve cuts at most 2 * 2^bits cells, so a boundary cuts at most 4
-      * 2^bits.
+    - On such a boundary u = exp(-c^2 / (2 cos^2(2 pi t))), monotone in t over each of two quarter turns, and
+      the boundary has no point over the other two. A monotone curve cuts at most 2 * 2^bits cells.
 
     Together at most 2^bits * (8 S R_max + 5) of 4^bits cells. Decimal arithmetic moves the boundaries by less
     than 10^-90, far less than a cell, which is paid for by doubling. A union over the coordinates gives
@@ -162,24 +157,23 @@ def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> 
 
 
 def laplace_grid_slack(num_params: int, scale_in_steps: float, *, bits: int = BITS) -> float:
-    """As `grid_slack`, for `Grid.laplace`: num_params * 2 * (2 S bits ln 2 + 3) / 2^bits.
+    """As `grid_slack`, for `Grid.laplace`: num_params * 2 * (S bits ln 2 + 2) / 2^bits.
 
-    With one uniform a boundary cuts at most one cell for each sign. Beyond the cell u < 2^-bits there are at
-    most 2 S bits ln 2 + 2 of them.
+    A value is round(S * -ln u) with a sign. For each sign a boundary -ln u = (k + 1/2) / S cuts one cell, and
+    outside the cell u < 2^-bits, which counts as cut, there are at most S bits ln 2 + 1 of them.
     """
-    return _slack(num_params, scale_in_steps, cuts=2 * scale_in_steps * bits * math.log(2) + 3, bits=bits)
+    return _slack(num_params, scale_in_steps, cuts=scale_in_steps * bits * math.log(2) + 2, bits=bits)
 
 
 def delta_with_slack(delta: float, slack: float, *, epsilon: float, releases: int = 1) -> float:
-    """delta of `releases` releases on a grid which with exact noise would be (epsilon, delta)-private
-    together.
+    """delta of `releases` releases on a grid that would be (epsilon, delta)-private together with exact noise.
 
-    delta + (1 + exp(epsilon)) * releases * slack, because exact and drawn noise differ with a chance of at
-    most releases * slack, whatever the data: P(drawn in A) <= P(exact in A) + releases * slack
-    <= exp(epsilon) * P'(exact in A) + delta + releases * slack, and P'(exact in A) <= P'(drawn in A) +
-    releases * slack.
+    delta + (1 + exp(epsilon)) * r, r = releases * slack: exact and drawn noise differ with a chance of at most
+    r, whatever the data, so that for neighbours P and P', P(drawn in A) <= P(exact in A) + r
+    <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r. At most 1, which
+    says nothing.
     """
-    return delta + (1 + math.exp(epsilon)) * releases * slack
+    return min(1.0, delta + (1 + math.exp(min(epsilon, 700.0))) * releases * slack)
 
 
 def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) -> float:

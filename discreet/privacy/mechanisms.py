@@ -27,8 +27,7 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The Gaussian mechanism: noise of standard deviation noise_multiplier * (L2 sensitivity) on each
-    coordinate.
+    """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each coordinate.
 
     Attributes:
         noise_multiplier: noise per sensitivity, >= 0 and finite. 0 adds nothing and protects nobody: its
@@ -142,8 +141,7 @@ class Laplace:
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
-    """Noise multiplier for the update, so that update and norm bits together cost one
-    Gaussian(noise_multiplier).
+    """Noise multiplier for the update with which it and the norm bits together cost one Gaussian.
 
     z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1): a centred bit is -1/2 or
     1/2, so the sum of bits has sensitivity 1/2 and noise multiplier 2 * count_stddev. 0 gives 0.
@@ -156,11 +154,10 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
     1.005038
     """
     _check_noise_multiplier(noise_multiplier)
-    if not count_stddev > noise_multiplier / 2:
+    share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
+    if not share < 1:
         raise ValueError(f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}")
-    if noise_multiplier == 0:
-        return 0.0
-    return noise_multiplier / math.sqrt(1 - (noise_multiplier / (2 * count_stddev)) ** 2)
+    return noise_multiplier / math.sqrt((1 - share) * (1 + share))
 
 
 def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float:

@@ -9,7 +9,6 @@ sources). A model with layers for which there is no such rule is served by torch
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from discreet.privacy.ghost.choice import terms_of
 from discreet.privacy.ghost.methods import LOSS_SCALE, Layout, Loss, Objective, cross_entropy
-from discreet.privacy.ghost.terms import Slot
+from discreet.privacy.ghost.terms import Slot, Term
 from discreet.privacy.ghost.trial import norms_of
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
@@ -71,16 +70,20 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     _validate(inputs, targets, l2_norm_clip, micro_batch, order)
-    objective = Objective(model, _layout(model), loss, order)
-    total = objective.layout.zeros()
-    if inputs.shape[0] == 0 or not objective.layout.slots:
-        return total, total.new_zeros(inputs.shape[0])
+    layout = _layout(model)
+    objective, count = Objective(model, layout, loss, order), inputs.shape[0]
+    if count == 0 or not layout.slots:
+        return layout.zeros(), layout.zeros().new_zeros(count)
+    pieces = [(inputs, targets)]
+    if micro_batch is not None and micro_batch < count:
+        pieces = list(zip(torch.split(inputs, micro_batch), torch.split(targets, micro_batch), strict=True))
+    total, norms = None, []
     with torch.no_grad():
-        parts = objective.layout.parts(total)
-        if micro_batch is None or micro_batch >= inputs.shape[0]:
-            return total, _add_clipped(objective, inputs, targets, clip=l2_norm_clip, parts=parts)
-        pieces = zip(torch.split(inputs, micro_batch), torch.split(targets, micro_batch), strict=True)
-        return total, torch.cat([_add_clipped(objective, *p, clip=l2_norm_clip, parts=parts) for p in pieces])
+        for some, wanted in pieces:
+            total, found = _add_clipped(objective, some, wanted, clip=l2_norm_clip, total=total)
+            norms.append(found)
+    assert total is not None
+    return total, torch.cat(norms)
 
 
 def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
@@ -110,35 +113,35 @@ def _layout(model: nn.Module) -> Layout:
 
 
 def _add_clipped(
-    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, parts: Sequence[Tensor]
-) -> Tensor:
-    """Add the clipped gradients of n >= 1 examples to the parameters' parts of the sum; their norms, (n,)."""
+    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Add the clipped gradients of n >= 1 examples to total, a new one if None; and the examples' norms, (n,)."""
+    terms, finite_norms, norms = _finite_terms(objective, inputs, targets)
+    if total is None:  # only now, when the backward pass has let go of its memory
+        total = objective.layout.zeros()
+    clip = clip * (1 - _ROUNDING_MARGIN)
+    weights, parts = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_(), objective.layout.parts(total)
+    while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
+        terms.pop().add_to(parts, weights, clip)
+    return total, norms * _UNSCALE
+
+
+def _finite_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> tuple[list[Term], Tensor, Tensor]:
+    """Terms of the examples with finite gradients, the norms of those, and the norms of all, (n,), inf elsewhere.
+
+    If there are others, a second pass does without them: in the products of the first, 0 * inf would poison the sum.
+    """
     terms = terms_of(objective, inputs, targets)
     if not terms:
-        return parts[0].new_zeros(inputs.shape[0])
+        norms = objective.layout.parameters[0].new_zeros(inputs.shape[0])
+        return terms, norms, norms
     norms = norms_of(terms, objective.order)
-    if not math.isfinite(norms.sum()):
-        finite = norms.isfinite()
-        if not finite.all():
-            return _add_finite(objective, inputs, targets, clip=clip, parts=parts, finite=finite)
-    clip = clip * (1 - _ROUNDING_MARGIN)
-    weights = norms.clamp_min(clip * LOSS_SCALE).reciprocal_()
-    for term in terms:
-        term.add_to(parts, weights, clip)
-    return norms.mul_(_UNSCALE)
-
-
-def _add_finite(
-    objective: Objective,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    clip: float,
-    parts: Sequence[Tensor],
-    finite: Tensor,
-) -> Tensor:
-    """The same for the examples that are finite, by a pass without the others: 0 * inf would poison the products."""
-    norms = parts[0].new_full((inputs.shape[0],), math.inf)
-    if finite.any():
-        norms[finite] = _add_clipped(objective, inputs[finite], targets[finite], clip=clip, parts=parts)
-    return norms
+    if math.isfinite(norms.sum()):
+        return terms, norms, norms
+    finite = norms.isfinite()
+    if not finite.any():
+        return [], norms[finite], torch.full_like(norms, math.inf)
+    if finite.all():
+        return terms, norms, norms
+    terms, kept, some = _finite_terms(objective, inputs[finite], targets[finite])
+    return terms, kept, torch.full_like(norms, math.inf).masked_scatter_(finite, some)

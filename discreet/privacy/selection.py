@@ -50,98 +50,94 @@ class TrialCount:
             raise ValueError(f"the mean number of trials must be within [1, {LARGEST_MEAN:g}] (got {self.mean})")
 
     def draw(self, source: RandomSource) -> int:
-        """One number of trials, by inversion of a uniform value of 53 bits."""
+        """One number of trials, from uniform values of 53 bits.
+
+        Poisson by inversion. The logarithmic distribution is a mixture of geometric ones, whose parameter 1 - gamma^U
+        is drawn first (Kemp 1981).
+        """
         from scipy import stats
 
-        value = float(source.uniform(1)[0]) + 2.0**-54  # never 0 or 1, where the inverse has no value
+        first, second = (source.uniform(2) + 2.0**-54).tolist()  # never 0 or 1
         if self.distribution == "poisson":
-            return int(stats.poisson.ppf(value, self.mean))
+            return int(stats.poisson.ppf(first, self.mean))
         if self.mean == 1:
             return 1
         if self.distribution == "geometric":
-            return int(stats.geom.ppf(value, 1 / self.mean))
-        return int(stats.logser.ppf(value, _logarithmic_parameter(self.mean)))
+            return _geometric(first, 1 - 1 / self.mean)
+        return _geometric(first, -math.expm1(-second * _log_inverse_gamma(self.mean)))
 
 
-def _logarithmic_parameter(mean: float) -> float:
-    """The p of the logarithmic distribution with this mean above 1: mean = -p / ((1 - p) log(1 - p))."""
+def _geometric(uniform: float, going_on: float) -> int:
+    return 1 + math.floor(math.log(uniform) / math.log(going_on))
+
+
+def _log_inverse_gamma(mean: float) -> float:
+    """log(1 / gamma) of the logarithmic distribution with this mean, which is (1 / gamma - 1) / log(1 / gamma)."""
     from scipy.optimize import brentq
 
-    def excess(log_gamma: float) -> float:
-        return -math.expm1(-log_gamma) / log_gamma - mean  # gamma = 1 - p; the mean is (1 / gamma - 1) / log(1 / gamma)
-
-    return float(-math.expm1(brentq(excess, -2 * math.log(LARGEST_MEAN) - 10, -1e-12, xtol=1e-15)))
+    return float(brentq(lambda x: math.expm1(x) / x - mean, 1e-12, 4 * math.log(LARGEST_MEAN), xtol=1e-15))
 
 
-def selection_epsilon(entries: Entries, *, trials: TrialCount, delta: float) -> float:
-    """The epsilon at `delta` of releasing the best of a random number of trainings, each costing `entries`, by RDP.
+def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
+    """The epsilon at `delta` of releasing the best of a random number of trials, by RDP.
 
-    Adjacency: that of the events. "Best" may be judged by anything that is computed from the trained model, also on
-    private data. 0 where a training releases nothing, infinity where one is not private.
+    A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best" may be judged by
+    anything that is computed from what a trial releases. Adjacency: that of the events. 0 where trials release
+    nothing, infinity where one may be not private.
+
+    One candidate has to cost at least as much as every other one at every Renyi order: the Renyi divergence of a public
+    mixture is at most the largest of its parts, so the trials together cost no more than trials of it alone.
 
     Raises:
-      ValueError: delta outside (0, 1), or an event that RDP does not know.
+      ValueError: no candidates, none that costs most, a delta outside (0, 1), or an event that RDP does not know.
+
+    >>> from dp_accounting import GaussianDpEvent
+    >>> entries = [(GaussianDpEvent(10.0), 4)]
+    >>> round(selection_epsilon([entries], trials=TrialCount("geometric", 5), delta=1e-6), 3)
+    1.645
     """
-    _require_delta(delta)
-    event = _whole(entries)
-    if event is None:
-        return 0.0
-    if _not_private(entries):
+    if not candidates:
+        raise ValueError("there are no candidates")
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}")
+    if any(isinstance(event, NonPrivateDpEvent) and count for entries in candidates for event, count in entries):
         return math.inf
-    accountant = _accountant(entries)
-    if not accountant.supports(event):
-        raise ValueError(f"accountant 'rdp' does not know the event {event}")
+    curves = np.array([_rdp(entries) for entries in candidates])
+    if not curves.any():
+        return 0.0
+    # An order whose divergence could not be computed for some candidate is given up for all of them.
+    usable = np.isfinite(curves).all(axis=0)
+    event = _whole(candidates[_costliest(curves[:, usable])])
+    orders = [order for order, use in zip(RDP_ORDERS, usable, strict=True) if use]
+    accountant = _accountant(candidates[0], orders)
     accountant.compose(RepeatAndSelectDpEvent(event, float(trials.mean), SHAPES[trials.distribution]))
     return float(accountant.get_epsilon(delta))
 
 
-def costliest(candidates: Sequence[Entries]) -> Entries:
-    """The candidate that costs at least as much as every other one at every Renyi order.
-
-    A trial that first draws one of the candidates at random, whatever the data, costs no more than it: the Renyi
-    divergence of a public mixture is at most the largest of its parts.
-
-    Raises:
-      ValueError: none given, or none does: at one order one candidate costs most, at another order another.
-    """
-    if not candidates:
-        raise ValueError("there are no candidates")
-    curves = [_rdp(entries) for entries in candidates]
-    highest = np.max(curves, axis=0)
-    for entries, curve in zip(candidates, curves, strict=True):
-        if np.array_equal(curve, highest):
-            return entries
+def _costliest(curves: NDArray[np.float64]) -> int:
+    highest = curves.max(axis=0, initial=0.0)
+    for number, curve in enumerate(curves):
+        if curve.size and np.array_equal(curve, highest):
+            return number
     raise ValueError(
-        "the candidates differ in more than how much noise they draw, and none costs most at every order: "
+        "the candidates differ in more than how much noise they draw, and none costs most at every Renyi order: "
         "give all of them the same rounds and sampling"
     )
 
 
-def _require_delta(delta: float) -> None:
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}")
+def _whole(entries: Entries) -> DpEvent:
+    return ComposedDpEvent([SelfComposedDpEvent(event, count) for event, count in entries if count])
 
 
-def _whole(entries: Entries) -> DpEvent | None:
-    parts = [SelfComposedDpEvent(event, count) for event, count in entries if count]
-    return ComposedDpEvent(parts) if parts else None
-
-
-def _not_private(entries: Entries) -> bool:
-    return any(isinstance(event, NonPrivateDpEvent) and count for event, count in entries)
-
-
-def _accountant(entries: Entries) -> RdpAccountant:
+def _accountant(entries: Entries, orders: Sequence[float]) -> RdpAccountant:
     replaces = any(isinstance(event, SampledWithoutReplacementDpEvent) for event, _ in entries)
     relation = NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return RdpAccountant(RDP_ORDERS, relation)
+    return RdpAccountant(orders, relation)
 
 
 def _rdp(entries: Entries) -> NDArray[np.float64]:
-    event = _whole(entries)
-    if event is None:
-        return np.zeros(len(RDP_ORDERS))
-    if _not_private(entries):
-        return np.full(len(RDP_ORDERS), np.inf)
-    curve: NDArray[np.float64] = _accountant(entries).compose(event).rdp
-    return curve
+    accountant, event = _accountant(entries, RDP_ORDERS), _whole(entries)
+    if not accountant.supports(event):
+        raise ValueError(f"accountant 'rdp' does not know the event {event}")
+    curve: NDArray[np.float64] = accountant.compose(event).rdp
+    return np.where(curve >= 0, curve, math.inf)

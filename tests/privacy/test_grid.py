@@ -152,6 +152,15 @@ def test_half_the_slack_bounds_the_share_of_cells_that_a_boundary_cuts(bits: int
     assert share <= half < min(0.5, 20 * share)
 
 
+@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("scale", [0.3, 2.0, 7.5])
+def test_half_the_laplace_slack_bounds_the_share_of_cells_that_a_boundary_cuts(bits: int, scale: float) -> None:
+    rounded = np.floor(-scale * np.log(np.linspace(0, 1, 2**bits + 1)[1:]) + 0.5)
+    share = float((rounded[1:] != rounded[:-1]).sum() + 1) / 2**bits
+    half = laplace_grid_slack(1, scale, bits=bits) / 2
+    assert share <= half < 3 * share
+
+
 @pytest.mark.parametrize("bits", [6, 9, 12])
 @pytest.mark.parametrize("scale", [0.3, 2.0, 7.5])
 def test_the_laplace_slack_bounds_the_distance_counted_with_few_bits(bits: int, scale: float) -> None:
@@ -175,6 +184,8 @@ def test_slack_adds_up_over_coordinates_and_releases() -> None:
     assert math.isclose(grid_slack(1000, 5.0), 1000 * grid_slack(1, 5.0))
     assert grid_slack(10**9, 5.0, bits=12) == 1.0
     assert delta_with_slack(0.25, 0.125, epsilon=0.0, releases=2) == 0.25 + 2 * 0.25
+    assert delta_with_slack(0.25, 0.125, epsilon=math.inf) == 1.0
+    assert delta_with_slack(0.25, 0.0, epsilon=math.inf) == 0.25
 
 
 def test_the_largest_cohort_with_the_largest_noise_fits_and_more_is_refused() -> None:

@@ -172,7 +172,7 @@ def test_update_and_bits_together_cost_one_gaussian(z: float, count_stddev: floa
     assert math.isclose(*costs, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("count_stddev", [1.0, 0.2, 0.0, -3.0, math.nan])
+@pytest.mark.parametrize("count_stddev", [math.nextafter(1.0, 0.0), 1.0, 0.2, 0.0, -3.0, math.nan])
 def test_a_count_stddev_that_costs_everything_is_refused(count_stddev: float) -> None:
     with pytest.raises(ValueError, match="count_stddev must be > noise_multiplier / 2 = 1"):
         split_noise_multiplier(2.0, count_stddev=count_stddev)

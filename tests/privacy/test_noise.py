@@ -63,6 +63,8 @@ def test_children_with_different_labels_are_different_streams() -> None:
         source.child("ab", "c"),
         source.child("a", "bc"),
         source.child("abc"),
+        source.child("as", "b"),
+        source.child("a", "sb"),
         source.child("1"),
         source.child(1),
         source.child("a").child("bc"),

@@ -39,7 +39,7 @@ class Scaled(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.layer(inputs * self.scale) * self.shift
+        logits: Tensor = self.layer(inputs * self.scale.exp()) * self.shift
         return logits
 
 

@@ -278,6 +278,29 @@ def test_functional_calls_on_parameters_are_seen() -> None:
     check(Functional, inputs, targets=targets)
 
 
+class Handwritten(nn.Module):
+    """Parameters in plain arithmetic: products with a matrix and its transpose, sums, factors, one single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"matrix": (5, 4), "rows": (5, 5), "bias": (4,), "places": (3, 5), "scale": (5,), "number": ()}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inner = torch.tanh(self.places + inputs @ self.rows.T * self.scale)
+        outer: Tensor = (torch.matmul(inner, self.matrix) + self.bias).mul(self.number) @ self.matrix.t()
+        return outer * self.number
+
+
+@given(count=COUNTS, order=ORDERS)
+@settings(max_examples=10, deadline=None)
+def test_parameters_in_plain_arithmetic(count: int, order: int) -> None:
+    inputs, _ = draw(count, 3, 5)
+    _, targets = tokens(count, 3)
+    check(Handwritten, inputs, targets=targets % 5, order=order)
+
+
 def test_a_frozen_weight_with_a_trainable_bias() -> None:
     inputs, targets = draw(4, 3, 8)
 

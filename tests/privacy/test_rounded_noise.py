@@ -5,10 +5,13 @@ Statistical tests draw from a seed fixed beforehand; their false-alarm rate over
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
+from decimal import localcontext
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -111,13 +114,36 @@ def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
     assert rounded_noise._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
 
 
-def test_a_second_look_at_the_farthest_tail_uses_the_further_bits() -> None:
-    """Radius word 0 alone says only R > 9.3. The bits after it make values up to 13.3 and none twice."""
-    words = torch.zeros(2, dtype=torch.int64)
-    values = [float(rounded_noise._second_normal(words, 0, bytes([key]))) for key in range(100)]
-    assert min(values) > 9.3
-    assert max(values) < 13.3
-    assert len(set(values)) == 100
+def further_bits(index: int) -> tuple[int, int]:
+    """What SHAKE-256 adds to the two uniforms at an index, for words that are all zero."""
+    more = hashlib.shake_256(bytes(32 + 8) + index.to_bytes(8, "big")).digest(16)
+    return int.from_bytes(more[:8], "big"), int.from_bytes(more[8:], "big")
+
+
+def test_values_in_the_farthest_tail_come_from_the_further_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A radius word of 0 says only R > 9.3. With an angle word of 0 the value is scale * R, R by all 127 bits."""
+    source = seeded_source(46301)
+    monkeypatch.setattr(source, "words", lambda count: np.zeros(count, dtype=np.uint64))
+    normal, laplace = rounded_normal(20, 1000.0, source)[:10].tolist(), rounded_laplace(10, 1000.0, source).tolist()
+    with mpmath.workdps(60):
+        for index in range(10):
+            exponential = -mpmath.log(middle(further_bits(index)[0]) / mpmath.mpf(2) ** 127)
+            assert normal[index] == int(mpmath.floor(1000 * mpmath.sqrt(2 * exponential) + 0.5))
+            assert laplace[index] == int(mpmath.floor(1000 * exponential + 0.5))
+    assert len(set(normal)) == 10
+
+
+def test_a_second_look_uses_every_bit_in_every_quarter_turn() -> None:
+    words = signed(seeded_source(15241).words(64))
+    radii, turns = words.reshape(2, -1).tolist()
+    with mpmath.workdps(80), localcontext(prec=140):
+        for pair, (radius_word, turn_word) in enumerate(zip(radii, turns, strict=True)):
+            for_radius, for_turn = further_bits(pair)
+            uniform = middle(((radius_word & LOW) << 64) + for_radius) / mpmath.mpf(2) ** 127
+            angle = mpmath.pi * middle((turn_word << 64) + for_turn) / mpmath.mpf(2) ** 127
+            for index, function in ((pair, mpmath.cos), (pair + 32, mpmath.sin)):
+                seen = mpmath.mpf(str(rounded_noise._second_normal(words, index, bytes(40))))
+                assert abs(seen - mpmath.sqrt(-2 * mpmath.log(uniform)) * function(angle)) < 1e-70
 
 
 @pytest.mark.parametrize(("draw", "law"), [(rounded_normal, stats.norm), (rounded_laplace, stats.laplace)])

@@ -78,7 +78,7 @@ def _record_affine(
     return outputs
 
 
-def _last(dims: int) -> Gather:
+def last(dims: int) -> Gather:
     """Sum over all dimensions but the first and the last few: (n, positions..., shape...) -> (n, shape...)."""
 
     def gather(values: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def layer_norm(
     def normal() -> Tensor:
         return functional.layer_norm(input, shape, eps=eps)
 
-    return _record_affine(records, (input, outputs), (weight, bias), normal, _last(len(shape)))
+    return _record_affine(records, (input, outputs), (weight, bias), normal, last(len(shape)))
 
 
 def rms_norm(
@@ -127,7 +127,7 @@ def rms_norm(
     def normal() -> Tensor:
         return functional.rms_norm(input, shape, eps=eps)
 
-    return _record_affine(records, (input, outputs), (weight, None), normal, _last(len(shape)))
+    return _record_affine(records, (input, outputs), (weight, None), normal, last(len(shape)))
 
 
 def group_norm(

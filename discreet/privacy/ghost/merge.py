@@ -20,7 +20,7 @@ def _merge_parts(parts: list[Outer | Rows | Lookup]) -> Outer | Rows | Lookup:
     if len(lookups) == len(parts):
         return Lookup(slot, torch.cat([p.ids for p in lookups], 1), torch.cat([p.grads for p in lookups], 1))
     outers = [p.as_outer() if isinstance(p, Lookup) else p for p in parts if not isinstance(p, Rows)]
-    rows = [part.values.flatten(1) for part in parts if isinstance(part, Rows)]
+    rows = [part.values.reshape(part.values.shape[0], -1) for part in parts if isinstance(part, Rows)]
     if not outers:
         return Rows(slot, torch.stack(rows).sum(0))
     outer = Outer(slot, torch.cat([p.inputs for p in outers], 1), torch.cat([p.grads for p in outers], 1))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from discreet.privacy.ghost.arithmetic import ARITHMETIC_RULES
 from discreet.privacy.ghost.convolution import CONVOLUTION_RULES
 from discreet.privacy.ghost.layers import LAYER_RULES
 from discreet.privacy.ghost.merge import merge
@@ -27,7 +28,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LOSS_SCALE = 2.0**20
 _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
 
-_RULES = {**LAYER_RULES, **CONVOLUTION_RULES, **RECURRENT_RULES}
+_RULES = {**LAYER_RULES, **CONVOLUTION_RULES, **RECURRENT_RULES, **ARITHMETIC_RULES}
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ def vmapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
 
     with torch.enable_grad():
         found = vmap(grad(single), in_dims=(None, 0, 0))(values, inputs, targets)
-    return [_rows(slot, found[name].detach()) for name, slot in names.items()]
+    return [Rows(slot, found[name].detach()) for name, slot in names.items()]
 
 
 def looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
@@ -138,11 +139,7 @@ def looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
     pairs = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
     found = [_single_gradient(objective, example, target) for example, target in pairs]
     columns = zip(objective.layout.slots.values(), zip(*found, strict=True), strict=True)
-    return [_rows(slot, torch.stack(values)) for slot, values in columns]
-
-
-def _rows(slot: Slot, values: Tensor) -> Rows:
-    return Rows(slot, values if values.dim() > 1 else values.unsqueeze(1))  # a parameter may be a single number
+    return [Rows(slot, torch.stack(values)) for slot, values in columns]
 
 
 def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:

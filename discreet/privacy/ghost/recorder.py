@@ -71,6 +71,7 @@ class Records:
     slots: Mapping[int, Slot]
     count: int
     uses: list[Use] = field(default_factory=list)
+    transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # a view's identity to (view, parameter)
 
     def slot(self, parameter: Tensor | None) -> Slot | None:
         """The parameter's place in the flat vector; None for a frozen one and for a tensor that is no parameter."""
@@ -92,7 +93,7 @@ class Records:
     def holds_parameter(self, values: Iterable[object]) -> bool:
         """Whether a trainable parameter is among the values, or in a list, tuple or dict among them."""
         for value in values:
-            if id(value) in self.slots:
+            if id(value) in self.slots or id(value) in self.transposed:
                 return True
             if isinstance(value, list | tuple) and self.holds_parameter(value):
                 return True

@@ -114,10 +114,11 @@ class Rows:
         return self
 
     def mass(self, order: int) -> Tensor:
-        return mass(row_norms(self.values, order), order)
+        values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
+        return mass(row_norms(values, order), order)
 
     def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
-        self.slot.add(parts, weights @ self.values.flatten(1), factor)
+        self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Run folders to tables and pictures; `discreet/reports.py` is the way in."""

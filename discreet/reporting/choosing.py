@@ -1,0 +1,89 @@
+"""What it costs to pick one of several private runs by its result: a release too, about all of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.accounting import Entries, epsilon_spent
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
+from discreet.reporting.epsilons import Spent, spent_by_holder
+from discreet.reporting.records import RunRecord
+
+# What has to be equal for the same holder to hold the same data in two runs.
+SAME_DATA = ("data.name", "data.path", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed")
+
+
+@dataclass(frozen=True)
+class ChoiceCost:
+    """Epsilons by RDP at one delta, of one guarantee.
+
+    Attributes:
+      guarantee: `user`, `example` or `local`.
+      delta: the largest of the runs.
+      num_runs: that were carried out.
+      one_run: the dearest of them.
+      all_runs: together. It holds whatever is picked or published of them.
+      drawn: had their number been drawn with mean `num_runs` and only the best been published, by distribution. Empty
+        where that theorem does not apply, for the reason in `why_not`.
+    """
+
+    guarantee: str
+    delta: float
+    num_runs: int
+    one_run: float
+    all_runs: float
+    drawn: Mapping[str, float]
+    why_not: str
+
+
+def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
+    """The cost of choosing among the runs, for each guarantee that at least two of them give on the same data.
+
+    Runs whose noise protects nobody count like the others: as if it had been drawn securely.
+    """
+    if len(records) < 2:
+        return []
+    return [cost for guarantee in (USER, EXAMPLE, LOCAL) if (cost := _cost(records, guarantee))]
+
+
+def _cost(records: Sequence[RunRecord], guarantee: str) -> ChoiceCost | None:
+    paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
+    spent = [spent_by_holder(record, guarantee) for record in paying]
+    same = {tuple(repr(record.settings.get(name)) for name in SAME_DATA) for record in paying}
+    if len(paying) < 2 or len(same) > 1 or not all(spent):
+        return None
+    delta = max(record.config.privacy.delta for record in paying)
+    holders = set[str]().union(*spent)
+    try:
+        one = _largest((entries for run in spent for entries in run.values()), delta)
+        together = _largest((_together([run.get(holder, ()) for run in spent]) for holder in holders), delta)
+    except ValueError:  # runs under different adjacencies share no epsilon
+        return None
+    drawn, why_not = _if_drawn(spent, guarantee, delta)
+    return ChoiceCost(guarantee, delta, len(paying), one, together, drawn, why_not)
+
+
+def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dict[str, float], str]:
+    if guarantee != USER:
+        return {}, "every update of every run reaches the server, which is not trusted here, so the runs add up"
+    candidates = list(_distinct(entries for run in spent for entries in run.values()))
+    trials = [TrialCount(name, float(len(spent))) for name in SHAPES]
+    try:
+        return {count.distribution: selection_epsilon(candidates, trials=count, delta=delta) for count in trials}, ""
+    except ValueError as error:
+        return {}, str(error)
+
+
+def _largest(spent: Iterable[Entries], delta: float) -> float:
+    return max(epsilon_spent(entries, delta=delta, accountant="rdp") for entries in _distinct(spent))
+
+
+def _distinct(spent: Iterable[Entries]) -> set[Entries]:
+    return {tuple(entries) for entries in spent}
+
+
+def _together(runs: Sequence[Entries]) -> Entries:
+    return PrivacyLedger(tuple(entry for entries in runs for entry in entries)).entries

@@ -1,0 +1,82 @@
+"""What a setting does to accuracy: a picture for each number in which the runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, to_svg
+from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
+from discreet.reporting.series import draw_dots, draw_line, final_accuracy
+
+MOST_PICTURES = 10
+WIDE = 10.0  # a setting whose largest value is so many times its smallest is drawn on a logarithmic axis
+# Settings that follow from one another: along a line of one of them the others may move too.
+MOVE_TOGETHER = (
+    ("privacy.user.noise_multiplier", "privacy.user.max_epsilon", "privacy.user.target_epsilon"),
+    ("privacy.example.noise_multiplier", "privacy.example.max_epsilon", "privacy.example.target_epsilon"),
+    ("privacy.local.noise_multiplier", "privacy.local.max_epsilon", "privacy.local.epsilon", "privacy.local.kind"),
+    ("data.num_clients", "privacy.delta"),
+)
+
+
+def effects_of(records: Sequence[RunRecord]) -> list[Picture]:
+    """A picture for each number that was tried, privacy settings first; at most ten."""
+    tried = tried_settings(records)
+    numeric = [name for name in tried if len(_values(records, name)) > 1]
+    numeric.sort(key=lambda name: not name.startswith(("privacy", "sampling", "data")))
+    return [_effect(group_runs(records), name, tried) for name in numeric[:MOST_PICTURES]]
+
+
+def _values(records: Sequence[RunRecord], name: str) -> set[float]:
+    values = [record.settings.get(name) for record in records if matters(record, name)]
+    return {float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+def _effect(groups: Sequence[Group], name: str, tried: Sequence[str]) -> Picture:
+    short = short_names(tried)
+    title = f"Accuracy against {short[name]}"
+    lines = _lines(groups, name, tried, short)
+    named = len(lines) <= len(SERIES)
+    with canvas() as (figure, (axes,)):
+        for number, pairs in enumerate(lines.values()):
+            place = number if named else -1
+            draw_line(axes, sorted(pairs), place, linestyle=DASHES[number % len(DASHES)])
+            if not named:
+                draw_dots(axes, pairs, place)
+        values = [value for pairs in lines.values() for value, _ in pairs]
+        _scale(axes, values)
+        axes.set_xlabel(short[name])
+        axes.set_ylabel("accuracy")
+        legend = tuple(enumerate(lines)) if named and len(lines) > 1 else ()
+        return Picture(title, to_svg(figure, title), legend, _NOTE)
+
+
+_NOTE = "After the last round; a line joins runs that are alike in all else that was tried, repetitions as their mean."
+
+
+def _lines(
+    groups: Sequence[Group], name: str, tried: Sequence[str], short: dict[str, str]
+) -> dict[str, list[tuple[float, float]]]:
+    """(value, accuracy) of the groups, by the settings that stay the same along a line."""
+    together = {other for family in MOVE_TOGETHER if name in family for other in family} | {name}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for group in groups:
+        record = group.records[0]
+        value = record.settings.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not matters(record, name):
+            continue
+        same = [other for other in tried if other not in together and matters(record, other)]
+        label = ", ".join(f"{short[other]} {setting_text(record.settings.get(other))}" for other in same)
+        lines.setdefault(label or "all runs", []).append((float(value), final_accuracy(group)))
+    return lines
+
+
+def _scale(axes: Any, values: Sequence[float]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    if min(values) > 0 and max(values) >= WIDE * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(set(values)) <= 6:
+        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])

@@ -1,0 +1,112 @@
+"""What a run has spent by every accountant, from the ledgers in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from discreet.durable_ledger import DurableLedger, Release
+from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.accounting import (
+    PRIMIHUB_ORDERS,
+    Entries,
+    epsilon_spent,
+    pure_epsilon,
+    rdp_epsilon,
+    rdp_epsilon_classic,
+)
+from discreet.privacy.events import event_from_json
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.reporting.records import RunRecord
+
+CLIENTS_LEDGER = "clients.db"  # of a simulation: what the virtual clients have spent
+MOST_POINTS = 16  # of a curve: each is an epsilon of its own
+
+Curve = list[tuple[float, float]]
+Spent = Mapping[str, Entries]
+
+ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
+    "pld": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="pld"),
+    "rdp": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="rdp"),
+    "rdp, PrimiHub's orders": lambda entries, delta: rdp_epsilon(entries, delta=delta, orders=PRIMIHUB_ORDERS),
+    "rdp, classic conversion": lambda entries, delta: rdp_epsilon_classic(entries, delta=delta),
+    "pure (delta = 0)": lambda entries, delta: pure_epsilon(entries),
+}
+
+
+def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
+    """What the data of each holder has paid for a guarantee; the user level has one holder, "".
+
+    Empty where the guarantee is off, and for client-side guarantees of a federation, whose ledgers are with the
+    clients.
+    """
+    held: dict[str, list[Release]] = {}
+    for release in _releases(record, guarantee):
+        held.setdefault(release.holder, []).append(release)
+    return {holder: _entries(releases) for holder, releases in held.items()}
+
+
+def worst_holder(spent: Spent, delta: float) -> str | None:
+    """The holder with the largest epsilon, or None where nobody has paid."""
+    ranked = {entries: ACCOUNTANTS["rdp"](entries, delta) for entries in {tuple(e) for e in spent.values()}}
+    return max(spent, key=lambda holder: ranked[tuple(spent[holder])], default=None)
+
+
+def epsilons(entries: Entries, delta: float) -> dict[str, float]:
+    """Epsilon by every accountant that knows the events; pure epsilon only where it is finite."""
+    found = {}
+    for name, accountant in ACCOUNTANTS.items():
+        try:
+            value = accountant(entries, delta)
+        except ValueError:  # an event that this accountant does not know: the others speak for it
+            continue
+        if name != "pure (delta = 0)" or value != float("inf"):
+            found[name] = value
+    return found
+
+
+def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Curve]:
+    """(round, epsilon) by accountant, of the holder that has spent most; at most 16 rounds of a run.
+
+    The run's own accountant is read from metrics.csv and has every round. Empty where the guarantee is off.
+    """
+    own, chosen = record.series(f"epsilon_{guarantee}"), record.config.privacy.accountant
+    if not own:
+        return {}
+    delta = record.config.privacy.delta
+    releases = _releases(record, guarantee)
+    worst = worst_holder(spent_by_holder(record, guarantee), delta)
+    paid = [release for release in releases if release.holder == worst]
+    curves: dict[str, Curve] = {chosen: own}
+    for number in _some_rounds(record):
+        entries = _entries(release for release in paid if release.round <= number)
+        for name, value in epsilons(entries, delta).items():
+            if name != chosen:
+                curves.setdefault(name, []).append((float(number), value))
+    return curves
+
+
+def guarantee_names(records: Sequence[RunRecord]) -> list[str]:
+    """The guarantees that are on in at least one run."""
+    return [name for name in (USER, EXAMPLE, LOCAL) if any(record.series(f"epsilon_{name}") for record in records)]
+
+
+def _releases(record: RunRecord, guarantee: str) -> list[Release]:
+    path = record.path / ("ledger.db" if guarantee == USER else CLIENTS_LEDGER)
+    if not path.is_file():
+        return []
+    return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
+
+
+def _entries(releases: Iterable[Release]) -> Entries:
+    counts: dict[str, int] = {}
+    for release in releases:
+        counts[release.event] = counts.get(release.event, 0) + release.count
+    return PrivacyLedger(tuple((event_from_json(text), count) for text, count in counts.items())).entries
+
+
+def _some_rounds(record: RunRecord) -> list[int]:
+    numbers = [int(row["round"]) for row in record.rounds if row["round"]]
+    if len(numbers) <= MOST_POINTS:
+        return numbers
+    last = len(numbers) - 1
+    return [numbers[round(last * point / (MOST_POINTS - 1))] for point in range(MOST_POINTS)]

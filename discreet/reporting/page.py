@@ -1,0 +1,210 @@
+"""The report as one HTML file: no script, nothing fetched, readable in light and dark and on a phone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+
+from discreet.guarantees import Guarantee
+from discreet.reporting.choosing import ChoiceCost
+from discreet.reporting.drawing import SIGNS, THEMES, Picture
+from discreet.reporting.epsilons import epsilons, spent_by_holder, worst_holder
+from discreet.reporting.records import RunRecord
+from discreet.reporting.table import Table, repetitions_table, runs_table
+
+_STYLE = """
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; }
+h3, figcaption strong { font-size: 1rem; margin: 0 0 0.25rem; }
+p, li { max-width: 46rem; } .muted, figcaption p { color: var(--muted); font-size: 0.875rem; margin: 0.25rem 0; }
+.scroll { overflow-x: auto; border: 1px solid var(--grid); border-radius: 0.4rem; }
+table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
+td { white-space: nowrap; } td.words { white-space: normal; min-width: 11rem; } tr:last-child td { border-bottom: 0; }
+th { color: var(--muted); font-weight: 600; }
+.pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
+figure { margin: 0; padding: 0.75rem; border: 1px solid var(--grid); border-radius: 0.4rem; min-width: 0; }
+figure svg { display: block; width: 100%; height: auto; }
+ul.legend { list-style: none; margin: 0.25rem 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.1rem 1rem;
+  font-size: 0.8125rem; }
+.warning { border-left: 0.25rem solid var(--series-1); padding-left: 0.75rem; }
+"""
+
+
+def page(records: Sequence[RunRecord], pictures: Sequence[Picture], costs: Sequence[ChoiceCost], now: datetime) -> str:
+    """The whole page."""
+    parts = [
+        f"<h1>{escape(_title(records))}</h1>",
+        f'<p class="muted">{len(records)} run{"s" * (len(records) > 1)}; written {now:%Y-%m-%d %H:%M} UTC</p>',
+        _warnings(records),
+        "<h2>What is protected</h2>",
+        _protection(records),
+        "<h2>Runs</h2>",
+        _table(runs_table(records)),
+        _repetitions(records),
+        "<h2>Pictures</h2>",
+        '<div class="pictures">' + "".join(map(_figure, pictures)) + "</div>",
+        _choosing(records, costs),
+        _settings(records) if len(records) == 1 else "",
+    ]
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(_title(records))}</title><style>{THEMES}{_STYLE}</style></head>"
+    )
+    return f"{head}<body><main>{''.join(parts)}</main></body></html>\n"
+
+
+def _title(records: Sequence[RunRecord]) -> str:
+    data = sorted({record.config.data.name for record in records})
+    models = sorted({record.config.model.name for record in records})
+    what = f"{', '.join(models)} on {', '.join(data)}"
+    return f"{records[0].name}: {what}" if len(records) == 1 else f"{len(records)} runs: {what}"
+
+
+def _warnings(records: Sequence[RunRecord]) -> str:
+    seeded = [record for record in records if record.protects_nobody]
+    running = [record for record in records if record.privacy is None]
+    lines = []
+    if seeded:
+        lines.append(
+            f"The noise of {_how_many(seeded, records)} was drawn from a seed and can be drawn again: it protects "
+            "nobody, whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
+        )
+    if running:
+        lines.append(f"{_how_many(running, records)} had not ended when this was written.".capitalize())
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in lines)
+
+
+def _how_many(some: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
+    if len(some) == len(records):
+        return "this run" if len(records) == 1 else "every run here"
+    return f"{len(some)} of the {len(records)} runs"
+
+
+def _protection(records: Sequence[RunRecord]) -> str:
+    """A row for each distinct guarantee of the runs, those that are off included."""
+    rows: dict[tuple[str, ...], list[RunRecord]] = {}
+    guarantees: dict[tuple[str, ...], Guarantee] = {}
+    for record in records:
+        for guarantee in record.guarantees:
+            key = (guarantee.name, guarantee.unit if guarantee.enabled else "", guarantee.adjacency, guarantee.trusted)
+            rows.setdefault(key, []).append(record)
+            guarantees[key] = guarantee
+    ordered = sorted(rows, key=lambda key: [guarantee.name for guarantee in records[0].guarantees].index(key[0]))
+    head = ("level", "runs", "unit", "adjacency", "who is trusted", "mechanism", "epsilon", "not covered")
+    body = [_protection_row(guarantees[key], rows[key]) for key in ordered]
+    return _html_table(head, body)
+
+
+def _protection_row(guarantee: Guarantee, records: Sequence[RunRecord]) -> tuple[str, ...]:
+    words = [guarantee.unit, guarantee.adjacency, guarantee.trusted]
+    mechanism, not_covered = guarantee.mechanism, "; ".join(guarantee.not_covered)
+    if not guarantee.enabled:
+        words, mechanism, not_covered = ["", "", ""], "none", ""
+    elif len(records) > 1:
+        mechanism = guarantee.mechanism.split(",")[0]
+    return (guarantee.name, str(len(records)), *words, mechanism, _epsilon_words(guarantee, records), not_covered)
+
+
+def _epsilon_words(guarantee: Guarantee, records: Sequence[RunRecord]) -> str:
+    if not guarantee.enabled:
+        return "none (epsilon = inf)"
+    delta = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
+    if len(records) > 1:
+        values = [record.epsilon(guarantee.name) for record in records]
+        return f"{min(values):.4g} to {max(values):.4g} at delta {delta}"
+    record = records[0]
+    spent = spent_by_holder(record, guarantee.name)
+    worst = worst_holder(spent, record.config.privacy.delta)
+    if worst is None:
+        return f"{record.epsilon(guarantee.name):.4g} at delta {delta} ({record.config.privacy.accountant})"
+    found = epsilons(spent[worst], record.config.privacy.delta)
+    return f"at delta {delta}: " + "; ".join(f"{value:.4g} ({name})" for name, value in found.items())
+
+
+def _table(table: Table) -> str:
+    return _html_table(table.columns, table.rows)
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="table">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    return f'<td class="words">{escape(text)}</td>' if len(text) > 28 else f"<td>{escape(text)}</td>"
+
+
+def _repetitions(records: Sequence[RunRecord]) -> str:
+    table = repetitions_table(records)
+    return "<h3>Repetitions</h3>" + _table(table) if table else ""
+
+
+def _figure(picture: Picture) -> str:
+    legend = "".join(
+        f'<li><span style="color: var({"--muted" if number < 0 else f"--series-{number}"})">'
+        f"{'-' if number < 0 else SIGNS[number]}</span> {escape(label)}</li>"
+        for number, label in picture.legend
+    )
+    note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
+    caption = f"<figcaption><strong>{escape(picture.title)}</strong></figcaption>"
+    rows = f'<ul class="legend">{legend}</ul>' if legend else ""
+    return f"<figure>{caption}{picture.svg}{rows}<figcaption>{note}</figcaption></figure>"
+
+
+def _choosing(records: Sequence[RunRecord], costs: Sequence[ChoiceCost]) -> str:
+    chosen = "".join(_selection(record) for record in records if record.selection)
+    if not costs and not chosen:
+        return ""
+    head = ("level", "one run, the dearest", "all of them together", "best of a number drawn at random", "delta")
+    body = [
+        (
+            cost.guarantee,
+            f"{cost.one_run:.4g}",
+            f"{cost.all_runs:.4g} ({cost.num_runs} runs)",
+            "; ".join(f"{value:.4g} ({name})" for name, value in cost.drawn.items())
+            or f"does not apply: {cost.why_not}",
+            f"{cost.delta:g}",
+        )
+        for cost in costs
+    ]
+    return f"<h2>What choosing costs</h2>{chosen}" + (_CHOOSING + _html_table(head, body) if body else "")
+
+
+_CHOOSING = (
+    "<p>Picking the best of several runs is a release about the same data, and costs more than the run that is picked. "
+    "The epsilon of all runs together holds whatever is picked or published. It is less where the number of runs was "
+    "drawn at random before the first one, and nothing but the best is published (Papernot and Steinke 2022): the "
+    "fourth column says what that would have cost with a mean of as many runs, and <code>python -m scripts.tune</code> "
+    "does it. All numbers here are by the RDP accountant.</p>"
+)
+
+
+def _selection(record: RunRecord) -> str:
+    selection = record.selection or {}
+    return (
+        f"<p>{escape(record.name)} was chosen by scripts.tune among a number of trials drawn from the "
+        f"{escape(str(selection.get('distribution')))} distribution of mean {_float(selection.get('mean'))}: epsilon "
+        f"{_float(selection.get('epsilon'))} with the choice, {_float(selection.get('epsilon_of_one_trial'))} for one "
+        f"trial, at delta {_float(selection.get('delta'))} (RDP). It holds for whoever sees the chosen run and neither "
+        "the number of trials nor the others.</p>"
+    )
+
+
+def _float(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else escape(str(value))
+
+
+def _settings(records: Sequence[RunRecord]) -> str:
+    rows = [(name, str(value)) for name, value in records[0].settings.items()]
+    table = _html_table(("setting", "value"), rows)
+    return f"<h2>Settings</h2><details><summary>All {len(rows)}</summary>{table}</details>"

@@ -1,0 +1,214 @@
+"""A run folder as a value, and how runs differ: what tables and pictures are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discreet.config import ConfigError, RunConfig
+from discreet.guarantees import Guarantee, guarantees_of
+from discreet.runs import RunFolder
+
+# Where a run is written, what it draws and where its data lies are not what was tried.
+NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine")
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run, read from its folder.
+
+    Attributes:
+      name: how the report calls it.
+      path: its folder.
+      config: with everything resolved.
+      settings: the same, flat: dotted name to value.
+      rounds: the rows of metrics.csv; never empty.
+      privacy: privacy.json, or None while the run goes on.
+      selection: selection.json, where the run was chosen by scripts.tune.
+    """
+
+    name: str
+    path: Path
+    config: RunConfig
+    settings: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, float | None]]
+    privacy: Mapping[str, Any] | None
+    selection: Mapping[str, Any] | None
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """All three, those that are off included."""
+        return guarantees_of(self.config)
+
+    @property
+    def protects_nobody(self) -> bool:
+        """Whether its noise can be drawn again from a seed."""
+        return self.config.seed is not None
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """(round, value) of a column of metrics.csv, without what is missing or not finite."""
+        pairs = [(row["round"], row.get(name)) for row in self.rounds]
+        return [(number, value) for number, value in pairs if number and value is not None and math.isfinite(value)]
+
+    def last(self, name: str) -> float | None:
+        """The value of a column after the last round, or None."""
+        return self.rounds[-1].get(name)
+
+    def total(self, name: str) -> float:
+        """The sum of a column."""
+        return math.fsum(row.get(name) or 0.0 for row in self.rounds)
+
+    def epsilon(self, guarantee: str) -> float:
+        """After the last round, by the run's own accountant; infinity where the guarantee is off."""
+        value = self.last(f"epsilon_{guarantee}")
+        return math.inf if value is None else value
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run folders among `paths` and below them, each once, in order of their names.
+
+    Raises:
+      ConfigError: a path does not exist, or no run is found.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path} is not a folder")
+        for config in sorted(path.rglob("config.yaml"), key=_natural):
+            if (config.parent / "ledger.db").exists():
+                found[config.parent.resolve()] = None
+    if not found:
+        raise ConfigError(f"no run folder in {', '.join(map(str, paths))}: one holds config.yaml and ledger.db")
+    return list(found)
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.parts]
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """The runs that have finished a round, named by where they are below their common folder.
+
+    Raises:
+      ConfigError: a folder's configuration can't be read, or no run has finished a round.
+    """
+    records = [record for folder, name in zip(folders, _names(folders), strict=True) if (record := _read(folder, name))]
+    if not records:
+        raise ConfigError("none of the runs has finished a round")
+    return records
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    parts = [folder.parts for folder in folders]
+    shared = 0
+    while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
+        shared += 1
+    return ["/".join(part[shared:]) for part in parts]
+
+
+def _read(folder: Path, name: str) -> RunRecord | None:
+    files = RunFolder(folder)
+    config, rounds = files.read_config(), files.read_metrics()
+    if not rounds:
+        return None
+    settings = flat_settings(config)
+    return RunRecord(
+        name, folder, config, settings, rounds, _json(folder / "privacy.json"), _json(folder / "selection.json")
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return value if isinstance(value, dict) else None
+
+
+def flat_settings(config: RunConfig) -> dict[str, Any]:
+    """Every setting by its dotted name.
+
+    >>> flat_settings(RunConfig())["privacy.user.clip.norm"]
+    0.1
+    """
+
+    def walk(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in node.items():
+            flat |= walk(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        return flat
+
+    return walk(dataclasses.asdict(config), "")
+
+
+def tried_settings(records: Sequence[RunRecord]) -> list[str]:
+    """The settings in which the runs differ, in the order of the configuration."""
+    names = [name for name in records[0].settings if name not in NOT_TRIED and not name.startswith("operations.")]
+    return [name for name in names if len({repr(record.settings.get(name)) for record in records}) > 1]
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Each dotted name cut to its last parts, as far as it stays unique.
+
+    >>> short_names(["privacy.user.noise_multiplier", "privacy.local.noise_multiplier", "rounds"])
+    {'privacy.user.noise_multiplier': 'user.noise_multiplier', 'privacy.local.noise_multiplier': \
+'local.noise_multiplier', 'rounds': 'rounds'}
+    """
+    short = {}
+    for name in names:
+        parts = name.split(".")
+        tails = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        others = [other for other in names if other != name]
+        short[name] = next(tail for tail in tails if not any(f".{other}".endswith(f".{tail}") for other in others))
+    return short
+
+
+def setting_text(value: object) -> str:
+    """A setting's value as a person writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(setting_text, value)) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs with the same settings, apart from their seed: repetitions of one another."""
+
+    label: str
+    records: tuple[RunRecord, ...]
+
+
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
+    """The runs by their settings, in order; the label says in what a group differs from the others."""
+    tried = tried_settings(records)
+    names = short_names(tried)
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        values = [f"{names[name]} {setting_text(record.settings.get(name))}" for name in tried if matters(record, name)]
+        groups.setdefault(", ".join(values) or record.name, []).append(record)
+    if not tried and len(records) > 1:
+        return [Group("all runs", tuple(records))]
+    return [Group(label, tuple(members)) for label, members in groups.items()]
+
+
+def matters(record: RunRecord, name: str) -> bool:
+    """Whether a setting decides anything in a run: a clip norm of a guarantee that is off does not."""
+    privacy = record.config.privacy
+    if name.startswith("privacy.user.") and name != "privacy.user.enabled":
+        adaptive = ("target_quantile", "learning_rate", "count_stddev")
+        fixed = privacy.user.clip.kind == "fixed" and name.split(".")[-1] in adaptive
+        return privacy.user.enabled and not fixed
+    if name.startswith("privacy.example.") and name != "privacy.example.enabled":
+        return privacy.example.enabled
+    if name.startswith("privacy.local.") and name != "privacy.local.kind":
+        return privacy.local.kind != "none"
+    return name != "data.alpha" or record.config.data.partition == "dirichlet"

@@ -1,0 +1,79 @@
+"""Which colour and marker each group of runs has in every picture of a page, and lines in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from discreet.reporting.drawing import MARKERS, MUTED, SERIES
+from discreet.reporting.records import Group, RunRecord, group_runs
+
+Pairs = Sequence[tuple[float, float]]
+REST = -1  # the number of the groups without a colour of their own, in a legend
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """The groups of a page, and the number of the colour and marker of each that has one, by its label.
+
+    With more groups than colours only the most accurate ones have one; the others are thin and grey.
+    """
+
+    groups: tuple[Group, ...]
+    numbers: Mapping[str, int]
+
+    @property
+    def legend(self) -> tuple[tuple[int, str], ...]:
+        """Empty where there is a single group."""
+        if len(self.groups) == 1:
+            return ()
+        rows = sorted((number, label) for label, number in self.numbers.items())
+        more = len(self.groups) - len(rows)
+        return (*rows, *(((REST, f"{more} more"),) if more else ()))
+
+    def number(self, group: Group) -> int:
+        """Of a group's colour, or `REST`."""
+        return self.numbers.get(group.label, REST)
+
+
+def cast_of(records: Sequence[RunRecord]) -> Cast:
+    """The cast of a page about these runs."""
+    groups = tuple(group_runs(records))
+    shown = groups
+    if len(groups) > len(SERIES):
+        best = sorted(groups, key=final_accuracy, reverse=True)[: len(SERIES)]
+        shown = tuple(group for group in groups if group in best)
+    return Cast(groups, {group.label: number for number, group in enumerate(shown)})
+
+
+def final_accuracy(group: Group) -> float:
+    """The mean over a group's runs of the accuracy after their last round."""
+    values = [record.last("accuracy") or 0.0 for record in group.records]
+    return sum(values) / len(values)
+
+
+def final_epsilon(group: Group, guarantee: str) -> float:
+    """The largest epsilon of a group's runs."""
+    return max(record.epsilon(guarantee) for record in group.records)
+
+
+def draw_line(axes: Any, pairs: Pairs, number: int, **more: Any) -> None:
+    """A line in the colour of its group; without one, thin and grey and behind the others."""
+    if not pairs:
+        return
+    xs, ys = zip(*pairs, strict=True)
+    if number == REST:
+        axes.plot(xs, ys, **({"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1} | more))
+        return
+    every = max(1, len(xs) // 8)
+    look = {"color": SERIES[number], "marker": MARKERS[number], "markevery": (number % every, every)}
+    axes.plot(xs, ys, **(look | more))
+
+
+def draw_dots(axes: Any, pairs: Pairs, number: int) -> None:
+    """Points in the colour and with the marker of their group."""
+    if pairs:
+        xs, ys = zip(*pairs, strict=True)
+        colour, marker = (MUTED, ".") if number == REST else (SERIES[number], MARKERS[number])
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle="none", markersize=5)

@@ -1,0 +1,89 @@
+"""The runs as rows: for the terminal, for a CSV file, for the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from discreet.guarantees import GUARANTEES
+from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; every row has one for each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def runs_table(records: Sequence[RunRecord]) -> Table:
+    """A row a run: what was tried, and what came out after its last round."""
+    tried = tried_settings(records)
+    short = short_names(tried)
+    columns = ("run", *(short[name] for name in tried), *_RESULTS)
+    return Table(columns, tuple((record.name, *_tried(record, tried), *_results(record)) for record in records))
+
+
+_RESULTS = (
+    "rounds",
+    "accuracy",
+    "loss",
+    *(f"epsilon {name}" for name in GUARANTEES),
+    "delta",
+    "accountant",
+    "clip norm",
+    "replies",
+    "seconds",
+    "noise",
+)
+
+
+def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
+    return [setting_text(record.settings.get(name)) if matters(record, name) else "" for name in tried]
+
+
+def _results(record: RunRecord) -> tuple[str, ...]:
+    privacy = record.config.privacy
+    return (
+        f"{len(record.rounds)}/{record.config.rounds}",
+        _number(record.last("accuracy"), ".4f"),
+        _number(record.last("loss"), ".4f"),
+        *(_number(record.epsilon(name), ".4g") for name in GUARANTEES),
+        f"{privacy.delta:g}",
+        privacy.accountant,
+        _number(record.last("clip_norm"), ".4g"),
+        _number(record.total("replies") / len(record.rounds), ".1f"),
+        _number(record.total("seconds"), ".1f"),
+        f"seed {record.config.seed}: protects nobody" if record.protects_nobody else "secure",
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
+    """A row for each setting that was run more than once, with the spread; None where none was."""
+    repeated = [group for group in group_runs(records) if len(group.records) > 1]
+    if not repeated:
+        return None
+    columns = ("setting", "runs", "accuracy, mean", "standard deviation", "lowest", "highest")
+    return Table(columns, tuple(_spread(group) for group in repeated))
+
+
+def _spread(group: Group) -> tuple[str, ...]:
+    values = [record.last("accuracy") or 0.0 for record in group.records]
+    numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
+    return (group.label, str(len(values)), *(f"{value:.4f}" for value in numbers))
+
+
+def to_csv(table: Table) -> str:
+    """The table as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([table.columns, *table.rows])
+    return text.getvalue()

@@ -1,0 +1,102 @@
+"""Runs as a table and a page with pictures: `python -m scripts.report PATH...`
+
+A PATH is a run folder, or a folder that holds some. Of a single run the page is written into its folder as report.html,
+of several into the first PATH. Without a PATH: the newest run under outputs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from discreet.config import ConfigError
+from discreet.durable_ledger import LedgerError
+from discreet.reporting.choosing import ChoiceCost
+from discreet.reporting.records import find_runs
+from discreet.reporting.table import Table
+from discreet.reports import REPORT_FILE, Report, report_of
+
+OUTPUTS = Path("outputs")
+
+
+def newest_run(outputs: Path) -> Path:
+    """The run folder below `outputs` that was written to last.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    return max(find_runs([outputs]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)
+
+
+def show(report: Report, console: Console) -> None:
+    """The table and the cost of choosing, on a terminal; what is the same in every run is said once."""
+    table = report.table
+    same = [
+        column for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True) if len({*cells}) == 1
+    ]
+    if len(table.rows) > 1:
+        console.print(_rich(table, leave_out=same))
+    values = dict(zip(table.columns, table.rows[0], strict=True))
+    console.print(", ".join(f"{column} {values[column] or '-'}" for column in same), soft_wrap=True)
+    for cost in report.costs:
+        console.print(choice_line(cost), soft_wrap=True)
+
+
+def choice_line(cost: ChoiceCost) -> str:
+    """What it costs to publish the best of the runs, in one line."""
+    drawn = "; ".join(f"{name} {value:.4g}" for name, value in cost.drawn.items())
+    if_drawn = f"; had their number been drawn at random: {drawn}" if drawn else f"; {cost.why_not}"
+    return (
+        f"{cost.guarantee}-level, choosing the best: epsilon {cost.all_runs:.4g} for all {cost.num_runs} runs, "
+        f"{cost.one_run:.4g} for one (rdp, delta {cost.delta:g}){if_drawn}"
+    )
+
+
+def _rich(table: Table, *, leave_out: Sequence[str]) -> RichTable:
+    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    shown = [number for number, column in enumerate(table.columns) if column not in leave_out]
+    for number in shown:
+        drawn.add_column(table.columns[number], overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(row[number] for number in shown))
+    return drawn
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+    parser.add_argument("--html", type=Path, help="where the page is written")
+    parser.add_argument("--csv", type=Path, help="write the table there too")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write each picture as SVG there too")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Writes and shows; 2 where a path holds no run."""
+    arguments = _parser().parse_args(words)
+    try:
+        paths = arguments.paths or [newest_run(OUTPUTS)]
+        report = report_of(paths)
+        html = arguments.html or (report.records[0].path if len(report.records) == 1 else paths[0]) / REPORT_FILE
+        report.write_page(html)
+        if arguments.csv:
+            report.write_table(arguments.csv)
+        if arguments.pictures:
+            report.write_pictures(arguments.pictures)
+    except (ConfigError, LedgerError, OSError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    show(report, Console())
+    print(f"report: {html.resolve()}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""How a run stands, read from its run folder while it goes on or after it: `python -m scripts.status FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from discreet.config import ConfigError, RunConfig
+from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.runs import RunFolder
+from discreet.status import read_status
+
+Facts = dict[str, object]
+
+
+def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
+    """What is known of a run: round, epsilon spent and left, nodes seen, last failure.
+
+    The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
+    others are the largest that a client reported.
+
+    Raises:
+      ConfigError: the folder holds no run.
+      LedgerError: its ledger is damaged.
+    """
+    config, status, rows = folder.read_config(), read_status(folder), folder.read_metrics()
+    row = rows[-1] if rows else {}
+    facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
+    facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else config.rounds}
+    if status:
+        updated = datetime.fromisoformat(status.updated)
+        facts["seconds_since_update"] = round(((now or datetime.now(UTC)) - updated).total_seconds())
+        facts |= {"reason": status.reason, "nodes": status.nodes, "failures": dict(status.failures)}
+        facts |= {"last_failure": status.last_failure, "last_failure_round": status.last_failure_round}
+    facts |= {name: row.get(name) for name in ("accuracy", "loss", "cohort", "replies")}
+    facts["epsilon"] = {
+        name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
+    }
+    return facts
+
+
+def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | None) -> dict[str, float | None] | None:
+    """Spent, budget and left of a guarantee; None where it is off."""
+    privacy = config.privacy
+    on, budget = {
+        USER: (privacy.user.enabled, privacy.user.max_epsilon),
+        EXAMPLE: (privacy.example.enabled, privacy.example.max_epsilon or privacy.example.target_epsilon),
+        LOCAL: (privacy.local.kind != "none", privacy.local.max_epsilon or privacy.local.epsilon),
+    }[name]
+    if not on:
+        return None
+    spent = reported or 0.0
+    if name == USER and folder.ledger_path.exists():
+        spent = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
+    left = None if budget is None else max(0.0, budget - spent)
+    return {"spent": spent, "budget": budget, "left": left}
+
+
+def status_lines(folder: RunFolder) -> list[str]:
+    """`status_facts` for people."""
+    facts = status_facts(folder)
+    since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
+    why = f": {facts['reason']}" if facts.get("reason") else ""
+    lines = [f"run        {facts['run']}", f"state      {facts['state']}{why}"]
+    lines.append(f"round      {facts['round']} of {facts['rounds']}{since}")
+    if facts["accuracy"] is not None:
+        lines.append(f"accuracy   {facts['accuracy']:.4f}, loss {facts['loss']:.4f}")
+    epsilons = facts["epsilon"]
+    assert isinstance(epsilons, dict)
+    lines += [_epsilon_line(name, values) for name, values in epsilons.items()]
+    if facts.get("nodes") is not None:
+        lines.append(
+            f"nodes      {facts['nodes']} connected, {_whole(facts['cohort'])} asked, {_whole(facts['replies'])} replied"
+        )
+    failures = facts.get("failures")
+    if isinstance(failures, dict) and failures:
+        counted = ", ".join(f"{kind} {count}" for kind, count in failures.items())
+        lines.append(f"failures   {counted}; in round {facts['last_failure_round']}: {facts['last_failure']}")
+    return lines
+
+
+def _whole(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else "0"
+
+
+def _epsilon_line(name: str, values: dict[str, float | None] | None) -> str:
+    if values is None:
+        return f"epsilon    {name} none (off)"
+    spent, budget, left = (values[key] for key in ("spent", "budget", "left"))
+    assert spent is not None
+    tail = "no budget" if budget is None or left is None else f"{left:.4g} of {budget:g} left"
+    return f"epsilon    {name} {spent:.4g} spent, {tail}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the status; 2 where there is no run."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.status", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a run folder, live or done")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse_args(words)
+    folder = RunFolder(arguments.folder.expanduser().resolve())
+    try:
+        print(json.dumps(_plain(status_facts(folder))) if arguments.json else "\n".join(status_lines(folder)))
+    except (ConfigError, LedgerError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

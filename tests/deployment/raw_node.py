@@ -1,0 +1,76 @@
+"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as a test wants.
+
+It runs in the test's process, over the same TLS connection and with the same kind of key as a SuperNode.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+Behaviour = Callable[[Message], RecordDict | None]
+LOOK_SECONDS = 0.1
+
+
+@contextmanager
+def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour) -> Iterator[None]:
+    """Answers every message with what `behaviour` makes of it, while the block runs; None never answers."""
+    ended, connected = threading.Event(), threading.Event()
+    private = load_ssh_private_key(key.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+
+    def serve() -> None:
+        keys = (private, private.public_key())
+        with http_request_response(address, False, authority.read_bytes(), keys, max_retries=3) as connection:
+            connected.set()
+            while not ended.wait(LOOK_SECONDS):
+                try:
+                    _answer_one(connection, behaviour)
+                except RunNotRunningException:
+                    continue  # the run is over: nobody waits for this
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        assert connected.wait(60), f"{key.stem} was not let in"
+        yield
+    finally:
+        ended.set()
+        thread.join(30)
+
+
+def _answer_one(connection: tuple, behaviour: Behaviour) -> None:  # type: ignore[type-arg]
+    _, receive, send, _, _, pull_object, push_object, confirm = connection
+    received = receive()
+    if received is None:
+        return
+    head, tree = received
+    run_id, message_id = head.metadata.run_id, head.metadata.message_id
+    names = [part.object_id for part in iterate_object_tree(tree)]
+    contents = pull_objects(names, pull_object_fn=lambda name: pull_object(run_id, name))
+    message = inflate_object_from_contents(message_id, contents)
+    message.metadata.__dict__["_message_id"] = message_id
+    confirm(run_id, message_id)
+    content = behaviour(message)
+    if content is None:
+        return
+    reply = Message(content, reply_to=message)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    wanted, session = send(reply, get_object_tree(reply), 0.0)
+    for name, part in get_all_nested_objects(reply).items():
+        if name in wanted:
+            push_object(run_id, session, name, part.deflate())

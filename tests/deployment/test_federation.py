@@ -1,0 +1,116 @@
+"""Four SuperNodes as processes on loopback, with TLS and node authentication: they train, and survive their server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from client_app.nodes import share_of
+from discreet.config import load_config
+from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from scripts.status import status_lines
+from simulation.in_process import simulate
+from tests.deployment.processes import RUN_SECONDS, Federation, make_secrets, wait_until
+
+NODES = [f"node-{number}" for number in range(4)]
+FOUR = ("data.num_clients=4", "privacy.delta=0.1", "sampling.kind=everyone", "sampling.min_nodes=4")
+# The rounds are slow where the machine is: nothing here depends on how long they take.
+PATIENT = "server.round_timeout=240"
+# Node 3 accepts epsilon 3: enough for the first run, not for the weak one.
+PRIVATE = ("privacy.user.noise_multiplier=2", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
+WEAK = ("privacy.user.noise_multiplier=0.5",)
+NONE = ("privacy.user.enabled=false", "training.batch_size=512")
+
+
+def own_data(folder: Path) -> Path:
+    """What partition 0 holds, as the data folder that node 0 serves instead."""
+    folder.mkdir()
+    examples = share_of(load_config(FOUR), 0)
+    rows = (examples.inputs.reshape(len(examples), -1).numpy() * 16).astype(int)
+    lines = [",".join([*map(str, row), str(int(target))]) for row, target in zip(rows, examples.targets, strict=True)]
+    head = ",".join([*(f"p{number}" for number in range(64)), "digit"])
+    (folder / "scans.csv").write_text("\n".join([head, *lines]) + "\n")
+    (folder / "data.toml").write_text('format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n')
+    return folder
+
+
+def start_nodes(federation: Federation) -> None:
+    policy = federation.folder / "policy.json"
+    policy.write_text('{"max-epsilon": 3}')
+    data = own_data(federation.folder / "data")
+    for number, name in enumerate(NODES):
+        words = ["--data", str(data), "--task", "digits"] if number == 0 else ["--partition", str(number), "--of", "4"]
+        federation.start_node(name, *words, *(["--policy", str(policy)] if number == 3 else []))
+    federation.wait_for_nodes(NODES)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("federation")
+    federation = Federation(folder, make_secrets(folder / "secrets", NODES))
+    try:
+        federation.start_superlink()
+        start_nodes(federation)
+        yield federation
+    finally:
+        federation.stop()
+
+
+def rounds_of(folder: RunFolder) -> list[int]:
+    return [int(row["round"] or 0) for row in folder.read_metrics()]
+
+
+def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Federation) -> None:
+    folder = federation.run("private", "rounds=3", PATIENT, *FOUR, *PRIVATE)
+    wait_until(lambda: rounds_of(folder), RUN_SECONDS, "the first round is done")
+
+    federation.kill("superlink")
+    before = DurableLedger(folder.ledger_path)
+    assert before.verify() == []
+    spent, epsilon = len(before.releases()), before.spent("user").epsilon(0.1, "pld")
+
+    federation.start_superlink()
+    resumed = federation.run("private", "rounds=3", PATIENT, "resume=true", *FOUR, *PRIVATE)
+    federation.finish(resumed)
+    ledger = DurableLedger(folder.ledger_path)
+    assert rounds_of(folder) == [1, 2, 3]
+    assert ledger.verify() == []
+    assert len(ledger.releases()) >= max(3, spent)
+    assert ledger.spent("user").epsilon(0.1, "pld") > epsilon
+
+
+def test_each_node_keeps_an_account_of_its_own(federation: Federation) -> None:
+    row = RunFolder(federation.folder / "private").read_metrics()[-1]
+    assert row["replies"] == 4
+    ledgers = [DurableLedger(federation.folder / f"{name}.db") for name in NODES]
+    spent = [ledger.spent("example").epsilon(0.1, "pld") for ledger in ledgers]
+    assert all(epsilon > 0 for epsilon in spent)
+    assert row["epsilon_example"] == pytest.approx(max(spent))
+
+
+def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp_path: Path) -> None:
+    # Both go on from one checkpoint: a real federation refuses a seed, so their first parameters would differ.
+    simulated = tmp_path / "simulated"
+    simulate(load_config(["rounds=1", *FOUR, *NONE, f"output_dir={simulated}"]))
+    shutil.copytree(simulated, federation.folder / "plain")
+    simulate(load_config(["rounds=2", *FOUR, *NONE, "resume=true", f"output_dir={simulated}"]))
+    plain = federation.run("plain", "rounds=2", PATIENT, "resume=true", *FOUR, *NONE)
+    federation.finish(plain)
+    assert plain.read_metrics()[-1]["replies"] == 4
+    expected, found = (load_file(folder / "model.safetensors") for folder in (simulated, plain.path))
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=2e-6)
+
+
+def test_a_policy_refuses_a_weak_configuration(federation: Federation) -> None:
+    weak = federation.run("weak", "rounds=1", PATIENT, *FOUR, *WEAK)
+    federation.finish(weak)
+    assert weak.read_metrics()[-1]["replies"] == 3
+    assert "refused: the policy of this client allows epsilon up to 3" in federation.says("node-3")
+    assert any("refused 1" in line for line in status_lines(weak))
