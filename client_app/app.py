@@ -34,7 +34,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
-    if not in_simulation():
+    if not (in_simulation() or logger.hasHandlers()):
         log_to(sys.stdout, name="discreet.client")
     try:
         return Message(_work(message, context), reply_to=message)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from client_app.account import Refused
 from discreet.config import RunConfig
+from discreet.guarantees import PRIVACY_DRAWS
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.grid import grid_for
 from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.mechanisms import (
     Gaussian,
@@ -39,11 +41,14 @@ class LocalPrivacy:
     kind: str
     norm_clip: float
     noise_multiplier: float
+    noise: str = "float"
 
     @property
     def mechanism(self) -> Gaussian | Laplace:
         """Gaussian noise for the L2 sensitivity, or Laplace noise for the L1 sensitivity."""
-        return (Gaussian if self.kind == "gaussian" else Laplace)(self.noise_multiplier)
+        if self.kind == "gaussian":
+            return Gaussian(self.noise_multiplier, draws=PRIVACY_DRAWS.get(self.noise, 1))
+        return Laplace(self.noise_multiplier)
 
     @property
     def event(self) -> DpEvent:
@@ -65,7 +70,7 @@ def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | Non
     if local.kind == "none":
         return None
     if local.noise_multiplier is not None:
-        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier)
+        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier, config.privacy.noise)
     if not 1 <= round_number <= config.rounds:
         raise ValueError(
             f"privacy.local.epsilon is spread over {config.rounds} rounds: nothing is left for {round_number}"
@@ -74,8 +79,8 @@ def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | Non
     share = epsilon_schedule(1.0, kind=local.schedule, rounds=config.rounds)[round_number - 1]
     if local.kind == "gaussian":
         whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=config.privacy.delta)
-        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share))
-    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share))
+        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share), config.privacy.noise)
+    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share), config.privacy.noise)
 
 
 def check_pure_total(config: RunConfig, privacy: LocalPrivacy, *, spent: PrivacyLedger) -> None:
@@ -101,11 +106,18 @@ def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSourc
     """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
 
     Guarantee: replacing all of the client's data moves the clipped update by at most 2 * norm_clip, and the noise is
-    drawn for that. An update that is not finite is released as zero plus noise.
+    drawn for that. On the grid both hold in exact arithmetic. An update that is not finite is released as zero plus
+    noise.
     """
-    order = 2 if privacy.kind == "gaussian" else 1
+    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.norm_clip
     clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.norm_clip, order=order)
-    return privacy.mechanism.add_noise(clipped[0], 2 * privacy.norm_clip, source)
+    if privacy.noise != "grid":
+        return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
+    grid = grid_for(
+        privacy.norm_clip, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
+    )
+    steps = grid.quantise(clipped[0], privacy.norm_clip, order=order)
+    return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
 
 
 def release_step(

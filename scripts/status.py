@@ -75,9 +75,8 @@ def status_lines(folder: RunFolder) -> list[str]:
     assert isinstance(epsilons, dict)
     lines += [_epsilon_line(name, values) for name, values in epsilons.items()]
     if facts.get("nodes") is not None:
-        lines.append(
-            f"nodes      {facts['nodes']} connected, {_whole(facts['cohort'])} asked, {_whole(facts['replies'])} replied"
-        )
+        asked, replied = _whole(facts["cohort"]), _whole(facts["replies"])
+        lines.append(f"nodes      {facts['nodes']} connected, {asked} asked, {replied} replied")
     failures = facts.get("failures")
     if isinstance(failures, dict) and failures:
         counted = ", ".join(f"{kind} {count}" for kind, count in failures.items())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
@@ -19,6 +20,8 @@ from strategies.training import TrainingRun
 
 logger = logging.getLogger("discreet")
 
+# What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
+NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
 
@@ -133,14 +136,21 @@ def pause_after(waited: float) -> float:
 def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> Reply | Failure:
     """A message from a client as a checked reply, or as the failure that it is."""
     if message.has_error():
-        kind = "refused" if message.error.code == REFUSED_CODE else "error"
-        return Failure(
-            client, kind, str(message.error.reason).strip().splitlines()[-1][:300] if message.error.reason else ""
-        )
+        return Failure(client, _kind_of(message.error.code), _one_line(message.error.reason or ""))
     try:
         return decode_reply(message.content, round_number=round_number, num_params=num_params)
     except MalformedMessage as error:
         return Failure(client, "malformed", str(error))
+
+
+def _kind_of(code: int) -> str:
+    return "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
+
+
+def _one_line(reason: str) -> str:
+    # Written by a client, read on a terminal: only what can be printed, and not much of it.
+    lines = reason.strip().splitlines()
+    return "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""
 
 
 class DPFedAvg(Strategy):

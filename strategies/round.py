@@ -168,7 +168,9 @@ def _sum_of(state: ServerState, user: UserPrivacy | None) -> ClippedSum | GridSu
     size, clip_norm = state.params.numel(), state.clip_norm
     if user is None or not user.on_grid:
         return ClippedSum(size, clip_norm)
-    return GridSum(size, clip_norm, grid=grid_for(clip_norm, size, largest_cohort=user.largest_cohort))
+    noise_scale = user.update_noise_multiplier * clip_norm
+    grid = grid_for(clip_norm, size, largest_cohort=user.largest_cohort, noise_scale=noise_scale)
+    return GridSum(size, clip_norm, grid=grid)
 
 
 def _add_up(updates: Iterable[ClientUpdate | UpdateRows], clipped: ClippedSum | GridSum) -> tuple[int, int]:
@@ -188,7 +190,7 @@ def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:
     assert user.count_stddev is not None
     mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)
     if user.on_grid:
-        grid = grid_for(BIT_SENSITIVITY, 1, largest_cohort=user.largest_cohort)
+        grid = grid_for(BIT_SENSITIVITY, 1, largest_cohort=user.largest_cohort, noise_scale=user.count_stddev)
         steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
         noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
         return float(grid.to_float(noised, torch.float64)[0])

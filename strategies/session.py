@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,18 +13,23 @@ from torch import Tensor, nn
 import discreet
 from discreet.config import ConfigError, RunConfig
 from discreet.durable_ledger import DurableLedger
-from discreet.guarantees import EXAMPLE, LOCAL, USER, guarantees_of, resolve_noise
-from discreet.privacy.accounting import ACCOUNTANTS
-from discreet.privacy.events import event_to_json
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.runs import Checkpoint, RunFolder, open_run_folder
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Task
 from discreet.tasks.metrics import Evaluation, evaluate
-from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
+from discreet.tasks.models import (
+    build_model,
+    check_fits,
+    check_model,
+    flatten_parameters,
+    load_parameters,
+    named_parameters_of,
+)
 from strategies.exchange import Exchange
 from strategies.settings import cohort_sampling, first_clip_norm, round_settings
+from strategies.statement import epsilon_lines, privacy_facts
 from strategies.training import Outcome, Plan, TrainingRun
 
 logger = logging.getLogger("discreet")
@@ -66,8 +70,10 @@ def prepare(config: RunConfig) -> Session:
     plan_of(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
+        check_fits(config.model.name, task)
         seed = config.seed if config.seed is not None else secrets.randbits(31)
         model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
+        check_model(model)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     if config.data.num_clients > len(task.train):
@@ -148,68 +154,6 @@ def finish(session: Session, outcome: Outcome) -> None:
     folder.write_privacy(privacy_facts(config, session.ledger, outcome))
     if outcome.stopped:
         logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
-    for line in _epsilon_lines(config, session.ledger, checkpoint):
+    for line in epsilon_lines(config, session.ledger, checkpoint):
         logger.info("%s", line)
     logger.info("run folder: %s", folder.path)
-
-
-def _epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
-    lines = []
-    for guarantee in guarantees_of(config):
-        if not guarantee.enabled:
-            lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
-            continue
-        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)[config.privacy.accountant]
-        whose = "" if guarantee.name == USER else ", the largest over clients by their own accounts"
-        lines.append(
-            f"{guarantee.name}-level: epsilon {epsilon:.4g} at delta {config.privacy.delta:g} "
-            f"({guarantee.unit}; {guarantee.adjacency}; {config.privacy.accountant}{whose})"
-        )
-    return lines
-
-
-def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
-    chosen = config.privacy.accountant
-    if name == EXAMPLE:
-        return {chosen: checkpoint.epsilon_example}
-    if name == LOCAL:
-        return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
-    spent = ledger.spent(USER)
-    usable = [chosen] if config.sampling.kind == "fixed" else list(ACCOUNTANTS)
-    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in usable}
-
-
-def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
-    """What privacy.json says: every guarantee of the run, those that are off included."""
-    spent = ledger.spent(USER)
-    return {
-        "rounds": outcome.checkpoint.round,
-        "stopped": outcome.stopped,
-        "delta": config.privacy.delta,
-        "seed": config.seed,
-        "protects_nobody": config.seed is not None,
-        "ledger_head": ledger.head(),
-        "guarantees": [
-            {
-                "name": guarantee.name,
-                "enabled": guarantee.enabled,
-                "unit": guarantee.unit,
-                "adjacency": guarantee.adjacency,
-                "trusted": guarantee.trusted,
-                "mechanism": guarantee.mechanism if guarantee.enabled else "none",
-                "epsilon": _epsilons(guarantee.name, config, ledger, outcome.checkpoint)
-                if guarantee.enabled
-                else math.inf,
-                "events": _events(spent) if guarantee.name == USER else "in each client's own ledger",
-                "epsilon_is": "of the server's ledger"
-                if guarantee.name == USER
-                else "the largest that a client reported",
-                "not_covered": list(guarantee.not_covered),
-            }
-            for guarantee in guarantees_of(config)
-        ],
-    }
-
-
-def _events(spent: PrivacyLedger) -> list[dict[str, object]]:
-    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent.entries]

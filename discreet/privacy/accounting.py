@@ -254,13 +254,18 @@ def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """dp_accounting logs each order that it gives up, which only makes the bound looser, and on the root logger."""
-    logger = logging.getLogger("absl")
+    """Without dp_accounting's lines about orders that it gives up, which only makes the bound looser.
+
+    absl writes them, and gives the root logger a handler where it has none, which then prints every library's lines.
+    """
+    logger, root, placeholder = logging.getLogger("absl"), logging.getLogger(), logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.ERROR)
+    root.addHandler(placeholder)
     try:
         yield
     finally:
+        root.removeHandler(placeholder)
         logger.setLevel(level)
 
 

@@ -78,12 +78,12 @@ def clipped_gradient_sum(
     if micro_batch is not None and micro_batch < count:
         pieces = list(zip(torch.split(inputs, micro_batch), torch.split(targets, micro_batch), strict=True))
     total, norms = None, []
-    with torch.no_grad():
+    with torch.set_grad_enabled(False):
         for some, wanted in pieces:
             total, found = _add_clipped(objective, some, wanted, clip=l2_norm_clip, total=total)
             norms.append(found)
     assert total is not None
-    return total, torch.cat(norms)
+    return total, norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
 def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
@@ -99,16 +99,17 @@ def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | N
 
 def _layout(model: nn.Module) -> Layout:
     parameters = tuple(model.parameters())
+    trained = [value.requires_grad for value in parameters]
     known = _layouts.get(model)
-    flags = tuple([(id(value), value.requires_grad) for value in parameters])
-    if known is not None and known[0] == flags:
+    if known is not None and known[0] == (list(map(id, parameters)), trained):
         return known[1]
     kinds = {(value.dtype, value.device) for value in parameters}
     if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
         raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    shapes = tuple(value.shape for value in parameters)
     slots = {id(v): Slot(index, v.shape) for index, v in enumerate(parameters) if v.requires_grad}
-    layout = Layout(parameters, tuple(value.numel() for value in parameters), slots)
-    _layouts[model] = (flags, layout)
+    layout = Layout(parameters, tuple(shape.numel() for shape in shapes), shapes, slots)
+    _layouts[model] = ((list(map(id, parameters)), trained), layout)
     return layout
 
 

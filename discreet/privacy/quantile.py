@@ -65,4 +65,5 @@ class QuantileEstimator:
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
         step = self.learning_rate * (fraction - self.target_quantile)
         estimate = self.estimate * math.exp(-step)
-        return QuantileEstimator(min(LARGEST_ESTIMATE, max(LEAST_ESTIMATE, estimate)), self.target_quantile, self.learning_rate), fraction
+        estimate = min(LARGEST_ESTIMATE, max(LEAST_ESTIMATE, estimate))
+        return QuantileEstimator(estimate, self.target_quantile, self.learning_rate), fraction

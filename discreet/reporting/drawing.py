@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +97,22 @@ def to_svg(figure: Any, title: str) -> str:
     prefix = re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{_attribute(title)}" ', 1)
+
+
+def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:
+    """Makes the `x` or `y` axis logarithmic, with plain numbers for ticks.
+
+    They are finer where `values` span less than two decades.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    positive = [value for value in values if value > 0]
+    narrow = bool(positive) and max(positive) < 100 * min(positive)
+    getattr(axes, f"set_{side}scale")("log")
+    axis = getattr(axes, f"{side}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def variables(colours: tuple[str, ...], ink: str, *, muted: str, grid: str, paper: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, to_svg
+from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, log_axis, to_svg
 from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
 from discreet.reporting.series import draw_dots, draw_line, final_accuracy
 
 MOST_PICTURES = 10
+MOST_TICKS = 6  # where no more values were tried, they are the ticks
 WIDE = 10.0  # a setting whose largest value is so many times its smallest is drawn on a logarithmic axis
 # Settings that follow from one another: along a line of one of them the others may move too.
 MOVE_TOGETHER = (
@@ -73,10 +74,8 @@ def _lines(
 
 
 def _scale(axes: Any, values: Sequence[float]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    if min(values) > 0 and max(values) >= WIDE * min(values):
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-    if len(set(values)) <= 6:
-        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+    distinct = sorted(set(values))
+    if distinct[0] > 0 and distinct[-1] >= WIDE * distinct[0]:
+        log_axis(axes, "x", distinct)
+    if len(distinct) <= MOST_TICKS:
+        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])

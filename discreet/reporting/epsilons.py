@@ -39,10 +39,7 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
     Empty where the guarantee is off, and for client-side guarantees of a federation, whose ledgers are with the
     clients.
     """
-    held: dict[str, list[Release]] = {}
-    for release in _releases(record, guarantee):
-        held.setdefault(release.holder, []).append(release)
-    return {holder: _entries(releases) for holder, releases in held.items()}
+    return _by_holder(_releases(record, guarantee))
 
 
 def worst_holder(spent: Spent, delta: float) -> str | None:
@@ -65,21 +62,21 @@ def epsilons(entries: Entries, delta: float) -> dict[str, float]:
 
 
 def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Curve]:
-    """(round, epsilon) by accountant, of the holder that has spent most; at most 16 rounds of a run.
+    """(round, epsilon) by accountant, at each round of the holder that has spent most by then.
 
-    The run's own accountant is read from metrics.csv and has every round. Empty where the guarantee is off.
+    The run's own accountant is read from metrics.csv and has every round, the others at most 16 of them. Empty where
+    the guarantee is off.
     """
     own, chosen = record.series(f"epsilon_{guarantee}"), record.config.privacy.accountant
     if not own:
         return {}
     delta = record.config.privacy.delta
     releases = _releases(record, guarantee)
-    worst = worst_holder(spent_by_holder(record, guarantee), delta)
-    paid = [release for release in releases if release.holder == worst]
     curves: dict[str, Curve] = {chosen: own}
     for number in _some_rounds(record):
-        entries = _entries(release for release in paid if release.round <= number)
-        for name, value in epsilons(entries, delta).items():
+        spent = _by_holder(release for release in releases if release.round <= number)
+        worst = worst_holder(spent, delta)
+        for name, value in epsilons(spent[worst], delta).items() if worst is not None else ():
             if name != chosen:
                 curves.setdefault(name, []).append((float(number), value))
     return curves
@@ -95,6 +92,13 @@ def _releases(record: RunRecord, guarantee: str) -> list[Release]:
     if not path.is_file():
         return []
     return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
+
+
+def _by_holder(releases: Iterable[Release]) -> dict[str, Entries]:
+    held: dict[str, list[Release]] = {}
+    for release in releases:
+        held.setdefault(release.holder, []).append(release)
+    return {holder: _entries(theirs) for holder, theirs in held.items()}
 
 
 def _entries(releases: Iterable[Release]) -> Entries:

@@ -25,12 +25,14 @@ p, li { max-width: 46rem; } .muted, figcaption p { color: var(--muted); font-siz
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 td { white-space: nowrap; } td.words { white-space: normal; min-width: 11rem; } tr:last-child td { border-bottom: 0; }
-th { color: var(--muted); font-weight: 600; }
+th { color: var(--muted); font-weight: 600; white-space: nowrap; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
 figure { margin: 0; padding: 0.75rem; border: 1px solid var(--grid); border-radius: 0.4rem; min-width: 0; }
 figure svg { display: block; width: 100%; height: auto; }
 ul.legend { list-style: none; margin: 0.25rem 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.1rem 1rem;
   font-size: 0.8125rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.25rem 0.75rem; margin: 0; font-size: 0.875rem; }
+dt { color: var(--muted); } dd { margin: 0; }
 .warning { border-left: 0.25rem solid var(--series-1); padding-left: 0.75rem; }
 """
 
@@ -87,33 +89,34 @@ def _how_many(some: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
 
 
 def _protection(records: Sequence[RunRecord]) -> str:
-    """A row for each distinct guarantee of the runs, those that are off included."""
-    rows: dict[tuple[str, ...], list[RunRecord]] = {}
-    guarantees: dict[tuple[str, ...], Guarantee] = {}
-    for record in records:
-        for guarantee in record.guarantees:
-            key = (guarantee.name, guarantee.unit if guarantee.enabled else "", guarantee.adjacency, guarantee.trusted)
-            rows.setdefault(key, []).append(record)
-            guarantees[key] = guarantee
-    ordered = sorted(rows, key=lambda key: [guarantee.name for guarantee in records[0].guarantees].index(key[0]))
-    head = ("level", "runs", "unit", "adjacency", "who is trusted", "mechanism", "epsilon", "not covered")
-    body = [_protection_row(guarantees[key], rows[key]) for key in ordered]
-    return _html_table(head, body)
+    """A card for each distinct guarantee of the runs, those that are off included."""
+    cards: dict[tuple[object, ...], list[tuple[Guarantee, RunRecord]]] = {}
+    for level in range(len(records[0].guarantees)):
+        for record in records:
+            guarantee = record.guarantees[level]
+            words = (guarantee.unit, guarantee.adjacency, guarantee.trusted) if guarantee.enabled else ()
+            cards.setdefault((guarantee.name, *words), []).append((guarantee, record))
+    return '<div class="pictures">' + "".join(_card(pairs, len(records)) for pairs in cards.values()) + "</div>"
 
 
-def _protection_row(guarantee: Guarantee, records: Sequence[RunRecord]) -> tuple[str, ...]:
-    words = [guarantee.unit, guarantee.adjacency, guarantee.trusted]
-    mechanism, not_covered = guarantee.mechanism, "; ".join(guarantee.not_covered)
+def _card(pairs: Sequence[tuple[Guarantee, RunRecord]], num_runs: int) -> str:
+    guarantee, members = pairs[0][0], [record for _, record in pairs]
+    some = "" if len(pairs) == num_runs else f" ({len(pairs)} of {num_runs} runs)"
     if not guarantee.enabled:
-        words, mechanism, not_covered = ["", "", ""], "none", ""
-    elif len(records) > 1:
-        mechanism = guarantee.mechanism.split(",")[0]
-    return (guarantee.name, str(len(records)), *words, mechanism, _epsilon_words(guarantee, records), not_covered)
+        return f"<figure><h3>{guarantee.name}-level{some}</h3>none (epsilon = inf)</figure>"
+    rows = {
+        "epsilon": _epsilon_words(guarantee, members),
+        "protects": guarantee.unit,
+        "adjacency": guarantee.adjacency,
+        "trusted": guarantee.trusted,
+        "mechanism": "; or ".join(dict.fromkeys(each.mechanism for each, _ in pairs)),
+        "not covered": "; ".join(guarantee.not_covered),
+    }
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items())
+    return f"<figure><h3>{guarantee.name}-level{some}</h3><dl>{listed}</dl></figure>"
 
 
 def _epsilon_words(guarantee: Guarantee, records: Sequence[RunRecord]) -> str:
-    if not guarantee.enabled:
-        return "none (epsilon = inf)"
     delta = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     if len(records) > 1:
         values = [record.epsilon(guarantee.name) for record in records]

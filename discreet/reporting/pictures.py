@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from discreet.reporting.drawing import DASHES, INK, SIZE, Picture, canvas, to_svg
+from discreet.reporting.drawing import DASHES, INK, SIZE, Picture, canvas, log_axis, to_svg
 from discreet.reporting.effects import effects_of
 from discreet.reporting.epsilons import epsilon_curves, guarantee_names
 from discreet.reporting.frontier import frontier
@@ -77,7 +77,7 @@ def _clip_norm(cast: Cast) -> list[Picture]:
             for record in group.records:
                 draw_line(upper, record.series("clip_norm"), cast.number(group))
                 draw_line(lower, record.series("fraction_below"), cast.number(group))
-        upper.set_yscale("log")
+        log_axis(upper, "y", [value for group in shown for _, value in group.records[0].series("clip_norm")])
         upper.set_ylabel("clip norm")
         lower.set_ylabel("fraction below")
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
@@ -94,7 +94,7 @@ _WAY = "One run, round by round: what more rounds bring, and what they cost."
 _FRONTIER = (
     "Each point is the end of a run. Ringed and joined: the frontier, settings that no other one beats in both (the "
     "mean accuracy of a setting's runs). To read the best off this picture is a choice, which costs privacy too: see "
-    "below."
+    "what choosing costs."
 )
 
 

@@ -155,19 +155,24 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Each dotted name cut to its last parts, as far as it stays unique.
+    """Each dotted name cut to its last parts, as far as it stays unique and says what it is of.
 
-    >>> short_names(["privacy.user.noise_multiplier", "privacy.local.noise_multiplier", "rounds"])
-    {'privacy.user.noise_multiplier': 'user.noise_multiplier', 'privacy.local.noise_multiplier': \
-'local.noise_multiplier', 'rounds': 'rounds'}
+    >>> short_names(["privacy.user.noise_multiplier", "privacy.user.clip.kind"])
+    {'privacy.user.noise_multiplier': 'noise_multiplier', 'privacy.user.clip.kind': 'clip.kind'}
+    >>> list(short_names(["privacy.user.noise_multiplier", "privacy.local.noise_multiplier"]).values())
+    ['user.noise_multiplier', 'local.noise_multiplier']
     """
     short = {}
     for name in names:
         parts = name.split(".")
-        tails = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        least = 2 if parts[-1] in _SAY_LITTLE else 1
+        tails = [".".join(parts[-length:]) for length in range(min(least, len(parts)), len(parts) + 1)]
         others = [other for other in names if other != name]
         short[name] = next(tail for tail in tails if not any(f".{other}".endswith(f".{tail}") for other in others))
     return short
+
+
+_SAY_LITTLE = ("kind", "name", "norm", "enabled", "path", "epsilon", "schedule", "momentum", "learning_rate", "noise")
 
 
 def setting_text(value: object) -> str:

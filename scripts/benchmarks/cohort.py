@@ -36,7 +36,7 @@ from discreet.wire import Order
 from simulation.cohort import BatchedExchange
 from simulation.engine import Engine, engine_of
 from simulation.views import SampledViews
-from strategies.round import ClientUpdate, ServerState, UpdateRows, dp_fedavg_round, initial_state
+from strategies.round import ClientUpdate, ServerState, UpdateRows, _add_up, _sum_of, initial_state
 from strategies.settings import round_settings
 from strategies.training import Tally
 
@@ -70,18 +70,20 @@ def _compared(name: str, task: Task, *, repetitions: int, cohort: int) -> list[R
         "batched, float sums": _batched(_with_noise(run, "float"), task),
         "batched, exact sums": _batched(_with_noise(run, "grid"), task),
     }
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for repetition in range(repetitions + 1):
         for way, rounds in ways.items():
             few = cohort if way.startswith("batched") else max(1, cohort // 10)
             clients = [(repetition * cohort + number) % run.data.num_clients for number in range(few)]
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             rounds(clients)
-            times[way].append((time.perf_counter() - started) / few)
-    speeds = {way: 1 / median(values[1:]) for way, values in times.items()}
+            times[way].append(((time.perf_counter() - started) / few, (time.process_time() - worked) / few))
+    speeds = {way: [1 / median(kind) for kind in zip(*values[1:], strict=True)] for way, values in times.items()}
     base = speeds["one by one"]
     return [
-        {"model": name, "way": way, "clients_per_second": speed, "ratio": speed / base} for way, speed in speeds.items()
+        {"model": name, "way": way, "clients_per_second": wall, "clients_per_core_second": core,
+         "ratio": wall / base[0], "ratio_per_core": core / base[1]}
+        for way, (wall, core) in speeds.items()
     ]
 
 
@@ -150,14 +152,14 @@ def _state(start: Tensor) -> ServerState:
 
 
 def _finish(run: RunConfig, state: ServerState, updates: Any) -> None:
-    dp_fedavg_round(state, updates, round_settings(run), source=secure_source(), charge=lambda _: None)
+    _add_up(updates, _sum_of(state, round_settings(run).user))
 
 
 def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
     for row in rows():
-        print(row)
+        print(" ".join(f"{v:.3g}" if isinstance(v,float) else str(v) for v in row.values()), flush=True)
 
 
 if __name__ == "__main__":

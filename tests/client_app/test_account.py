@@ -85,7 +85,8 @@ def test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A node that serves two runs: the other one charges between this one's look and its own charge.
-    mine, other, looks = account(tmp_path / "ledger.db"), DurableLedger(tmp_path / "ledger.db"), []
+    mine, other = account(tmp_path / "ledger.db"), DurableLedger(tmp_path / "ledger.db")
+    looks: list[object] = []
     spent = DurableLedger.spent
 
     def looked(self: DurableLedger, guarantee: str, *, holder: str = "") -> object:

@@ -13,6 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+import client_app.client
 from client_app.app import app, in_simulation
 from client_app.nodes import share_of
 from client_app.training import LocalSettings, local_update
@@ -24,7 +25,9 @@ from discreet.wire import REFUSED_CODE, Order, decode_reply, encode_order, param
 from tests.client_app.clients import EXAMPLE, OFF, config
 
 SIZE = 650
-NODE: dict[str, bool | bytes | float | int | str] = {"partition-id": 1, "num-partitions": 4}
+Node = dict[str, bool | float | int | str]
+
+NODE: Node = {"partition-id": 1, "num-partitions": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,7 @@ def run_of(*words: str) -> RunConfig:
     return config(*words, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
 
 
-def send(content: RecordDict, kind: str = "train", node: dict[str, bool | bytes | float | int | str] = NODE) -> Message:
+def send(content: RecordDict, kind: str = "train", node: Node = NODE) -> Message:
     message = Message(content, dst_node_id=1, message_type=kind)
     message.metadata.__dict__["_message_id"] = "m1"
     return app(message, Context(1, 1, node, RecordDict(), {}))
@@ -130,6 +133,17 @@ def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_pa
     path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
     reason = refused(send(ordered(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
     assert reason == "the ledger of this client can't be used"
+
+
+def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("the target 7 of /home/owner/data is out of range")
+
+    monkeypatch.setattr(client_app.client, "local_update", fails)
+    reply = send(ordered(run_of(*OFF)))
+    assert reply.has_error()
+    assert reply.error.code != REFUSED_CODE
+    assert "7" not in str(reply.error.reason)
 
 
 def test_a_client_that_is_asked_to_evaluate_refuses() -> None:

@@ -131,7 +131,7 @@ def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total(schedule: str,
 
 def test_a_noise_multiplier_is_the_same_in_every_round() -> None:
     run = local("laplace", "privacy.local.noise_multiplier=3")
-    assert {round_privacy(run, round_number=number) for number in (1, 4)} == {LocalPrivacy("laplace", 1.0, 3.0)}
+    assert {round_privacy(run, round_number=number) for number in (1, 4)} == {LocalPrivacy("laplace", 1.0, 3.0, "grid")}
 
 
 def test_beyond_the_planned_rounds_nothing_is_left() -> None:

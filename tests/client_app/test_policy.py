@@ -16,8 +16,10 @@ from tests.client_app.clients import EXAMPLE as EXAMPLE_ON
 from tests.client_app.clients import OFF, config
 
 # q = 0.01, z = 1.1, T = 1000, delta = 1e-5: 1.5154 by PLD (shared reference numbers).
-USER_ON = ("privacy.user.noise_multiplier=1.1", "privacy.user.target_epsilon=null", "rounds=1000")
-USER_ON = (*USER_ON, "sampling.probability=0.01", "privacy.delta=1e-5", "privacy.user.clip.kind=fixed")
+USER_ON = (
+    *("privacy.user.noise_multiplier=1.1", "privacy.user.target_epsilon=null", "privacy.user.clip.kind=fixed"),
+    *("rounds=1000", "sampling.probability=0.01", "privacy.delta=1e-5"),
+)
 
 
 def refusal(policy: ClientPolicy, run: RunConfig, **noises: float) -> str:

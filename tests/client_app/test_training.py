@@ -21,7 +21,10 @@ from simulation.in_process import simulate
 from tests.client_app.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 
 RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def close(one: Tensor, other: Tensor, *, rtol: float = 1e-4, atol: float = 1e-6) -> bool:
+    return torch.allclose(one, other, rtol=rtol, atol=atol)
 
 
 def work(data: Examples, how: LocalSettings, source: RandomSource) -> Tensor:
@@ -58,7 +61,7 @@ def dp_sgd_by_hand(data: Examples, batches: list[Tensor], noise: list[Tensor], h
 def test_full_batches_are_plain_sgd(momentum: float) -> None:
     data = examples(6)
     update = work(data, LocalSettings(3, 8, RATE, momentum), seeded_source(811))
-    assert torch.allclose(update, sgd_by_hand(data, [torch.arange(6)] * 3, momentum), **CLOSE)
+    assert close(update, sgd_by_hand(data, [torch.arange(6)] * 3, momentum))
 
 
 def test_an_epoch_goes_over_every_example_once_in_a_drawn_order() -> None:
@@ -67,7 +70,7 @@ def test_an_epoch_goes_over_every_example_once_in_a_drawn_order() -> None:
     batches = [batch for epoch in order for batch in torch.split(epoch, 3)]
     assert sorted(torch.cat(batches[:3]).tolist()) == list(range(7))
     update = work(data, LocalSettings(2, 3, RATE, MOMENTUM), seeded_source(5119))
-    assert torch.allclose(update, sgd_by_hand(data, batches, MOMENTUM), **CLOSE)
+    assert close(update, sgd_by_hand(data, batches, MOMENTUM))
 
 
 @pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
@@ -75,7 +78,7 @@ def test_dp_sgd_clips_each_example_and_divides_by_the_batch_size(momentum: float
     data, how = examples(6), dp(0.0, epochs=3, momentum=momentum)
     assert max(float(gradient.norm()) for gradient in gradients(linear(), data)) > CLIP
     expected = dp_sgd_by_hand(data, [torch.arange(6)] * 3, [torch.zeros(18)] * 3, how)
-    assert torch.allclose(work(data, how, seeded_source(1907)), expected, **CLOSE)
+    assert close(work(data, how, seeded_source(1907)), expected)
 
 
 def test_dp_sgd_draws_poisson_batches_and_noise_for_every_step() -> None:
@@ -87,9 +90,7 @@ def test_dp_sgd_draws_poisson_batches_and_noise_for_every_step() -> None:
         batches.append(torch.from_numpy(inside).nonzero().flatten())
         noise.append(draw.child("noise").normal(18) * 1.3 * CLIP)
     assert len({len(batch) for batch in batches}) > 1
-    assert torch.allclose(
-        work(data, how, seeded_source(60251)), dp_sgd_by_hand(data, batches, noise, how), rtol=1e-4, atol=1e-5
-    )
+    assert close(work(data, how, seeded_source(60251)), dp_sgd_by_hand(data, batches, noise, how), rtol=1e-4, atol=1e-5)
 
 
 def empty_source() -> RandomSource:
@@ -110,7 +111,7 @@ def test_empty_poisson_batches_are_noised_like_any_other() -> None:
     source = empty_source()
     drawn = sum(source.child("step", number).child("noise").normal(18) for number in range(2))
     update = work(examples(2), dp(1.1, batch_size=1), empty_source())
-    assert torch.allclose(update, -RATE * 1.1 * CLIP * torch.as_tensor(drawn), rtol=1e-4, atol=1e-5)
+    assert close(update, -RATE * 1.1 * CLIP * torch.as_tensor(drawn), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", [LocalSettings(2, 3, RATE, 0.0), dp(1.0)])
@@ -123,7 +124,7 @@ def test_a_client_without_examples_changes_nothing(how: LocalSettings) -> None:
 def test_the_denominator_is_the_batch_size_whatever_the_client_has(count: int) -> None:
     data = examples(count)
     expected = -RATE * clipped(gradients(linear(), data), CLIP) / 8
-    assert torch.allclose(work(data, dp(0.0), seeded_source(77)), expected, **CLOSE)
+    assert close(work(data, dp(0.0), seeded_source(77)), expected)
 
 
 def test_the_noise_of_a_step_has_the_standard_deviation_of_sigma_c_over_b() -> None:
@@ -174,4 +175,4 @@ def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -
                 optimizer.step()
             updates.append(params_of(model) - params)
         params = params + torch.stack(updates).mean(0)
-    assert torch.allclose(outcome.checkpoint.params, params, atol=1e-5)
+    assert close(outcome.checkpoint.params, params, atol=1e-5)

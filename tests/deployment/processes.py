@@ -52,6 +52,7 @@ class Federation:
     folder: Path
     secrets: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
     gate_port: int = field(default_factory=free_port)
 
@@ -71,6 +72,7 @@ class Federation:
                 command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
         self.processes[name] = process
+        self.started.append(process)
         return process
 
     def log(self, name: str) -> Path:
@@ -134,7 +136,7 @@ class Federation:
 
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""
-        for process in self.processes.values():
+        for process in self.started:
             process.terminate()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + 10
@@ -142,7 +144,7 @@ class Federation:
                 for pid in left:
                     _signal(pid, number)
                 time.sleep(0.2)
-        for process in self.processes.values():
+        for process in self.started:
             process.wait(timeout=10)
 
     def leftovers(self) -> list[int]:

@@ -114,6 +114,46 @@ def test_linear_layers_take_any_leading_dimensions(count: int, middle: list[int]
     )
 
 
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    activations=st.lists(st.sampled_from([nn.ReLU, nn.Tanh]), min_size=4, max_size=4),
+    flatten=st.booleans(),
+    bias=st.booleans(),
+    count=COUNTS,
+    order=ORDERS,
+)
+@settings(max_examples=40, deadline=None)
+def test_stacks_of_linear_layers(
+    widths: list[int], activations: list[type[nn.Module]], flatten: bool, bias: bool, count: int, order: int
+) -> None:
+    inputs, targets = draw(count, 2, 3) if flatten else draw(count, 6)
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()] if flatten else [activations[0]()]
+        for before, after, activation in zip([6, *widths], widths, activations, strict=False):
+            layers += [nn.Linear(before, after, bias), activation()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], 3))
+
+    check(build, inputs, targets=targets, order=order)
+
+
+def test_a_hook_in_a_stack_is_run() -> None:
+    inputs, targets = draw(4, 6)
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        model[0].register_forward_hook(lambda layer, given, outputs: 3.0 * outputs)
+        return model
+
+    check(build, inputs, targets=targets)
+
+
+def test_a_layer_used_twice_in_a_stack() -> None:
+    inputs, targets = draw(4, 5)
+    layer = nn.Linear(5, 5)
+    check(lambda: nn.Sequential(layer, nn.Tanh(), layer, nn.ReLU(), nn.Linear(5, 3)), inputs, targets=targets)
+
+
 @pytest.mark.parametrize("length", [2, 60])
 def test_long_and_short_sequences_through_wide_layers(length: int) -> None:
     inputs, targets = tokens(4, length)
@@ -283,9 +323,9 @@ class Handwritten(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        shapes = {"matrix": (5, 4), "rows": (5, 5), "bias": (4,), "places": (3, 5), "scale": (5,), "number": ()}
-        for name, shape in shapes.items():
-            setattr(self, name, nn.Parameter(torch.randn(shape)))
+        self.matrix, self.rows = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(5, 5))
+        self.places, self.scale = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(5))
+        self.bias, self.number = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
         inner = torch.tanh(self.places + inputs @ self.rows.T * self.scale)
@@ -302,12 +342,12 @@ def test_parameters_in_plain_arithmetic(count: int, order: int) -> None:
 
 
 def test_a_frozen_weight_with_a_trainable_bias() -> None:
-    inputs, targets = draw(4, 3, 8)
-
-    def build() -> nn.Module:
-        layers = [nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)]
-        for layer in (layers[0], layers[3]):
-            layer.weight.requires_grad_(False)
-        return nn.Sequential(*layers)
-
-    check(build, inputs, targets=targets)
+    for layers, shape in (
+        ([nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)], (4, 3, 8)),
+        ([nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)], (4, 8)),
+    ):
+        model = nn.Sequential(*layers)
+        for name, value in model.named_parameters():
+            value.requires_grad_(name.endswith("bias"))
+        inputs, targets = draw(*shape)
+        assert_matches(model, inputs, targets, clip=1.5)

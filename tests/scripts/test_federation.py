@@ -38,11 +38,16 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
 
 
-@pytest.mark.parametrize("guarantees", [[], ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]])
-def test_flowers_runtime_and_the_simulation_give_the_same_numbers(guarantees: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "guarantees"),
+    [("one_by_one", []), ("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"])],
+)
+def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
+    engine: str, guarantees: list[str], tmp_path: Path
+) -> None:
     words = [*SMALL, *guarantees, "rounds=3", "seed=31481", "privacy.user.noise_multiplier=0.5"]
     assert main([*words, f"output_dir={tmp_path / 'flower'}"]) == 0
-    simulate(load_config([*words, f"output_dir={tmp_path / 'alone'}"]))
+    simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
     flower, alone = (RunFolder(tmp_path / name) for name in ("flower", "alone"))
     there, here = flower.load_checkpoint(), alone.load_checkpoint()
     assert there is not None

@@ -64,7 +64,7 @@ def refused(message: Message) -> Error:
 
 
 def crashed(message: Message) -> Error:
-    return Error(3, "Traceback (most recent call last)\nZeroDivisionError: division by zero")
+    return Error(2, "Traceback (most recent call last)\nZeroDivisionError: division by zero")
 
 
 def garbage(message: Message) -> RecordDict:

@@ -59,7 +59,9 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     assert [guarantee["name"] for guarantee in facts["guarantees"]] == ["user", "example", "local"]
     user, example, local = facts["guarantees"]
     assert set(user["epsilon"]) == {"pld", "rdp"}
-    assert example["epsilon"] == local["epsilon"] == "inf"
+    assert example["epsilon"] == local["epsilon"] == {"pld": "inf"}
+    assert user["floating_point"]["noise"] == "grid"
+    assert 0 < user["floating_point"]["delta_slack"] < 1e-15
     assert user["not_covered"]
 
 

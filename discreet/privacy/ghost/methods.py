@@ -19,7 +19,8 @@ from discreet.privacy.ghost.layers import LAYER_RULES
 from discreet.privacy.ghost.merge import merge
 from discreet.privacy.ghost.recorder import Recorder, Records, Use
 from discreet.privacy.ghost.recurrent import RECURRENT_RULES
-from discreet.privacy.ghost.terms import Rows, Slot, Term
+from discreet.privacy.ghost.stack import plain_layers, stacked_backward, stacked_forward
+from discreet.privacy.ghost.terms import Entry, Rows, Slot, Term
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,6 +53,7 @@ class Layout:
 
     parameters: tuple[Tensor, ...]
     sizes: tuple[int, ...]
+    shapes: tuple[torch.Size, ...]
     slots: Mapping[int, Slot]
 
     def zeros(self) -> Tensor:
@@ -61,8 +63,9 @@ class Layout:
     def parts(self, total: Tensor) -> list[Tensor]:
         """Views into the flat vector, shaped as the parameters."""
         pieces = torch.split_with_sizes(total, self.sizes)
-        pairs = zip(pieces, self.parameters, strict=True)
-        return [piece if value.dim() == 1 else piece.view(value.shape) for piece, value in pairs]
+        return [
+            piece if len(shape) == 1 else piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
 
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""
@@ -91,6 +94,21 @@ Method = Callable[[Objective, Tensor, Tensor], list[Term]]
 
 def one_pass(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
     """One forward pass and one backward pass to the layers' outputs, without parameter gradients."""
+    entries = None
+    if _has_known_gradient(objective.loss, targets):
+        entries = _stacked(objective, inputs, targets)
+    return merge(_recorded(objective, inputs, targets) if entries is None else entries, objective.order)
+
+
+def _stacked(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Entry] | None:
+    layers = plain_layers(objective.model)
+    values = stacked_forward(layers, inputs) if layers else []
+    if not values or values[-1].dim() != 2:
+        return None
+    return stacked_backward(layers, values, _logit_gradients(values[-1], targets), slots=objective.layout.slots)
+
+
+def _recorded(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Entry]:
     records = Records(objective.layout.slots, inputs.shape[0])
     with torch.enable_grad(), Recorder(records, _RULES):
         outputs = objective.model(inputs)
@@ -98,7 +116,7 @@ def one_pass(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term
         return []
     grads = _output_gradients(objective, outputs, targets, records.uses)
     pairs = zip(records.uses, grads, strict=True)
-    return merge([entry for use, found in pairs if found is not None for entry in use.read(found)], objective.order)
+    return [entry for use, found in pairs if found is not None for entry in use.read(found)]
 
 
 def _output_gradients(
@@ -106,17 +124,20 @@ def _output_gradients(
 ) -> Sequence[Tensor | None]:
     """The gradient of LOSS_SCALE times the loss at each use's outputs."""
     edges = [use.edge for use in uses]
-    if objective.loss is not cross_entropy or outputs.dim() != 2 or targets.dim() != 1:
-        with torch.enable_grad():
-            losses = objective.losses(outputs, targets)
-        return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
-    seed = outputs.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(_LOSS_SCALE)
-    last = edges[-1]
-    if last.node is not outputs.grad_fn or last.output_nr != outputs.output_nr:
-        return torch.autograd.grad(outputs, edges, seed, allow_unused=True)
-    if len(edges) == 1:
-        return [seed]
-    return [*torch.autograd.grad(outputs, edges[:-1], seed, allow_unused=True), seed]
+    if _has_known_gradient(objective.loss, targets) and outputs.dim() == 2:
+        return torch.autograd.grad(outputs, edges, _logit_gradients(outputs, targets), allow_unused=True)
+    with torch.enable_grad():
+        losses = objective.losses(outputs, targets)
+    return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
+
+
+def _has_known_gradient(loss: Loss, targets: Tensor) -> bool:
+    return loss is cross_entropy and targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def _logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes): softmax minus one-hot targets."""
+    return logits.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(_LOSS_SCALE)
 
 
 def vmapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:

@@ -22,6 +22,8 @@ from discreet.privacy.ghost.uncovered import Uncovered
 Entries = Callable[[Tensor], Iterable[Entry]]
 Rule = Callable[..., Any]
 
+_CONTAINERS = (list, tuple, dict)
+
 # What a forward pass may ask of a parameter without using its value.
 _PROPERTIES = (
     "shape",
@@ -92,13 +94,14 @@ class Records:
 
     def holds_parameter(self, values: Iterable[object]) -> bool:
         """Whether a trainable parameter is among the values, or in a list, tuple or dict among them."""
+        slots, transposed = self.slots, self.transposed
         for value in values:
-            if id(value) in self.slots or id(value) in self.transposed:
+            if id(value) in slots or id(value) in transposed:
                 return True
-            if isinstance(value, list | tuple) and self.holds_parameter(value):
-                return True
-            if isinstance(value, dict) and self.holds_parameter(value.values()):
-                return True
+            if isinstance(value, _CONTAINERS):
+                parts = value.values() if isinstance(value, dict) else value
+                if self.holds_parameter(parts):
+                    return True
         return False
 
 
@@ -113,10 +116,10 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         rule = self._rules.get(func)
         if rule is not None:
-            return rule(self._records, *args, **kwargs)
-        if func not in _READS and self._records.holds_parameter((args, kwargs)):
+            return rule(self._records, *args, **(kwargs or {}))
+        held = self._records.holds_parameter(args) or (kwargs and self._records.holds_parameter(kwargs.values()))
+        if held and func not in _READS:
             raise Uncovered(f"a parameter used directly, by {getattr(func, '__name__', func)}")
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))

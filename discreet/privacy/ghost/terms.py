@@ -67,11 +67,11 @@ class Slot:
         parts[self.index].add_(values, alpha=factor)
 
     def add_product(self, parts: Sequence[Tensor], grads: Tensor, inputs: Tensor, factor: float) -> None:
-        """Add factor * grads^T inputs, from (m, p) and (m, d), without a copy where the layout allows."""
+        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy where the layout allows."""
         if self.kernel_last:
-            self.add(parts, grads.t() @ inputs, factor)
+            self.add(parts, grads @ inputs, factor)
         else:
-            parts[self.index].addmm_(grads.t(), inputs, alpha=factor)
+            parts[self.index].addmm_(grads, inputs, alpha=factor)
 
 
 class Term(Protocol):
@@ -150,10 +150,11 @@ class Pair:
         return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
 
     def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+        grads = self.grads.t()
         if self.weight is not None:
-            self.weight.add_product(parts, self.grads * weights.unsqueeze(1), self.inputs, factor)
+            self.weight.add_product(parts, grads * weights, self.inputs, factor)
         if self.bias is not None:
-            parts[self.bias.index].addmv_(self.grads.t(), weights, alpha=factor)
+            parts[self.bias.index].addmv_(grads, weights, alpha=factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class Outer:
 
     def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
-        self.slot.add_product(parts, grads.flatten(0, 1), self.inputs.flatten(0, 1), factor)
+        self.slot.add_product(parts, grads.flatten(0, 1).t(), self.inputs.flatten(0, 1), factor)
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:

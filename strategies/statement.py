@@ -1,0 +1,102 @@
+"""What a run says of its privacy: the last lines of its log, and privacy.json."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from discreet.config import RunConfig
+from discreet.durable_ledger import DurableLedger
+from discreet.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
+from discreet.privacy.accounting import ACCOUNTANTS
+from discreet.privacy.events import event_to_json
+from discreet.privacy.grid import grid_slack
+from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.rounded_noise import LARGEST_SCALE
+from discreet.runs import Checkpoint
+from strategies.training import Outcome
+
+
+def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
+    """One line for each guarantee, those that are off included."""
+    lines = []
+    for guarantee in guarantees_of(config):
+        if not guarantee.enabled:
+            lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
+            continue
+        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
+        shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
+        whose = "" if guarantee.name == USER else "; the largest over clients, by their own accounts"
+        lines.append(
+            f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
+            f"({guarantee.unit}; {guarantee.adjacency}{whose})"
+        )
+    return lines
+
+
+def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
+    """What privacy.json says: every guarantee of the run, those that are off included."""
+    return {
+        "rounds": outcome.checkpoint.round,
+        "stopped": outcome.stopped,
+        "delta": config.privacy.delta,
+        "accountant": config.privacy.accountant,
+        "seed": config.seed,
+        "protects_nobody": config.seed is not None,
+        "ledger_head": ledger.head(),
+        "guarantees": [_facts(guarantee, config, ledger, outcome.checkpoint) for guarantee in guarantees_of(config)],
+    }
+
+
+def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, object]:
+    by_server = guarantee.name == USER
+    facts: dict[str, object] = {
+        "name": guarantee.name,
+        "enabled": guarantee.enabled,
+        "unit": guarantee.unit,
+        "adjacency": guarantee.adjacency,
+        "trusted": guarantee.trusted,
+        "mechanism": guarantee.mechanism if guarantee.enabled else "none",
+        "epsilon": {config.privacy.accountant: math.inf},
+        "epsilon_is": "of the server's ledger" if by_server else "the largest that a client reported of its own ledger",
+        "events": _events(ledger.spent(USER)) if by_server else "in each client's own ledger",
+        "not_covered": list(guarantee.not_covered),
+    }
+    if guarantee.enabled:
+        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
+        facts["epsilon"] = epsilon
+        facts["floating_point"] = _floating_point(guarantee.name, config, ledger, checkpoint)
+    return facts
+
+
+def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
+    chosen = config.privacy.accountant
+    if name == EXAMPLE:
+        return {chosen: checkpoint.epsilon_example}
+    if name == LOCAL:
+        return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
+    spent = ledger.spent(USER)
+    usable = (
+        [chosen] if config.sampling.kind == "fixed" else [chosen, *(name for name in ACCOUNTANTS if name != chosen)]
+    )
+    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in usable}
+
+
+def _floating_point(
+    name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
+) -> dict[str, str | float]:
+    on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
+    if not on_grid:
+        return {
+            "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
+            "delta_slack": "not bounded",
+        }
+    releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round
+    epsilon = _epsilons(name, config, ledger, checkpoint)[config.privacy.accountant]
+    # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
+    slack = releases * grid_slack(checkpoint.params.numel() + 1, LARGEST_SCALE)
+    return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
+
+
+def _events(spent: PrivacyLedger) -> list[dict[str, object]]:
+    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent.entries]

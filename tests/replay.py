@@ -1,0 +1,160 @@
+"""Neighbour replay: does a mechanism do what its privacy proof assumes? (Cebere et al. 2026, arXiv 2602.17454.)
+
+A mechanism runs twice, on neighbouring inputs and with the same randomness. The first run is recorded: what reaches
+each noise step, and what the step releases. In the second run each noise step releases again what it released in the
+first. That is what the composition of adaptive mechanisms assumes: given equal releases so far, how much does the next
+step differ? So later steps, which may depend on releases, are compared fairly too. Three things must hold.
+
+1. The totals that reach a step differ by at most the sensitivity that the step declares.
+2. How often noise is drawn, of which kind and for which sensitivity is the same: a function of public values and
+   releases.
+3. What leaves is the same: a function of public values and releases.
+
+It lives in the tests and not in the package, which should hold no code that takes noise away. To check a mechanism of
+your own, draw its noise by `Gaussian` or `Laplace` and call `replay`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from discreet.privacy.grid import Grid
+from discreet.privacy.mechanisms import Gaussian, Laplace
+from discreet.privacy.noise import RandomSource, seeded_source
+
+Data = TypeVar("Data")
+Kind = Gaussian | Laplace
+
+SEED = 60913
+ROUNDING = 1e-6  # of the sensitivity: sums are float32 or float64
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseStep:
+    """What reached one noise step, in the units of the data, and what it released (as the mechanism gave it)."""
+
+    mechanism: Kind
+    total: Tensor
+    sensitivity: float
+    released: Tensor
+
+    def distance(self, other: NoiseStep) -> float:
+        """How far apart two totals are, in the norm that the noise is for."""
+        order = 2 if isinstance(self.mechanism, Gaussian) else 1
+        return float(torch.linalg.vector_norm((self.total - other.total).reshape(-1), order))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found.
+
+    Attributes:
+      faults: one sentence for each broken assumption; none where all hold.
+      shares: of each noise step, how far apart the totals were, as a share of the sensitivity that may be: 1 is the
+        worst case, and shows that the neighbours put the bound to the test.
+      gaussian_distance: sqrt(sum over steps of (distance / standard deviation)^2), Gaussian steps only: all of them
+        together cost one Gaussian of noise multiplier 1 / gaussian_distance.
+    """
+
+    faults: tuple[str, ...]
+    shares: tuple[float, ...]
+    gaussian_distance: float
+
+
+def replay(
+    run: Callable[[Data, RandomSource], object], data: Data, neighbour: Data, *, sensitivities: float = 1.0
+) -> Replay:
+    """Runs a mechanism on `data`, then on `neighbour`, and compares what its noise steps were given and what left.
+
+    Args:
+      run: the mechanism: data and a source of all its randomness to everything that leaves. It starts from the same
+        state in both calls: what it writes to (a ledger, a model) must be its own.
+      data, neighbour: two inputs that differ in one unit.
+      sensitivities: how many of the declared sensitivities the neighbours may differ by: 2 where a unit is replaced and
+        the accounting, rather than the noise step, allows for it.
+    """
+    first: list[NoiseStep] = []
+    second: list[NoiseStep] = []
+    with _noise_steps(lambda _, mechanism_release: mechanism_release(), first):
+        left = run(data, seeded_source(SEED))
+    with _noise_steps(lambda number, fresh: first[number].released if number < len(first) else fresh(), second):
+        right = run(neighbour, seeded_source(SEED))
+    faults = [*_compare_numbers(first, second), *differences(left, right)]
+    shares, squares = [], 0.0
+    for number, (one, other) in enumerate(zip(first, second, strict=False)):
+        faults += [f"noise step {number}: {fault}" for fault in _compare_steps(one, other, sensitivities)]
+        distance = one.distance(other) if one.total.shape == other.total.shape else math.inf
+        shares.append(distance / (sensitivities * one.sensitivity))
+        if isinstance(one.mechanism, Gaussian) and one.mechanism.noise_multiplier > 0:
+            squares += (distance / one.mechanism.stddev(one.sensitivity)) ** 2
+    return Replay(tuple(faults), tuple(shares), math.sqrt(squares))
+
+
+def _compare_numbers(first: list[NoiseStep], second: list[NoiseStep]) -> Iterator[str]:
+    if not first:
+        yield "nothing was noised"
+    if len(first) != len(second):
+        yield f"noise was drawn {len(first)} times for one input and {len(second)} times for the other"
+
+
+def _compare_steps(one: NoiseStep, other: NoiseStep, sensitivities: float) -> Iterator[str]:
+    if one.mechanism != other.mechanism or one.sensitivity != other.sensitivity:
+        what = [f"{step.mechanism} for a sensitivity of {step.sensitivity:g}" for step in (one, other)]
+        yield f"the noise depends on the data: {' and '.join(what)}"
+    if one.mechanism.noise_multiplier == 0:
+        yield "there is no noise"
+    if one.total.shape != other.total.shape:
+        yield f"the shape depends on the data: {tuple(one.total.shape)} and {tuple(other.total.shape)}"
+        return
+    allowed = sensitivities * min(one.sensitivity, other.sensitivity)
+    distance = one.distance(other)
+    if not distance <= allowed * (1 + ROUNDING):
+        yield f"the totals differ by {distance:g}, and the sensitivity is {allowed:g}"
+
+
+def differences(one: object, other: object, name: str = "what leaves") -> list[str]:
+    """Where two values differ: tensors, numbers, texts, and lists, dictionaries and dataclasses of such."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return [] if same else [f"{name} depends on the data beside what was noised"]
+    if dataclasses.is_dataclass(one) and type(one) is type(other):
+        return differences(vars(one), vars(other), name)
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [fault for key in one for fault in differences(one[key], other[key], f"{name}: {key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [fault for at, (a, b) in pairs for fault in differences(a, b, f"{name}: {at}")]
+    return [] if one == other else [f"{name} depends on the data beside what was noised: {one} and {other}"]
+
+
+@contextmanager
+def _noise_steps(release: Callable[[int, Callable[[], Tensor]], Tensor], steps: list[NoiseStep]) -> Iterator[None]:
+    """While it lasts, each call of a mechanism's noise is taken down, and releases what `release` says."""
+
+    def intercept(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noised(self: Kind, total: Tensor, sensitivity: float, *given: Any, **named: Any) -> Tensor:
+            number = len(steps)
+            released = release(number, lambda: original(self, total, sensitivity, *given, **named))
+            steps.append(NoiseStep(self, _in_units(total, named.get("grid")), sensitivity, released.clone()))
+            return released.clone()
+
+        return noised
+
+    with ExitStack() as stack:
+        for kind in (Gaussian, Laplace):
+            for method in ("add_noise", "add_grid_noise"):
+                stack.enter_context(patch.object(kind, method, intercept(getattr(kind, method))))
+        yield
+
+
+def _in_units(total: Tensor, grid: Grid | None) -> Tensor:
+    return total.detach().double().clone() if grid is None else total.double() * grid.step

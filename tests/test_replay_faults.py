@@ -1,0 +1,195 @@
+"""The neighbour replay finds planted faults: each is a small round of its own that gets one thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.privacy.mechanisms import Gaussian, Laplace
+from discreet.privacy.noise import RandomSource
+from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+from tests.client_app.clients import examples, gradients, linear
+from tests.replay import Replay, replay
+
+C, Z, EXPECTED_COHORT = 0.5, 1.0, 4.0
+NOISE = Gaussian(Z)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A client's part: an update, its number of examples, and an integer buffer of its model."""
+
+    update: Tensor
+    num_examples: int = 1
+    batches_seen: int = 3
+
+    @property
+    def clipped(self) -> Tensor:
+        return self.update * min(1.0, C / float(self.update.norm()))
+
+    @property
+    def below(self) -> bool:
+        return float(self.update.norm()) <= C
+
+
+Cohort = list[Client]
+
+
+def total_of(cohort: Cohort) -> Tensor:
+    return sum((client.clipped for client in cohort), torch.zeros(2))
+
+
+def sound(cohort: Cohort, source: RandomSource) -> object:
+    bits = torch.tensor([sum(0.5 if client.below else -0.5 for client in cohort)])
+    noised = NOISE.add_noise(total_of(cohort), C, source.child("update"))
+    count = Gaussian(4.0 / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
+    estimator, _ = QuantileEstimator(C, 0.5, 0.2).update(float(count), expected_cohort=EXPECTED_COHORT)
+    return noised / EXPECTED_COHORT, estimator.estimate
+
+
+def clip_after_noise(cohort: Cohort, source: RandomSource) -> object:
+    noised = NOISE.add_noise(sum((client.update for client in cohort), torch.zeros(2)), C, source)
+    return noised * min(1.0, C / float(noised.norm()))
+
+
+def no_clip(cohort: Cohort, source: RandomSource) -> object:
+    return NOISE.add_noise(sum((client.update for client in cohort), torch.zeros(2)), C, source) / EXPECTED_COHORT
+
+
+def noise_for_the_next_clip_norm(cohort: Cohort, source: RandomSource) -> object:
+    bits = torch.tensor([sum(0.5 if client.below else -0.5 for client in cohort)])
+    count = Gaussian(0.1 / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
+    estimator, _ = QuantileEstimator(C, 0.5, 0.2).update(float(count), expected_cohort=EXPECTED_COHORT)
+    noised = NOISE.add_noise(total_of(cohort), estimator.estimate, source.child("update"))
+    return noised / EXPECTED_COHORT, estimator.estimate
+
+
+def data_dependent_denominator(cohort: Cohort, source: RandomSource) -> object:
+    return NOISE.add_noise(total_of(cohort), C, source) / len(cohort)
+
+
+def mean_before_noise(cohort: Cohort, source: RandomSource) -> object:
+    return NOISE.add_noise(total_of(cohort) / len(cohort), C / len(cohort), source)
+
+
+def weights_by_num_examples(cohort: Cohort, source: RandomSource) -> object:
+    total = sum((client.num_examples * client.clipped for client in cohort), torch.zeros(2))
+    return NOISE.add_noise(total, C, source) / EXPECTED_COHORT
+
+
+def weights_that_add_up_to_one(cohort: Cohort, source: RandomSource) -> object:
+    whole = sum(client.num_examples for client in cohort)
+    total = sum((client.num_examples / whole * client.clipped for client in cohort), torch.zeros(2))
+    return NOISE.add_noise(total, C / EXPECTED_COHORT, source)
+
+
+def unclipped_integer_buffer(cohort: Cohort, source: RandomSource) -> object:
+    noised = NOISE.add_noise(total_of(cohort), C, source) / EXPECTED_COHORT
+    return {"weight": noised, "num_batches_tracked": sum(client.batches_seen for client in cohort) // 4}
+
+
+def integer_buffer_noised_but_not_clipped(cohort: Cohort, source: RandomSource) -> object:
+    seen = torch.tensor([float(sum(client.batches_seen for client in cohort))])
+    return NOISE.add_noise(torch.cat([total_of(cohort), seen]), C, source) / EXPECTED_COHORT
+
+
+def bits_that_are_not_centred(cohort: Cohort, source: RandomSource) -> object:
+    count = torch.tensor([float(sum(client.below for client in cohort))])
+    return Gaussian(4.0 / BIT_SENSITIVITY).add_noise(count, BIT_SENSITIVITY, source)
+
+
+def noise_only_where_somebody_replied(cohort: Cohort, source: RandomSource) -> object:
+    return NOISE.add_noise(total_of(cohort), C, source) / EXPECTED_COHORT if len(cohort) > 2 else torch.zeros(2)
+
+
+def clip_norm_from_the_data(cohort: Cohort, source: RandomSource) -> object:
+    median = float(torch.stack([client.update.norm() for client in cohort]).median())
+    clipped = [client.update * min(1.0, median / float(client.update.norm())) for client in cohort]
+    return NOISE.add_noise(torch.stack(clipped).sum(0), median, source) / EXPECTED_COHORT
+
+
+def no_noise(cohort: Cohort, source: RandomSource) -> object:
+    return Gaussian(0.0).add_noise(total_of(cohort), C, source) / EXPECTED_COHORT
+
+
+def noise_of_its_own(cohort: Cohort, source: RandomSource) -> object:
+    return total_of(cohort) + Z * C * source.normal(2)
+
+
+OTHERS = [Client(torch.tensor([0.1, 0.1])), Client(torch.tensor([-0.2, 0.1]))]
+# At the clip norm, with many examples: what a sound round allows for.
+EXTRA = Client(torch.tensor([0.3, 0.4]), num_examples=20, batches_seen=900)
+LONG = Client(torch.tensor([30.0, 40.0]))
+
+DIFFER, DEPENDS = "the totals differ by", "depends on the data beside what was noised"
+FAULTS: dict[Callable[[Cohort, RandomSource], object], tuple[Client, str]] = {
+    clip_after_noise: (LONG, DIFFER),
+    no_clip: (LONG, DIFFER),
+    noise_for_the_next_clip_norm: (EXTRA, DIFFER),
+    data_dependent_denominator: (EXTRA, DEPENDS),
+    mean_before_noise: (EXTRA, "the noise depends on the data"),
+    weights_by_num_examples: (EXTRA, DIFFER),
+    weights_that_add_up_to_one: (EXTRA, DIFFER),
+    unclipped_integer_buffer: (EXTRA, f"num_batches_tracked {DEPENDS}"),
+    integer_buffer_noised_but_not_clipped: (EXTRA, DIFFER),
+    bits_that_are_not_centred: (EXTRA, DIFFER),
+    noise_only_where_somebody_replied: (EXTRA, "noise was drawn 1 times for one input and 0 times for the other"),
+    clip_norm_from_the_data: (LONG, "the noise depends on the data"),
+    no_noise: (EXTRA, "there is no noise"),
+    noise_of_its_own: (EXTRA, "nothing was noised"),
+}
+
+
+def found_in(run: Callable[[Cohort, RandomSource], object], extra: Client) -> Replay:
+    return replay(run, [*OTHERS, extra], OTHERS)
+
+
+@pytest.mark.parametrize(("run", "planted"), FAULTS.items(), ids=[run.__name__ for run in FAULTS])
+def test_a_planted_fault_is_found(run: Callable[[Cohort, RandomSource], object], planted: tuple[Client, str]) -> None:
+    extra, message = planted
+    assert any(message in fault for fault in found_in(run, extra).faults)
+
+
+@pytest.mark.parametrize("extra", [EXTRA, LONG, Client(torch.tensor([1e-9, 0.0]))])
+def test_a_sound_round_is_not_accused(extra: Client) -> None:
+    assert found_in(sound, extra).faults == ()
+    assert replay(sound, OTHERS, [*OTHERS, extra]).faults == ()
+
+
+def test_a_fault_that_is_met_by_the_wrong_neighbour_alone_is_why_several_are_tried() -> None:
+    # Without a long update the missing clip does not show.
+    assert found_in(no_clip, EXTRA).faults == ()
+
+
+def clip_of_the_batch(count: int, source: RandomSource) -> Tensor:
+    whole = torch.stack(gradients(linear(), examples(count))).sum(0)
+    return NOISE.add_noise(whole * min(1.0, C / float(whole.norm())), C / 8, source)
+
+
+def test_a_batch_that_is_clipped_in_place_of_its_examples_is_found() -> None:
+    (fault,) = replay(clip_of_the_batch, 3, 2).faults
+    assert DIFFER in fault
+
+
+LOCAL = {
+    "sensitivity of adding, not of replacing": (2, 1.0, Gaussian(Z)),
+    "laplace noise for a clip in l2": (2, 2.0, Laplace(Z)),
+}
+
+
+@pytest.mark.parametrize(("order", "sensitivities", "noise"), LOCAL.values(), ids=LOCAL.keys())
+def test_a_local_mechanism_with_the_wrong_sensitivity_is_found(
+    order: int, sensitivities: float, noise: Gaussian | Laplace
+) -> None:
+    update = torch.tensor([3.0, 4.0, -5.0])
+
+    def run(value: Tensor, source: RandomSource) -> Tensor:
+        clipped = value * min(1.0, C / float(torch.linalg.vector_norm(value, order)))
+        return noise.add_noise(clipped, sensitivities * C, source)
+
+    (fault,) = replay(run, update, -update).faults
+    assert DIFFER in fault
