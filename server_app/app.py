@@ -7,6 +7,8 @@ import shlex
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -16,6 +18,7 @@ from flwr.superlink.grid import InMemoryGrid
 from discreet.config import ConfigError, RunConfig, config_to_json, load_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from discreet.run_lock import only_writer
 from discreet.status import write_status
 from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
@@ -53,6 +56,18 @@ def run(grid: Grid, config: RunConfig) -> None:
     simulated = isinstance(grid, InMemoryGrid)
     if config.seed is not None and not simulated:
         raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
+    config = with_output_folder(config)
+    with only_writer(Path(str(config.output_dir))):
+        _train(grid, config, simulated=simulated)
+
+
+def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
+    """The configuration with an absolute run folder, named by the time where none is given."""
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    return replace(config, output_dir=str(Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()))
+
+
+def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
     session = prepare(config)
     virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
     exchange = GridExchange(

@@ -10,7 +10,7 @@ from discreet.durable_ledger import DurableLedger
 from discreet.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.privacy.accounting import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
-from discreet.privacy.grid import grid_slack
+from discreet.privacy.grid import grid_slack, laplace_grid_slack
 from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.rounded_noise import LARGEST_SCALE
 from discreet.runs import Checkpoint
@@ -76,10 +76,9 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
     if name == LOCAL:
         return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
     spent = ledger.spent(USER)
-    usable = (
-        [chosen] if config.sampling.kind == "fixed" else [chosen, *(name for name in ACCOUNTANTS if name != chosen)]
-    )
-    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in usable}
+    # The chosen one first; a fixed-size cohort has no PLD.
+    others = [] if config.sampling.kind == "fixed" else [other for other in ACCOUNTANTS if other != chosen]
+    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
 
 
 def _floating_point(
@@ -94,7 +93,8 @@ def _floating_point(
     releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round
     epsilon = _epsilons(name, config, ledger, checkpoint)[config.privacy.accountant]
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
-    slack = releases * grid_slack(checkpoint.params.numel() + 1, LARGEST_SCALE)
+    bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
+    slack = releases * bound(checkpoint.params.numel() + 1, LARGEST_SCALE)
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
 
 

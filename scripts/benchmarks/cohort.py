@@ -45,7 +45,7 @@ Rounds = Callable[[Sequence[int]], None]
 
 MODELS = ("logistic_regression", "mlp", "cnn")
 EXAMPLES, PER_CLIENT, SEED = 60_000, 60, 20731
-WORK = ["data.num_clients=1000", "training.batch_size=10", "training.learning_rate=0.1", "sampling.probability=0.1",
+WORK = ["data.num_clients=1000", "training.epochs=1", "training.batch_size=10", "training.learning_rate=0.1", "sampling.probability=0.1",
         "privacy.delta=1e-9", "privacy.user.noise_multiplier=1.0"]  # fmt: skip
 
 

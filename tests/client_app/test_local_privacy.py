@@ -34,14 +34,15 @@ from tests.client_app.clients import (
 )
 
 CLIP, RATE, LONG = 0.5, 0.3, 20_000
+noises = pytest.mark.parametrize("noise", ["float", "grid", "secure_sum"])
 
 
 def local(kind: str, *words: str) -> RunConfig:
     return config(*OFF, f"privacy.local.kind={kind}", *words)
 
 
-def release(kind: str, update: Tensor, noise_multiplier: float) -> Tensor:
-    return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier), source=seeded_source(92861))
+def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = "float") -> Tensor:
+    return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
 
 
 def answers(run: RunConfig, who: DPClient) -> list[Reply]:
@@ -55,27 +56,31 @@ def test_the_whole_update_is_clipped_before_noise(kind: str, norm_order: int) ->
     expected = long * CLIP / float(torch.linalg.vector_norm(long, norm_order))
     assert torch.allclose(release(kind, long, 0.0), expected, rtol=1e-5)
     assert torch.equal(release(kind, short, 0.0), short)
+    assert float((release(kind, long, 0.0, noise="grid") - expected).norm()) <= CLIP / 1000
 
 
+@noises
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_released_as_noise_alone(kind: str, bad: float) -> None:
-    nothing = release(kind, torch.zeros(3), 1.5)
-    assert torch.equal(release(kind, torch.tensor([0.1, bad, 0.2]), 1.5), nothing)
+def test_an_update_that_is_not_finite_is_released_as_noise_alone(kind: str, bad: float, noise: str) -> None:
+    nothing = release(kind, torch.zeros(3), 1.5, noise=noise)
+    assert torch.equal(release(kind, torch.tensor([0.1, bad, 0.2]), 1.5, noise=noise), nothing)
 
 
-def test_gaussian_noise_is_drawn_for_twice_the_clip_norm() -> None:
-    noise, stddev = release("gaussian", torch.zeros(LONG), 1.5), 1.5 * 2 * CLIP
-    assert not rejects_gaussian(noise, stddev)
-    assert rejects_gaussian(noise, 0.9 * stddev)
-    assert rejects_gaussian(noise, 1.1 * stddev)
+@noises
+def test_gaussian_noise_is_drawn_for_twice_the_clip_norm(noise: str) -> None:
+    drawn, stddev = release("gaussian", torch.zeros(LONG), 1.5, noise=noise), 1.5 * 2 * CLIP
+    assert not rejects_gaussian(drawn, stddev)
+    assert rejects_gaussian(drawn, 0.9 * stddev)
+    assert rejects_gaussian(drawn, 1.1 * stddev)
 
 
-def test_laplace_noise_is_drawn_for_twice_the_clip_norm() -> None:
-    noise, scale = release("laplace", torch.zeros(LONG), 1.5), 1.5 * 2 * CLIP
-    assert not rejects_laplace(noise, scale)
-    assert rejects_laplace(noise, 0.9 * scale)
-    assert rejects_laplace(noise, 1.1 * scale)
+@noises
+def test_laplace_noise_is_drawn_for_twice_the_clip_norm(noise: str) -> None:
+    drawn, scale = release("laplace", torch.zeros(LONG), 1.5, noise=noise), 1.5 * 2 * CLIP
+    assert not rejects_laplace(drawn, scale)
+    assert rejects_laplace(drawn, 0.9 * scale)
+    assert rejects_laplace(drawn, 1.1 * scale)
 
 
 def step(count: int, noise_multiplier: float, *, dims: int = 5, classes: int = 3) -> Tensor:

@@ -125,8 +125,10 @@ class Federation:
         return RunFolder(output)
 
     def finish(self, folder: RunFolder, *, seconds: float = RUN_SECONDS) -> None:
-        """Until the run is over, by its own word."""
-        wait_until(lambda: state_of(folder) not in ("", "running"), seconds, f"{folder.path.name} is over")
+        """Until `flwr run` has seen the end of the run, and the run says so too."""
+        process = self.processes[f"run-{folder.path.name}"]
+        wait_until(lambda: process.poll() is not None, seconds, f"flwr run of {folder.path.name} is over")
+        wait_until(lambda: state_of(folder) not in ("", "running"), START_SECONDS, f"{folder.path.name} has ended")
 
     def kill(self, name: str) -> None:
         """kill -9 for a process and everything that it started in its session."""
