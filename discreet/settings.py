@@ -117,7 +117,7 @@ class ServerConfig:
     """The server's optimizer, and how long it waits for a round's replies (seconds)."""
 
     learning_rate: float = 1.0
-    momentum: float = 0.9
+    momentum: float = 0.8
     round_timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
     kind: str = "adaptive"
-    norm: float = 0.1
+    norm: float = 0.3
     target_quantile: float = 0.5
     learning_rate: float = 0.2
     count_stddev: float | None = None

@@ -1,0 +1,72 @@
+"""Rounds of pfl-research (Apple's simulator), where it is installed: the peer of `scripts.benchmarks.cohort`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discreet.tasks.examples import Task
+from simulation.views import Views
+
+NOISE_MULTIPLIER = 1.0
+
+
+class _Classifier(nn.Module):
+    """What pfl-research asks of a model: a loss and metrics."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def loss(self, inputs: Tensor, targets: Tensor, **_: Any) -> Tensor:
+        """The mean cross entropy."""
+        return nn.functional.cross_entropy(self.layers(inputs), targets)
+
+    def metrics(self, inputs: Tensor, targets: Tensor, **_: Any) -> dict[str, Any]:
+        """None: what is timed is training."""
+        return {}
+
+
+def pfl_rounds(
+    layers: nn.Module, task: Task, views: Views, *, learning_rate: float, batch_size: int, norm_clip: float
+) -> Callable[[Sequence[int]], None]:
+    """A function that trains one round of the clients it is given: federated averaging with central Gaussian noise.
+
+    Raises:
+        ImportError: pfl-research is not installed.
+    """
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+    from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
+
+    def examples(client: int) -> Any:
+        numbers = torch.from_numpy(views.examples(client))
+        return PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
+
+    waiting: list[int] = []
+    classifier = _Classifier(layers)
+    model = PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
+    noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
+    data = FederatedDataset(examples, lambda: waiting.pop())
+    backend = SimulatedBackend(data, None, postprocessors=[noise])
+    training = NNTrainHyperParams(
+        local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate
+    )
+
+    def rounds(clients: Sequence[int]) -> None:
+        waiting[:] = clients
+        plan = NNAlgorithmParams(
+            central_num_iterations=1, evaluation_frequency=1000, train_cohort_size=len(clients), val_cohort_size=0
+        )
+        FederatedAveraging().run(
+            plan, backend, model, training, NNEvalHyperParams(local_batch_size=None), send_metrics_to_platform=False
+        )
+
+    return rounds

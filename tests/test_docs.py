@@ -1,0 +1,40 @@
+"""What docs/privacy.md says is tested, is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    return NAMED.findall(text)
+
+
+def defined_in(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(("file", "name"), named_tests((DOCS / "privacy.md").read_text()))
+def test_a_test_that_is_named_exists(file: str, name: str) -> None:
+    assert (ROOT / file).is_file()
+    assert name in defined_in(ROOT / file)
+
+
+def test_every_guarantee_names_its_tests() -> None:
+    sections = re.split(r"^## ", (DOCS / "privacy.md").read_text(), flags=re.MULTILINE)
+    for title in ("User level", "Example level", "Local", "What a client can do", "The account", "Noise"):
+        (section,) = (text for text in sections if text.startswith(title))
+        assert len(named_tests(section)) >= 5, title
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_a_page_that_is_linked_exists(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+\.(?:md|yaml))\)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
