@@ -22,14 +22,25 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee in words. `enabled` False: the run gives none of this kind, epsilon is infinite."""
+    """A guarantee in words; docs/privacy.md says the same at length. `enabled` False: the run gives none of this kind,
+    epsilon is infinite.
+
+    Attributes:
+      unit, adjacency: what is hidden, and which inputs are neighbours.
+      trusted: who must be honest.
+      observer: from whom the unit is hidden.
+      mechanism, accounting: how, and as which events.
+      not_covered: what it does not speak about.
+    """
 
     name: str
     enabled: bool
     unit: str
     adjacency: str
     trusted: str
+    observer: str
     mechanism: str
+    accounting: str
     not_covered: tuple[str, ...]
 
 
@@ -45,17 +56,27 @@ def _user(config: RunConfig) -> Guarantee:
         "fixed": f"cohorts of {round(config.expected_cohort)} of {config.population_size} without replacement",
         "everyone": "everybody in every round, no amplification",
     }[config.sampling.kind]
+    accounting = {
+        "poisson": "a Poisson-sampled Gaussian a round, update and bits together",
+        "fixed": "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
+        "everyone": "a Gaussian a round, update and bits together",
+    }[config.sampling.kind]
+    sampled = config.sampling.kind != "everyone"
     return Guarantee(
         USER,
         config.privacy.user.enabled,
         unit="all data of one client",
         adjacency="replace one client" if config.sampling.kind == "fixed" else "add or remove one client",
         trusted="the server",
+        observer="who sees every released model and clip norm, but not who takes part",
         mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server",
+        accounting=accounting,
         not_covered=(
             *NOT_COVERED,
             "who took part in a round, and how many replied",
+            *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
             "the epsilons that clients report about their own guarantees",
+            "earlier runs over the same clients: each run has a ledger of its own",
         ),
     )
 
@@ -67,10 +88,14 @@ def _example(config: RunConfig) -> Guarantee:
         unit="one example of one client",
         adjacency="add or remove one example",
         trusted="nobody but the client itself",
+        observer="everybody else, the server too",
         mechanism="DP-SGD inside the client: Poisson batches, per-example clipping, Gaussian noise on the sum",
+        accounting="a Poisson-sampled Gaussian a local step, over every round of every run in the client's ledger",
         not_covered=(
             *NOT_COVERED,
             "the number of a client's examples, which decides its sampling probability and so the epsilon it reports",
+            "all examples of one person together, where a client holds several of one person",
+            "that a client took part",
         ),
     )
 
@@ -84,12 +109,14 @@ def _local(config: RunConfig) -> Guarantee:
         unit="one example of one client" if step else "all data of one client",
         adjacency="replace",
         trusted="nobody but the client itself",
+        observer="everybody else, the server too",
         mechanism={
             "none": "none",
             "gaussian": "the update is clipped in L2, Gaussian noise for 2 * norm_clip at the client",
             "laplace": "the update is clipped in L1, Laplace noise for 2 * norm_clip at the client",
             "laplace_step": "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
         }[kind],
+        accounting="a Gaussian or Laplace event a round in which the client takes part, over every run in its ledger",
         not_covered=(*NOT_COVERED, "that a client took part", *(("its number of examples",) if step else ())),
     )
 

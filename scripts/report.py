@@ -50,10 +50,11 @@ def show(report: Report, console: Console) -> None:
 def choice_line(cost: ChoiceCost) -> str:
     """What it costs to publish the best of the runs, in one line."""
     drawn = "; ".join(f"{name} {value:.4g}" for name, value in cost.drawn.items())
-    if_drawn = f"; had their number been drawn at random: {drawn}" if drawn else f"; {cost.why_not}"
+    if_drawn = f"had their number been drawn at random: {drawn}" if drawn else cost.why_not
+    all_runs = "not stated" if cost.all_runs is None else f"{cost.all_runs:.4g}"
     return (
-        f"{cost.guarantee}-level, choosing the best: epsilon {cost.all_runs:.4g} for all {cost.num_runs} runs, "
-        f"{cost.one_run:.4g} for one (rdp, delta {cost.delta:g}){if_drawn}"
+        f"{cost.guarantee}-level, choosing the best: epsilon {all_runs} for all {cost.num_runs} runs, "
+        f"{cost.one_run:.4g} for one (rdp, delta {cost.delta:g}); {if_drawn}"
     )
 
 

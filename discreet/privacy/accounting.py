@@ -103,9 +103,7 @@ def rdp_epsilon(entries: Entries, *, delta: float, orders: Sequence[float] = RDP
     return _from_rdp(entries, delta, tuple(orders), _improved_conversion)
 
 
-def rdp_epsilon_classic(
-    entries: Entries, *, delta: float, orders: Sequence[float] = PRIMIHUB_ORDERS
-) -> float:
+def rdp_epsilon_classic(entries: Entries, *, delta: float, orders: Sequence[float] = PRIMIHUB_ORDERS) -> float:
     """Epsilon by Renyi differential privacy and the classic conversion, which older published numbers used.
 
     The smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3). It holds as well as
@@ -191,21 +189,13 @@ def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tupl
 
 def _pld(counts: Counts, delta: float) -> float:
     if any(isinstance(event, SampledWithoutReplacementDpEvent) for event in counts):
-        raise ValueError(
-            "accountant 'pld' does not know sampling of a fixed size without replacement: choose 'rdp'"
-        )
-    precision = math.fsum(
-        n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent)
-    )
+        raise ValueError("accountant 'pld' does not know sampling of a fixed size without replacement: choose 'rdp'")
+    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
     others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
     if not precision:
         return composed_epsilon(others, delta=delta)
     noise = precision**-0.5  # Gaussian releases together are one Gaussian release, exactly
-    return (
-        composed_epsilon({**others, GaussianDpEvent(noise): 1}, delta=delta)
-        if others
-        else _gaussian(noise, delta)
-    )
+    return composed_epsilon({**others, GaussianDpEvent(noise): 1}, delta=delta) if others else _gaussian(noise, delta)
 
 
 def _gaussian(noise: float, delta: float) -> float:

@@ -81,8 +81,7 @@ def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, f
         high /= 2
         if high < NOISE_RANGE[0]:
             raise ValueError(
-                f"target_epsilon {target} is met by every noise_multiplier down to {high:g}: "
-                "it asks for no noise"
+                f"target_epsilon {target} is met by every noise_multiplier down to {high:g}: it asks for no noise"
             )
     return math.log(high / 2), math.log(high)
 

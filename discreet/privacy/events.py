@@ -48,11 +48,7 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
     if noise_multiplier == 0.0:
         return NonPrivateDpEvent()
     gaussian = GaussianDpEvent(float(noise_multiplier))
-    return (
-        gaussian
-        if sampling_probability == 1.0
-        else PoissonSampledDpEvent(float(sampling_probability), gaussian)
-    )
+    return gaussian if sampling_probability == 1.0 else PoissonSampledDpEvent(float(sampling_probability), gaussian)
 
 
 def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_multiplier: float) -> DpEvent:
@@ -73,17 +69,13 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
     if population_size < 1:
         raise ValueError(f"population_size must be at least 1, not {population_size}")
     if not 0 <= cohort_size <= population_size:
-        raise ValueError(
-            f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}"
-        )
+        raise ValueError(f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}")
     _require_noise(noise_multiplier)
     if cohort_size == 0:
         return NoOpDpEvent()
     if noise_multiplier == 0.0:
         return NonPrivateDpEvent()
-    return SampledWithoutReplacementDpEvent(
-        population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2)
-    )
+    return SampledWithoutReplacementDpEvent(population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2))
 
 
 def event_to_json(event: DpEvent) -> str:

@@ -152,9 +152,7 @@ def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float
     return float(cdf(outer).sum())
 
 
-def _connect_dots(
-    upper: FloatArray, lower: FloatArray, first: int, interval: float
-) -> tuple[FloatArray, FloatArray]:
+def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
     """Bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that in every point the
     ratio of the two is the exponential of the point's loss."""
     losses = np.arange(first, first + len(upper)) * interval
@@ -352,9 +350,7 @@ def _fits(counts: Counts, interval: float, delta: float) -> bool:
 def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
     """A frame for each direction; without sampling the two are mirror images, and one will do."""
     directions = (0, 1) if any(isinstance(event, PoissonSampledDpEvent) for event in counts) else (0,)
-    return [
-        _frame_for(counts, interval=interval, direction=direction, delta=delta) for direction in directions
-    ]
+    return [_frame_for(counts, interval=interval, direction=direction, delta=delta) for direction in directions]
 
 
 def composed_epsilon(counts: Counts, *, delta: float) -> float:

@@ -25,22 +25,24 @@ class ChoiceCost:
       delta: the largest of the runs.
       num_runs: that were carried out.
       one_run: the dearest of them.
-      all_runs: together. It holds whatever is picked or published of them.
+      all_runs: together. It holds whatever is picked or published of them. None where a holder's data is not the same
+        in all of them, or their adjacencies differ.
       drawn: had their number been drawn with mean `num_runs` and only the best been published, by distribution. Empty
-        where that theorem does not apply, for the reason in `why_not`.
+        where that theorem does not apply.
+      why_not: why `drawn` is empty or `all_runs` is None.
     """
 
     guarantee: str
     delta: float
     num_runs: int
     one_run: float
-    all_runs: float
+    all_runs: float | None
     drawn: Mapping[str, float]
     why_not: str
 
 
 def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
-    """The cost of choosing among the runs, for each guarantee that at least two of them give on the same data.
+    """The cost of choosing among the runs, for each guarantee that at least two of them give.
 
     Runs whose noise protects nobody count like the others: as if it had been drawn securely.
     """
@@ -51,19 +53,27 @@ def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
 
 def _cost(records: Sequence[RunRecord], guarantee: str) -> ChoiceCost | None:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
-    spent = [spent_by_holder(record, guarantee) for record in paying]
-    same = {tuple(repr(record.settings.get(name)) for name in SAME_DATA) for record in paying}
-    if len(paying) < 2 or len(same) > 1 or not all(spent):
+    if len(paying) < 2:
         return None
     delta = max(record.config.privacy.delta for record in paying)
-    holders = set[str]().union(*spent)
-    try:
-        one = _largest((entries for run in spent for entries in run.values()), delta)
-        together = _largest((_together([run.get(holder, ()) for run in spent]) for holder in holders), delta)
-    except ValueError:  # runs under different adjacencies share no epsilon
-        return None
+    spent = [spent_by_holder(record, guarantee) for record in paying]
+    one = _largest((entries for run in spent for entries in run.values()), delta)
+    why_not = _why_not_together(paying, spent)
+    if why_not:
+        return ChoiceCost(guarantee, delta, len(paying), one, None, {}, why_not)
+    together = [_together([run.get(holder, ()) for run in spent]) for holder in set[str]().union(*spent)]
     drawn, why_not = _if_drawn(spent, guarantee, delta)
-    return ChoiceCost(guarantee, delta, len(paying), one, together, drawn, why_not)
+    return ChoiceCost(guarantee, delta, len(paying), one, _largest(together, delta), drawn, why_not)
+
+
+def _why_not_together(paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
+    if not all(spent):
+        return "the clients' ledgers are with the clients"
+    if len({tuple(repr(record.settings.get(name)) for name in SAME_DATA) for record in paying}) > 1:
+        return "the runs deal the data differently, so that a client is not the same in all of them"
+    if len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
+        return "the runs have different adjacencies"
+    return ""
 
 
 def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dict[str, float], str]:
@@ -78,7 +88,10 @@ def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dic
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:
-    return max(epsilon_spent(entries, delta=delta, accountant="rdp") for entries in _distinct(spent))
+    return max(
+        (epsilon_spent(entries, delta=delta, accountant="rdp") for entries in _distinct(spent)),
+        default=0.0,
+    )
 
 
 def _distinct(spent: Iterable[Entries]) -> set[Entries]:

@@ -173,14 +173,17 @@ def _choosing(records: Sequence[RunRecord], costs: Sequence[ChoiceCost]) -> str:
         (
             cost.guarantee,
             f"{cost.one_run:.4g}",
-            f"{cost.all_runs:.4g} ({cost.num_runs} runs)",
-            "; ".join(f"{value:.4g} ({name})" for name, value in cost.drawn.items())
-            or f"does not apply: {cost.why_not}",
+            f"not stated: {cost.why_not}" if cost.all_runs is None else f"{cost.all_runs:.4g} ({cost.num_runs} runs)",
+            "; ".join(f"{value:.4g} ({name})" for name, value in cost.drawn.items()) or _does_not_apply(cost),
             f"{cost.delta:g}",
         )
         for cost in costs
     ]
     return f"<h2>What choosing costs</h2>{chosen}" + (_CHOOSING + _html_table(head, body) if body else "")
+
+
+def _does_not_apply(cost: ChoiceCost) -> str:
+    return "" if cost.all_runs is None else f"does not apply: {cost.why_not}"
 
 
 _CHOOSING = (

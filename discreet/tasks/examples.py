@@ -27,9 +27,7 @@ class Examples:
             raise ValueError(f"inputs must be float32 or int64, not {self.inputs.dtype}")
         if self.targets.dtype != torch.int64 or self.targets.ndim != 1:
             shape = tuple(self.targets.shape)
-            raise ValueError(
-                f"targets must be int64 of shape (n,), not {self.targets.dtype} of shape {shape}"
-            )
+            raise ValueError(f"targets must be int64 of shape (n,), not {self.targets.dtype} of shape {shape}")
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
             raise ValueError(f"{tuple(self.inputs.shape)} inputs do not fit {len(self.targets)} targets")
 
@@ -61,9 +59,7 @@ class Task:
         for part, table in (("train", self.train), ("test", self.test)):
             self._check_table(part, table)
         if self.owners is not None and self.owners.shape != (len(self.train),):
-            raise ValueError(
-                f"{self.name}: owners must be one per training example, not {tuple(self.owners.shape)}"
-            )
+            raise ValueError(f"{self.name}: owners must be one per training example, not {tuple(self.owners.shape)}")
 
     def _check_table(self, part: str, table: Examples) -> None:
         if len(table) == 0:
@@ -73,6 +69,4 @@ class Task:
             raise ValueError(f"{self.name}: {part} inputs have shape {shape}, not {self.input_shape}")
         low, high = int(table.targets.min()), int(table.targets.max())
         if low < 0 or high >= self.num_classes:
-            raise ValueError(
-                f"{self.name}: {part} targets lie in [{low}, {high}], not in [0, {self.num_classes})"
-            )
+            raise ValueError(f"{self.name}: {part} targets lie in [{low}, {high}], not in [0, {self.num_classes})")

@@ -38,9 +38,7 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise ValueError(f"{path} is cut short: it ends within the header")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
     if len(content) - start != math.prod(shape):
-        raise ValueError(
-            f"{path} should hold {math.prod(shape)} bytes for shape {shape}, not {len(content) - start}"
-        )
+        raise ValueError(f"{path} should hold {math.prod(shape)} bytes for shape {shape}, not {len(content) - start}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

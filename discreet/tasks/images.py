@@ -89,15 +89,11 @@ def load_femnist(path: str | None) -> Task:
         return _femnist_task(images, labels, np.asarray(split["writer_id"][:]))
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(
-            f"data.path: no file {file}; femnist expects an .npz of images, labels, writers"
-        )
+        raise FileNotFoundError(f"data.path: no file {file}; femnist expects an .npz of images, labels, writers")
     with np.load(file, allow_pickle=False) as table:
         missing = [name for name in ("images", "labels", "writers") if name not in table]
         if missing:
-            raise ValueError(
-                f"data.path: {file} has no {missing[0]!r}; femnist expects images, labels, writers"
-            )
+            raise ValueError(f"data.path: {file} has no {missing[0]!r}; femnist expects images, labels, writers")
         return _femnist_task(table["images"], table["labels"], table["writers"])
 
 
@@ -122,14 +118,10 @@ def _image_task(name: str, train: tuple[Array, Array], test: tuple[Array, Array]
 
 def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     if not len(images) == len(labels) == len(writers):
-        raise ValueError(
-            f"femnist: {len(images)} images, {len(labels)} labels and {len(writers)} writers do not fit"
-        )
+        raise ValueError(f"femnist: {len(images)} images, {len(labels)} labels and {len(writers)} writers do not fit")
     names, numbers = np.unique(writers, return_inverse=True)
     if len(names) < 2:
-        raise ValueError(
-            f"femnist: at least 2 writers are needed, one of them for the test set, not {len(names)}"
-        )
+        raise ValueError(f"femnist: at least 2 writers are needed, one of them for the test set, not {len(names)}")
     order = np.random.default_rng(_WRITER_SEED).permutation(len(names))
     public = np.isin(numbers, order[: max(1, int(_TEST_WRITERS * len(names)))])
     train = _examples(images[~public], labels[~public])
@@ -187,9 +179,7 @@ class _CifarUnpickler(pickle.Unpickler):
 def _read_cifar(folder: Path, name: str) -> tuple[Array, Array]:
     file = folder / name
     if not file.is_file():
-        raise FileNotFoundError(
-            f"data.path: no {name} in {folder}; cifar10 expects the files of its python version"
-        )
+        raise FileNotFoundError(f"data.path: no {name} in {folder}; cifar10 expects the files of its python version")
     try:
         with file.open("rb") as stream:
             batch = _CifarUnpickler(stream, encoding="bytes").load()

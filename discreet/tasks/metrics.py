@@ -51,9 +51,7 @@ def evaluate(model: nn.Module, examples: Examples, *, batch_size: int = 1024) ->
     return Evaluation(loss / len(examples), correct / len(examples), len(examples))
 
 
-def indicators(
-    targets: torch.Tensor | Sequence[int], scores: torch.Tensor | Sequence[float]
-) -> dict[str, float]:
+def indicators(targets: torch.Tensor | Sequence[int], scores: torch.Tensor | Sequence[float]) -> dict[str, float]:
     """Indicators of a binary classifier: accuracy, auc, ks, precision, recall, f1, loss.
 
     targets: (n,) of 0 and 1. scores: (n,), the probability of class 1 in [0, 1]; a score of at least 1/2
@@ -84,9 +82,7 @@ def indicators(
 
 def _check_binary(truth: torch.Tensor, score: torch.Tensor) -> None:
     if truth.ndim != 1 or truth.shape != score.shape or len(truth) == 0:
-        raise ValueError(
-            f"targets and scores must be equally long and not empty: {truth.shape} and {score.shape}"
-        )
+        raise ValueError(f"targets and scores must be equally long and not empty: {truth.shape} and {score.shape}")
     if not bool(((truth == 0) | (truth == 1)).all()):
         raise ValueError("targets must be 0 or 1")
     if not bool(((score >= 0) & (score <= 1)).all()):

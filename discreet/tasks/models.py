@@ -46,9 +46,7 @@ def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     sizes = {(8, 8): _cnn8, (28, 28): _cnn28, (32, 32): _cnn32}
     if len(input_shape) != 3 or input_shape[1:] not in sizes:
         known = ", ".join(f"{height}x{width}" for height, width in sizes)
-        raise ValueError(
-            f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}"
-        )
+        raise ValueError(f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}")
     return sizes[input_shape[1:]](input_shape[0], num_classes)
 
 

@@ -25,16 +25,12 @@ def check_model(model: nn.Module) -> None:
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]
     if saved:
-        raise ValueError(
-            f"the model saves the buffer {saved[0]}, which would leave a client without being clipped"
-        )
+        raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
     if not any(parameter.numel() for parameter in model.parameters()):
         raise ValueError("the model has no trainable parameters")
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
-            raise ValueError(
-                f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised"
-            )
+            raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
         if not parameter.requires_grad:
             raise ValueError(
                 f"the parameter {name} is frozen, and noise would be added to it all the same. Train it, or "
@@ -72,8 +68,6 @@ def _split(model: nn.Module, vector: torch.Tensor) -> list[torch.Tensor]:
     parameters = list(model.parameters())
     expected = sum(parameter.numel() for parameter in parameters)
     if vector.shape != (expected,):
-        raise ValueError(
-            f"the model has {expected} parameters; a vector of shape {tuple(vector.shape)} does not fit"
-        )
+        raise ValueError(f"the model has {expected} parameters; a vector of shape {tuple(vector.shape)} does not fit")
     parts = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

@@ -96,9 +96,7 @@ def _deal(targets: torch.Tensor, partition: Partition, owners: torch.Tensor | No
 def _iid(targets: Any, partition: Partition, owners: Any) -> _Parts:
     # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that its import
     # takes in every client process.
-    return np.array_split(
-        np.random.default_rng(partition.seed).permutation(len(targets)), partition.num_clients
-    )
+    return np.array_split(np.random.default_rng(partition.seed).permutation(len(targets)), partition.num_clients)
 
 
 def _dirichlet(targets: Any, partition: Partition, owners: Any) -> _Parts:
@@ -164,9 +162,7 @@ def _run_partitioner(partitioner: Any, targets: Any) -> _Parts:
     with warnings.catch_warnings():
         # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to change.
         warnings.simplefilter("ignore", FutureWarning)
-        return [
-            np.asarray(partitioner.load_partition(i)["index"][:]) for i in range(partitioner.num_partitions)
-        ]
+        return [np.asarray(partitioner.load_partition(i)["index"][:]) for i in range(partitioner.num_partitions)]
 
 
 def _fill_empty(parts: _Parts) -> _Parts:

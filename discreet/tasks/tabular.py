@@ -60,9 +60,7 @@ def scale_breast_cancer(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     Raises ValueError for another number of features.
     """
     if features.ndim != 2 or features.shape[1] != len(BREAST_CANCER_RANGES):
-        raise ValueError(
-            f"breast_cancer has {len(BREAST_CANCER_RANGES)} features, not shape {features.shape}"
-        )
+        raise ValueError(f"breast_cancer has {len(BREAST_CANCER_RANGES)} features, not shape {features.shape}")
     low, high = np.asarray(BREAST_CANCER_RANGES).T
     scaled: np.ndarray[Any, Any] = np.clip((features - low) / (high - low) * 2 - 1, -1, 1)
     return scaled
@@ -76,9 +74,7 @@ def _refuse_path(name: str, path: str | None) -> None:
 def _split(name: str, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], num_classes: int) -> Task:
     from sklearn.model_selection import train_test_split
 
-    parts = train_test_split(
-        inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=targets
-    )
+    parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=targets)
     train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     return Task(
         name=name,

@@ -42,15 +42,11 @@ def load_shakespeare(path: str | None) -> Task:
     roles = sorted(read_speeches(file.read_text(encoding="utf-8")).items())
     held_out = [len(speeches) // _TEST_SHARE for _, speeches in roles]
     train = [speeches[: len(speeches) - held] for (_, speeches), held in zip(roles, held_out, strict=True)]
-    test = [
-        speeches[len(speeches) - held :] for (_, speeches), held in zip(roles, held_out, strict=True) if held
-    ]
+    test = [speeches[len(speeches) - held :] for (_, speeches), held in zip(roles, held_out, strict=True) if held]
     if not test:
         raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
     tables = [_windows("\n".join(speeches)) for speeches in train]
-    owners = torch.repeat_interleave(
-        torch.arange(len(tables)), torch.tensor([len(table) for table in tables])
-    )
+    owners = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor([len(table) for table in tables]))
     test_set = _concatenate([_windows("\n".join(speeches)) for speeches in test])
     return Task("shakespeare", _concatenate(tables), test_set, NUM_TOKENS, (WINDOW,), owners)
 
@@ -98,6 +94,4 @@ def _windows(text: str) -> Examples:
 
 
 def _concatenate(tables: list[Examples]) -> Examples:
-    return Examples(
-        torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables])
-    )
+    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))

@@ -15,22 +15,24 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
+from client_app.account import ClientAccount
 from client_app.client import DPClient
 from client_app.policy import ClientPolicy
 from discreet.config import RunConfig, config_to_json, load_config
+from discreet.durable_ledger import DurableLedger
 from discreet.privacy.clipped_sum import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.noise import secure_source
@@ -39,6 +41,7 @@ from discreet.tasks.models import build_model, flatten_parameters, load_paramete
 from discreet.tasks.partition import partition_indices
 from discreet.wire import Order
 from scripts.benchmarks.pfl_rounds import pfl_rounds
+from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
 from simulation.engine import engine_of
 from simulation.views import PartitionViews, Views
@@ -74,34 +77,39 @@ def rows(
     task = digits_like(examples)
     parts = partition_indices(task.train.targets, clients, kind="iid", seed=SEED)
     found = []
-    for name in models:
-        for ways in (_sgd_ways, _dp_sgd_ways):
-            found += _compared(name, ways(name, task, PartitionViews(parts)), clients, repetitions)
+    with TemporaryDirectory() as folder:
+        for name in models:
+            for ways in (_sgd_ways, _dp_sgd_ways):
+                compared = ways(name, task, PartitionViews(parts), Path(folder))
+                found += _compared(name, compared, clients=clients, repetitions=repetitions)
     return found
 
 
-def _sgd_ways(name: str, task: Task, views: Views) -> dict[str, Rounds]:
+def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
     run = load_config([*WORK, f"model.name={name}"])
     ways = {
         "plain loop of PyTorch": _plain_loop(run, task, views),
-        "one by one": _one_by_one(run, task, views),
-        "batched": _batched(run, task, views),
-        "batched, sums on the grid": _batched(run, task, views, on_grid=True),
+        "one by one": _one_by_one(run, task, views, None),
+        "batched": _batched(run, task, views, None),
+        "batched, sums on the grid": _batched(run, task, views, None, on_grid=True),
     }
     if importlib.util.find_spec("pfl"):
         model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
-        training = {"learning_rate": run.training.learning_rate, "batch_size": run.training.batch_size}
-        ways["pfl-research"] = pfl_rounds(model, task, views, norm_clip=CLIP_NORM, **training)
+        rate, size = run.training.learning_rate, run.training.batch_size
+        ways["pfl-research"] = pfl_rounds(model, task, views, learning_rate=rate, batch_size=size, norm_clip=CLIP_NORM)
     return ways
 
 
-def _dp_sgd_ways(name: str, task: Task, views: Views) -> dict[str, Rounds]:
+def _dp_sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
     run = load_config([*WORK, *DP_SGD, f"model.name={name}"])
-    free = replace(run, privacy=replace(run.privacy, example=replace(run.privacy.example, enabled=False)))
-    return {"DP-SGD, one by one": _one_by_one(run, task, views, free), "DP-SGD, batched": _batched(run, task, views)}
+    ledgers = [DurableLedger(folder / f"{name}-{number}.db") for number in range(2)]
+    return {
+        "DP-SGD, one by one": _one_by_one(run, task, views, ledgers[0]),
+        "DP-SGD, batched": _batched(run, task, views, ledgers[1]),
+    }
 
 
-def _compared(name: str, ways: dict[str, Rounds], clients: int, repetitions: int) -> list[Row]:
+def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: int) -> list[Row]:
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     cohort = min(COHORT, clients)
     for repetition in range(repetitions + 1):
@@ -125,3 +133,87 @@ def _compared(name: str, ways: dict[str, Rounds], clients: int, repetitions: int
         }
         for way, (wall, core) in speeds.items()
     ]
+
+
+def _plain_loop(run: RunConfig, task: Task, views: Views) -> Rounds:
+    """What a person would write without any library: SGD on each client, its update clipped and added."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    start, generator = flatten_parameters(model), np.random.default_rng(SEED)
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = torch.zeros_like(start)
+        for client in clients:
+            load_parameters(model, start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=run.training.learning_rate)
+            order = torch.from_numpy(generator.permutation(views.examples(client)))
+            for batch in order.split(run.training.batch_size):  # type: ignore[no-untyped-call]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.targets[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            update = flatten_parameters(model) - start
+            total += update * (CLIP_NORM / update.norm()).clamp(max=1)
+
+    return rounds
+
+
+def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
+    """The clients that Flower runs, called one after the other."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    start, order = flatten_parameters(model), Order(1, CLIP_NORM, config_to_json(run))
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = ClippedSum(len(start), CLIP_NORM)
+        for client in clients:
+            examples = task.train.subset(torch.from_numpy(views.examples(client)))
+            account = ledger and ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
+            reply = DPClient(model, examples, account, ClientPolicy(), secure_source()).answer(order, start)
+            total.add(reply.update.unsqueeze(0))
+
+    return rounds
+
+
+def _batched(
+    run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None, *, on_grid: bool = False
+) -> Rounds:
+    """The cohort as one computation."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    accounts = ledger and Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+    exchange = BatchedExchange(run, engine_of(run, task, views=views), accounts=accounts)
+    start = flatten_parameters(model)
+    size = len(start)
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = GridSum(size, CLIP_NORM, grid=grid_for(CLIP_NORM, size)) if on_grid else ClippedSum(size, CLIP_NORM)
+        for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
+            assert isinstance(replies, Replies)
+            total.add(replies.updates)
+
+    return rounds
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--repetitions", type=int, default=7)
+    words = parser.parse_args()
+    # What is not batched works on matrices too small for a second thread.
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)
+    measured = rows(models=words.models, repetitions=words.repetitions)
+    title = f"clients a second; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+    table = Table("model", "way", "by the clock", "a core's second", "ratio", "ratio a core", title=title)
+    for row in measured:
+        speeds = (f"{row['clients_per_second']:,.0f}", f"{row['clients_per_core_second']:,.0f}")
+        table.add_row(row["model"], row["way"], *speeds, f"{row['ratio']:.1f}", f"{row['ratio_per_core']:.1f}")
+    Console().print(table)
+    if not importlib.util.find_spec("pfl"):
+        Console().print("pfl-research is not installed, and not compared")
+    if words.json:
+        words.json.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -56,9 +56,7 @@ def pfl_rounds(
     noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
     data = FederatedDataset(examples, lambda: waiting.pop())
     backend = SimulatedBackend(data, None, postprocessors=[noise])
-    training = NNTrainHyperParams(
-        local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate
-    )
+    training = NNTrainHyperParams(local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate)
 
     def rounds(clients: Sequence[int]) -> None:
         waiting[:] = clients

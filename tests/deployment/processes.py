@@ -136,6 +136,12 @@ class Federation:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def end(self, name: str) -> None:
+        """SIGTERM, and waits for the end."""
+        process = self.processes.pop(name)
+        process.terminate()
+        wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
+
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""
         for process in self.started:

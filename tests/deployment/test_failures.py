@@ -152,8 +152,7 @@ def test_sigterm_leaves_ledger_and_checkpoint_whole(
     live = status_facts(folder)
     assert (live["state"], live["rounds"]) == ("running", 400)
 
-    federation.processes["superlink"].terminate()
-    wait_until(lambda: federation.processes["superlink"].poll() is not None, START_SECONDS, "the SuperLink has ended")
+    federation.end("superlink")
     federation.finish(folder)
     status, checkpoint = read_status(folder), folder.load_checkpoint()
     assert status is not None

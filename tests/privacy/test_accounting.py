@@ -55,9 +55,7 @@ def entries_of(row: dict[str, Any]) -> list[tuple[DpEvent, int]]:
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row["name"])
 @pytest.mark.parametrize(("accountant", "column"), [("pld", "pld"), ("rdp", "rdp_improved")])
-def test_published_settings_cost_what_the_table_says(
-    row: dict[str, Any], accountant: str, column: str
-) -> None:
+def test_published_settings_cost_what_the_table_says(row: dict[str, Any], accountant: str, column: str) -> None:
     epsilon = epsilon_spent(entries_of(row), delta=row["delta"], accountant=accountant)
     assert epsilon == pytest.approx(row[column], rel=1e-3)
 
@@ -212,9 +210,7 @@ def test_pure_epsilons_add_up() -> None:
     assert pure_epsilon([]) == 0.0
 
 
-@pytest.mark.parametrize(
-    "event", [GaussianDpEvent(1.0), ROUND, PoissonSampledDpEvent(0.5, LaplaceDpEvent(1.0))]
-)
+@pytest.mark.parametrize("event", [GaussianDpEvent(1.0), ROUND, PoissonSampledDpEvent(0.5, LaplaceDpEvent(1.0))])
 def test_only_laplace_releases_have_a_pure_epsilon(event: DpEvent) -> None:
     assert pure_epsilon([(event, 1), (LaplaceDpEvent(1.0), 1)]) == math.inf
     assert pure_epsilon([(event, 0), (LaplaceDpEvent(1.0), 1)]) == 1.0

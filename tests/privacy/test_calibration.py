@@ -40,9 +40,7 @@ def test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth(
     def epsilon(noise: float) -> float:
         return epsilon_spent([(make_event(noise), 100)], delta=1e-5, accountant=accountant)
 
-    noise = noise_multiplier_for_epsilon(
-        target, make_event=make_event, count=100, delta=1e-5, accountant=accountant
-    )
+    noise = noise_multiplier_for_epsilon(target, make_event=make_event, count=100, delta=1e-5, accountant=accountant)
     assert epsilon(noise) <= target < epsilon(noise * (1 - 1e-4))
 
 
@@ -132,12 +130,8 @@ def test_a_listed_schedule_keeps_its_shares() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.floats(1e-6, 1e5), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300), st.floats(0.7, 1.4)
-)
-def test_what_a_schedule_spends_is_its_total_and_never_more(
-    total: float, kind: str, rounds: int, ratio: float
-) -> None:
+@given(st.floats(1e-6, 1e5), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300), st.floats(0.7, 1.4))
+def test_what_a_schedule_spends_is_its_total_and_never_more(total: float, kind: str, rounds: int, ratio: float) -> None:
     schedule = epsilon_schedule(total, kind=kind, rounds=rounds, ratio=ratio)
     spent = pure_epsilon([(LaplaceDpEvent(1 / epsilon), 1) for epsilon in schedule])
     assert len(schedule) == rounds

@@ -64,15 +64,11 @@ def test_one_sampled_release_costs_its_closed_form(q: float, noise: float, delta
 
 @pytest.mark.parametrize("delta", [1e-14, 1e-9, 1e-5, 0.01])
 @pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (1.0, 100), (5.0, 100), (30.0, 1000), (0.1, 1)])
-def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(
-    noise: float, count: int, delta: float
-) -> None:
+def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(noise: float, count: int, delta: float) -> None:
     def log_delta(epsilon: float) -> float:
         whole = noise / math.sqrt(count)
         upper = norm.logcdf(1 / (2 * whole) - epsilon * whole)
-        return float(
-            upper + math.log(-math.expm1(epsilon + norm.logcdf(-1 / (2 * whole) - epsilon * whole) - upper))
-        )
+        return float(upper + math.log(-math.expm1(epsilon + norm.logcdf(-1 / (2 * whole) - epsilon * whole) - upper)))
 
     epsilon = composed_epsilon({GaussianDpEvent(noise): count}, delta=delta)
     assert log_delta(epsilon) <= math.log(delta)

@@ -142,9 +142,7 @@ def test_femnist_owners_number_the_remaining_writers_from_zero(tmp_path: Path) -
         ({"labels": np.arange(60) + 10}, r"targets lie in"),
     ],
 )
-def test_femnist_arrays_that_do_not_fit_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_femnist_arrays_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write_femnist(tmp_path / "letters.npz", **changes)
     with pytest.raises(ValueError, match=message):
         load_task("femnist", path=str(tmp_path / "letters.npz"))
@@ -187,9 +185,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "shape"), [("mnist", (1, 28, 28)), ("fashion_mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))]
 )
-def test_images_come_from_the_hub_in_its_order(
-    hub: dict[str, Any], name: str, shape: tuple[int, ...]
-) -> None:
+def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
     task = load_task(name)
     assert task.input_shape == shape
     assert task.train.targets.tolist() == [0, 1, 2, 3]

@@ -100,8 +100,7 @@ def test_ks_is_the_largest_distance_of_the_two_rates() -> None:
     targets = torch.arange(60) % 2
     scores = torch.rand(60, generator=torch.Generator().manual_seed(61007))
     distances = [
-        float((scores[targets == 1] >= t).float().mean() - (scores[targets == 0] >= t).float().mean())
-        for t in scores
+        float((scores[targets == 1] >= t).float().mean() - (scores[targets == 0] >= t).float().mean()) for t in scores
     ]
     assert indicators(targets, scores)["ks"] == pytest.approx(max(distances), abs=1e-6)
 

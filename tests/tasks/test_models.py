@@ -117,9 +117,7 @@ def test_a_shape_that_a_model_cannot_read_is_refused(name: str, shape: tuple[int
         ("lstm", "breast_cancer", "lstm reads text, but breast_cancer is numbers"),
     ],
 )
-def test_a_model_that_does_not_fit_the_data_is_refused_naming_both(
-    model: str, data: str, message: str
-) -> None:
+def test_a_model_that_does_not_fit_the_data_is_refused_naming_both(model: str, data: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_fits(model, load_task(data))
 

@@ -59,9 +59,7 @@ def test_iid_shuffles_data_that_is_sorted_by_class() -> None:
 
 def test_a_small_alpha_gives_clients_fewer_classes_than_a_large_one() -> None:
     few, many = (
-        torch.tensor(
-            [classes(part) for part in partition_indices(TARGETS, 20, kind="dirichlet", alpha=a, seed=7)]
-        )
+        torch.tensor([classes(part) for part in partition_indices(TARGETS, 20, kind="dirichlet", alpha=a, seed=7)])
         for a in (0.05, 50.0)
     )
     assert few.float().mean() < 4

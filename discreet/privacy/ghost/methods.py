@@ -137,6 +137,8 @@ def _has_known_gradient(loss: Loss, targets: Tensor) -> bool:
 
 def _logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
     """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes): softmax minus one-hot targets."""
+    if logits.shape[0] != targets.shape[0]:
+        raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
     return logits.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(_LOSS_SCALE)
 
 

@@ -1,0 +1,50 @@
+"""privacy.json: what a run says of its guarantees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discreet.config import load_config
+from simulation.in_process import simulate
+
+SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+FACTS = ("unit", "adjacency", "trusted", "observer", "mechanism", "accounting", "not_covered", "epsilon", "epsilon_is")
+NO_USER = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
+
+
+def statement(folder: Path, *words: str) -> dict[str, Any]:
+    simulate(load_config([*SMALL, *words, f"output_dir={folder}"]))
+    facts = json.loads((folder / "privacy.json").read_text())
+    return {guarantee["name"]: guarantee for guarantee in facts["guarantees"]}
+
+
+def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path) -> None:
+    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=2"]
+    said = statement(tmp_path / "run", *words)
+    assert list(said) == ["user", "example", "local"]
+    for name in ("user", "example"):
+        assert all(said[name][fact] for fact in FACTS)
+    assert said["user"]["adjacency"] == "add or remove one client"
+    assert said["user"]["floating_point"]["delta_slack"] < 1e-12
+    assert said["example"]["floating_point"] == {"noise": "float", "delta_slack": "not bounded"}
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(kind: str, tmp_path: Path) -> None:
+    said = statement(tmp_path / "run", *NO_USER, f"privacy.local.kind={kind}", "privacy.local.epsilon=1", "rounds=1")
+    assert (said["user"]["mechanism"], said["user"]["accounting"]) == ("none", "none")
+    assert set(said["user"]["epsilon"].values()) == {"inf"}
+    assert (said["local"]["adjacency"], said["local"]["trusted"]) == ("replace", "nobody but the client itself")
+    assert (said["local"]["epsilon"]["pure"] == "inf") == (kind == "gaussian")
+
+
+@pytest.mark.parametrize(("kind", "amplified"), [("poisson", True), ("everyone", False)])
+def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
+    kind: str, amplified: bool, tmp_path: Path
+) -> None:
+    said = statement(tmp_path / "run", f"sampling.kind={kind}", "rounds=1")
+    assert any("amplification" in words for words in said["user"]["not_covered"]) == amplified
