@@ -6,7 +6,8 @@ must know before it lets the node in. Nothing that exists is ever overwritten: a
     secrets/ca.key      the authority's private key: keep it off the server
     secrets/ca.crt      what nodes and `flwr` check the server by
     secrets/server.key  secrets/server.crt
-    secrets/nodes/NAME.key  NAME.pub
+    secrets/nodes/NAME.key    for the node alone
+    secrets/public/NAME.pub   for the server: only nodes with a key that it knows are let in
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ CA_DAYS, SERVER_DAYS = 1826, 397
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
-DEMONSTRATION_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
+# Always in the server's certificate: how it is reached on its own host, and inside docker-compose.yml.
+OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
 
 
 class CertificateError(ValueError):
@@ -79,7 +81,7 @@ def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) 
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_key_usage(signs_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False),
+        (x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
     ):
         builder = builder.add_extension(extension, critical=critical)
@@ -88,14 +90,14 @@ def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) 
 
 
 def make_node(folder: Path, name: str) -> None:
-    """`nodes/NAME.key` and `nodes/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them.
+    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them.
 
     Raises:
       CertificateError: one of the files is there, or the name is not a plain file name.
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise CertificateError(f"a node's name must be a plain file name (got {name!r})")
-    key_path, public_path = folder / "nodes" / f"{name}.key", folder / "nodes" / f"{name}.pub"
+    key_path, public_path = folder / "nodes" / f"{name}.key", folder / "public" / f"{name}.pub"
     _refuse_existing(key_path, public_path)
     key = ec.generate_private_key(ec.SECP384R1())
     _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
@@ -211,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     server = commands.add_parser("server", help="server.key and server.crt")
     server.add_argument("hosts", nargs="+", help="every name and address that nodes and flwr connect to")
     server.add_argument("--days", type=int, default=SERVER_DAYS)
-    node = commands.add_parser("node", help="nodes/NAME.key and nodes/NAME.pub; run it where the node is")
+    node = commands.add_parser("node", help="nodes/NAME.key and public/NAME.pub; run it where the node is")
     node.add_argument("names", nargs="+")
     register = commands.add_parser("register", help="make node keys known to a running SuperLink")
     register.add_argument("connection", help="the Flower connection, for instance deployment")
@@ -221,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _register(folder: Path, names: Sequence[str], *, connection: str) -> int:
     for name in names:
-        new = register_node(folder / "nodes" / f"{name}.pub", connection=connection)
+        new = register_node(folder / "public" / f"{name}.pub", connection=connection)
         print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
     return 0
 
@@ -235,7 +237,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in ("all", "authority"):
         make_authority(folder, days=getattr(arguments, "days", CA_DAYS))
     if arguments.command in ("all", "server"):
-        hosts = [*DEMONSTRATION_HOSTS, *arguments.host] if arguments.command == "all" else arguments.hosts
+        hosts = [*arguments.host, "localhost"] if arguments.command == "all" else arguments.hosts
         make_server(folder, hosts, days=getattr(arguments, "days", SERVER_DAYS))
     if arguments.command in ("all", "node"):
         names = (arguments.node or DEMONSTRATION_NODES) if arguments.command == "all" else arguments.names

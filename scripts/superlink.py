@@ -10,16 +10,15 @@ import argparse
 import logging
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.logs import log_to
 from scripts.certificates import register_node
+from scripts.healthy import healthy
 
 logger = logging.getLogger("discreet.superlink")
 
@@ -41,16 +40,6 @@ def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> li
     ]
 
 
-def healthy(url: str, *, authority: Path) -> bool:
-    """Whether `url` answers 200 with a certificate of the authority."""
-    try:
-        context = ssl.create_default_context(cafile=authority)
-        with urllib.request.urlopen(url, timeout=2, context=context) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def write_connection(home: Path, *, address: str, authority: Path) -> None:
     """Flower's connection file, so that `flwr ... deployment` works where this runs."""
     home.mkdir(parents=True, exist_ok=True)
@@ -63,7 +52,7 @@ def write_connection(home: Path, *, address: str, authority: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.superlink", description=__doc__)
     parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
-    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/nodes)")
+    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
     parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -106,7 +95,7 @@ def main(words: Sequence[str]) -> int:
         return process.wait() or 1
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
     write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=secrets / "ca.crt")
-    _register_all(arguments.keys or secrets / "nodes")
+    _register_all(arguments.keys or secrets / "public")
     if arguments.ready:
         arguments.ready.touch()
     return process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from contextlib import AbstractContextManager
@@ -27,6 +28,8 @@ from strategies.training import Outcome
 
 logger = logging.getLogger("discreet")
 
+OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
+
 app = ServerApp()
 
 
@@ -35,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     """One run. What is wrong with the configuration is said in one line before any client is asked."""
     try:
         log_to(sys.stdout)
-        config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
+        config = load_config(overrides_of(context))
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)
     except (ConfigError, LedgerError, TimeoutError) as error:
@@ -44,6 +47,12 @@ def main(grid: Grid, context: Context) -> None:
             raise SystemExit(2) from error
         # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later.
         flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))
+
+
+def overrides_of(context: Context) -> list[str]:
+    """The overrides of a run: first those of the machine (DISCREET_OVERRIDES), then those of the run, which win."""
+    machine = os.environ.get(OVERRIDES_VARIABLE, "")
+    return [*shlex.split(machine), *shlex.split(str(context.run_config.get("overrides", "")))]
 
 
 def run(grid: Grid, config: RunConfig) -> None:

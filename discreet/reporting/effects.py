@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, log_axis, to_svg
 from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
-from discreet.reporting.series import draw_dots, draw_line, final_accuracy
+from discreet.reporting.series import REST, draw_dots, draw_line, final_accuracy
 
 MOST_PICTURES = 10
 MOST_TICKS = 6  # where no more values were tried, they are the ticks
@@ -16,9 +18,22 @@ WIDE = 10.0  # a setting whose largest value is so many times its smallest is dr
 MOVE_TOGETHER = (
     ("privacy.user.noise_multiplier", "privacy.user.max_epsilon", "privacy.user.target_epsilon"),
     ("privacy.example.noise_multiplier", "privacy.example.max_epsilon", "privacy.example.target_epsilon"),
-    ("privacy.local.noise_multiplier", "privacy.local.max_epsilon", "privacy.local.epsilon", "privacy.local.kind"),
+    ("privacy.local.noise_multiplier", "privacy.local.max_epsilon", "privacy.local.epsilon"),
     ("data.num_clients", "privacy.delta"),
 )
+QUANTILE = "privacy.user.clip.target_quantile"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a group of runs: a name, and the number."""
+
+    name: str
+    of: Callable[[Group], float]
+
+
+ACCURACY = Outcome("Accuracy", final_accuracy)
+CLIP_NORM = Outcome("Last clip norm", lambda group: fmean(record.last("clip_norm") or 0.0 for record in group.records))
 
 
 def effects_of(records: Sequence[RunRecord]) -> list[Picture]:
@@ -26,7 +41,9 @@ def effects_of(records: Sequence[RunRecord]) -> list[Picture]:
     tried = tried_settings(records)
     numeric = [name for name in tried if len(_values(records, name)) > 1]
     numeric.sort(key=lambda name: not name.startswith(("privacy", "sampling", "data")))
-    return [_effect(group_runs(records), name, tried) for name in numeric[:MOST_PICTURES]]
+    groups = group_runs(records)
+    drawn = [_effect(groups, name, tried, ACCURACY) for name in numeric[:MOST_PICTURES]]
+    return [*drawn, *([_effect(groups, QUANTILE, tried, CLIP_NORM)] if QUANTILE in numeric else [])]
 
 
 def _values(records: Sequence[RunRecord], name: str) -> set[float]:
@@ -34,21 +51,19 @@ def _values(records: Sequence[RunRecord], name: str) -> set[float]:
     return {float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
-def _effect(groups: Sequence[Group], name: str, tried: Sequence[str]) -> Picture:
+def _effect(groups: Sequence[Group], name: str, tried: Sequence[str], outcome: Outcome) -> Picture:
     short = short_names(tried)
-    title = f"Accuracy against {short[name]}"
-    lines = _lines(groups, name, tried, short)
+    title = f"{outcome.name} against {short[name]}"
+    lines = _lines(groups, name, tried, outcome)
     named = len(lines) <= len(SERIES)
     with canvas() as (figure, (axes,)):
         for number, pairs in enumerate(lines.values()):
-            place = number if named else -1
-            draw_line(axes, sorted(pairs), place, linestyle=DASHES[number % len(DASHES)])
+            draw_line(axes, sorted(pairs), number if named else REST, linestyle=DASHES[number % len(DASHES)])
             if not named:
-                draw_dots(axes, pairs, place)
-        values = [value for pairs in lines.values() for value, _ in pairs]
-        _scale(axes, values)
+                draw_dots(axes, pairs, REST)
+        _scale(axes, [value for pairs in lines.values() for value, _ in pairs])
         axes.set_xlabel(short[name])
-        axes.set_ylabel("accuracy")
+        axes.set_ylabel(outcome.name.lower())
         legend = tuple(enumerate(lines)) if named and len(lines) > 1 else ()
         return Picture(title, to_svg(figure, title), legend, _NOTE)
 
@@ -57,9 +72,10 @@ _NOTE = "After the last round; a line joins runs that are alike in all else that
 
 
 def _lines(
-    groups: Sequence[Group], name: str, tried: Sequence[str], short: dict[str, str]
+    groups: Sequence[Group], name: str, tried: Sequence[str], outcome: Outcome
 ) -> dict[str, list[tuple[float, float]]]:
-    """(value, accuracy) of the groups, by the settings that stay the same along a line."""
+    """(value, outcome) of the groups, by the settings that stay the same along a line."""
+    short = short_names(tried)
     together = {other for family in MOVE_TOGETHER if name in family for other in family} | {name}
     lines: dict[str, list[tuple[float, float]]] = {}
     for group in groups:
@@ -69,7 +85,7 @@ def _lines(
             continue
         same = [other for other in tried if other not in together and matters(record, other)]
         label = ", ".join(f"{short[other]} {setting_text(record.settings.get(other))}" for other in same)
-        lines.setdefault(label or "all runs", []).append((float(value), final_accuracy(group)))
+        lines.setdefault(label or "all runs", []).append((float(value), outcome.of(group)))
     return lines
 
 

@@ -120,7 +120,8 @@ def _epsilon_words(guarantee: Guarantee, records: Sequence[RunRecord]) -> str:
     delta = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     if len(records) > 1:
         values = [record.epsilon(guarantee.name) for record in records]
-        return f"{min(values):.4g} to {max(values):.4g} at delta {delta}"
+        ends = dict.fromkeys((f"{min(values):.4g}", f"{max(values):.4g}"))
+        return f"{' to '.join(ends)} at delta {delta}"
     record = records[0]
     spent = spent_by_holder(record, guarantee.name)
     worst = worst_holder(spent, record.config.privacy.delta)

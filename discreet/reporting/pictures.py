@@ -12,6 +12,8 @@ from discreet.reporting.frontier import frontier
 from discreet.reporting.records import Group, RunRecord
 from discreet.reporting.series import Cast, cast_of, draw_dots, draw_line, final_accuracy, final_epsilon
 
+DIVERGED = 30.0  # largest over smallest loss beyond which the axis is logarithmic
+
 
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     """Every picture that the runs have numbers for, in the order of the page."""
@@ -32,9 +34,18 @@ def _per_round(cast: Cast, column: str, title: str) -> Picture:
         for group in cast.groups:
             for record in group.records:
                 draw_line(axes, record.series(column), cast.number(group))
+        _stretch(
+            axes, [value for group in cast.groups for record in group.records for _, value in record.series(column)]
+        )
         axes.set_ylabel(f"{column}, public test set")
         _count_rounds(axes)
         return Picture(title, to_svg(figure, title), cast.legend)
+
+
+def _stretch(axes: Any, values: Sequence[float]) -> None:
+    """A run that diverges must not press all others flat."""
+    if values and min(values) > 0 and max(values) > DIVERGED * min(values) and max(values) > 1:
+        log_axis(axes, "y", values)
 
 
 def _count_rounds(axes: Any) -> None:

@@ -136,7 +136,7 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted name.
 
     >>> flat_settings(RunConfig())["privacy.user.clip.norm"]
-    0.1
+    0.3
     """
 
     def walk(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -149,9 +149,13 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
-    """The settings in which the runs differ, in the order of the configuration."""
+    """The settings in which the runs differ, in the order of the configuration; of those that decide nothing, none."""
     names = [name for name in records[0].settings if name not in NOT_TRIED and not name.startswith("operations.")]
-    return [name for name in names if len({repr(record.settings.get(name)) for record in records}) > 1]
+    return [name for name in names if len(_values(records, name)) > 1]
+
+
+def _values(records: Sequence[RunRecord], name: str) -> set[str]:
+    return {repr(record.settings.get(name)) for record in records if matters(record, name)}
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:

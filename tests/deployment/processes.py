@@ -16,7 +16,8 @@ from discreet.runs import RunFolder
 from discreet.status import read_status
 from scripts.certificates import make_authority, make_node, make_server
 from scripts.federation import flower_environment, free_port
-from scripts.superlink import CONNECTION, healthy, write_connection
+from scripts.healthy import healthy
+from scripts.superlink import CONNECTION, write_connection
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS, RUN_SECONDS = 90.0, 300.0

@@ -1,0 +1,41 @@
+# One image for the server, the gate and the nodes. How to build and run it: docs/deployment.md
+FROM python:3.11-slim-bookworm AS build
+
+# Where CPU builds of torch come from. A torch wheel in wheels/ goes before it: nothing is fetched from there then.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+WORKDIR /src
+COPY constraints.txt pyproject.toml wheel[s] /src/
+# The packages of pyproject.toml without Ray, which only simulations need, and without what nothing uses at run time.
+RUN python -m venv --without-pip /opt/venv \
+ && python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    | sed 's/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
+ && if ls torch-*.whl >/dev/null 2>&1; then torch=$(ls torch-*.whl); else torch="torch --extra-index-url $TORCH_INDEX"; fi \
+ && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
+ && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
+ && cd /opt/venv/lib/python3.11/site-packages \
+ && rm -rf torch/include torch/share torch/test pyarrow/include \
+ && find . -name '*.a' -delete \
+ && find numpy pandas pyarrow scipy sklearn sympy matplotlib -depth -type d -name tests -exec rm -rf {} +
+
+
+FROM python:3.11-slim-bookworm
+
+# Volumes are made with the rights of these folders: any user number that compose.yml chooses can write to its own.
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin discreet \
+ && mkdir -m 0777 /runs /state /ledger
+COPY --from=build /opt/venv /opt/venv
+COPY pyproject.toml LICENSE README.md /opt/discreet/
+COPY conf /opt/discreet/conf
+COPY discreet /opt/discreet/discreet
+COPY strategies /opt/discreet/strategies
+COPY client_app /opt/discreet/client_app
+COPY server_app /opt/discreet/server_app
+COPY scripts /opt/discreet/scripts
+
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/tmp/flwr \
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \
+    FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 HF_HUB_OFFLINE=1
+USER 10001:10001
+WORKDIR /runs
+CMD ["python", "-m", "scripts.status", "--help"]

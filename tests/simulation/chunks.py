@@ -1,0 +1,75 @@
+"""Clients for the tests of cohorts: their data, their chunk, and what each of them would do by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_app.training import LocalSettings, local_update
+from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.tasks.examples import Examples
+from discreet.tasks.models import build_model, flatten_parameters
+from simulation.batches import table_of
+from simulation.draws import SeededDraws
+from simulation.stacked_models import Stack, stack_of
+from simulation.stacked_training import Cohort, stacked_updates
+from simulation.views import Numbers
+
+CLASSES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Clients of one model on one data set. `sizes` do not ascend."""
+
+    model: str
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    seed: int = 90053
+
+    @property
+    def data(self) -> Examples:
+        generator = torch.Generator().manual_seed(self.seed)
+        count = sum(self.sizes) + 3
+        inputs = torch.rand(count, *self.shape, generator=generator)
+        if self.model == "lstm":
+            inputs = torch.randint(0, CLASSES, (count, *self.shape), generator=generator)
+        return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=generator))
+
+    @property
+    def held(self) -> list[Numbers]:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        order = torch.randperm(sum(self.sizes) + 3, generator=generator)[: sum(self.sizes)]
+        return [part.numpy() for part in torch.split(order, list(self.sizes))]
+
+    @property
+    def start(self) -> Tensor:
+        return flatten_parameters(build_model(self.model, self.shape, CLASSES, seed=self.seed))
+
+    @property
+    def stack(self) -> Stack:
+        return stack_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
+
+    def sources(self) -> list[RandomSource]:
+        return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]
+
+    def together(self, how: LocalSettings) -> Tensor:
+        cohort = Cohort(table_of(self.held), [how] * len(self.sizes), SeededDraws(self.sources()))
+        return stacked_updates(self.stack, self.start, self.data, cohort)
+
+    def alone(self, how: LocalSettings) -> Tensor:
+        model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data
+        pairs = zip(self.held, self.sources(), strict=True)
+        return torch.stack(
+            [
+                local_update(model, self.start, data.subset(torch.from_numpy(numbers)), settings=how, source=source)
+                for numbers, source in pairs
+            ]
+        )
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest distance of two clients' updates, as a share of the update."""
+    return float(((one - other).norm(dim=1) / other.norm(dim=1).clamp(min=1e-9)).max())

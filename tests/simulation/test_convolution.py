@@ -1,0 +1,98 @@
+"""Convolutions and pooling by hand against those of PyTorch and their derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from simulation.batches import Batch
+from simulation.chain import chain_of
+from simulation.stacked_models import LayeredStack, stack_of
+
+GENERATOR = torch.Generator().manual_seed(77041)
+
+
+def gradients_by_torch(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
+    found = []
+    for params, inputs, targets, weights in zip(rows, batch.inputs, batch.targets, batch.weights, strict=True):
+        nn.utils.vector_to_parameters(params.clone(), model.parameters())
+        loss = (nn.functional.cross_entropy(model(inputs), targets, reduction="none") * weights).sum()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+    return torch.stack(found)
+
+
+def gradients_by_hand(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
+    stack = stack_of(model, tuple(batch.inputs.shape[2:]))
+    assert isinstance(stack, LayeredStack)
+    params = [view.contiguous() for view in stack.layout.views(rows)]
+    into = [torch.zeros_like(values) for values in params]
+    stack.accumulate(params, batch, into, keep=1.0, rate=1.0)
+    return stack.layout.rows(into)
+
+
+def compare(model: nn.Module, image: tuple[int, ...], classes: int) -> None:
+    size = sum(parameter.numel() for parameter in model.parameters())
+    rows = torch.randn(2, size, generator=GENERATOR) * 0.3
+    inputs = torch.randn(2, 3, *image, generator=GENERATOR)
+    targets = torch.randint(0, classes, (2, 3), generator=GENERATOR)
+    batch = Batch(inputs, targets, torch.rand(2, 3, generator=GENERATOR))
+    want = gradients_by_torch(model, rows, batch)
+    torch.testing.assert_close(gradients_by_hand(model, rows, batch), want, rtol=1e-3, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    channels=st.integers(1, 3),
+    image=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+)
+def test_gradients_of_two_convolutions_are_those_of_torch(
+    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], channels: int, image: tuple[int, int]
+) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(channels, 3, 2), nn.Tanh(), nn.Conv2d(3, 2, kernel, stride, padding), nn.ReLU(), nn.Flatten(),
+        nn.LazyLinear(4),
+    )  # fmt: skip
+    model(torch.zeros(1, channels, *image))
+    compare(model, (channels, *image), 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), image=st.tuples(st.integers(3, 8), st.integers(3, 8)))
+def test_gradients_through_pooling_are_those_of_torch(stride: tuple[int, int], image: tuple[int, int]) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(4))
+    model(torch.zeros(1, 1, *image))
+    compare(model, (1, *image), 4)
+
+
+def test_ties_go_to_the_first_place_row_by_row() -> None:
+    """Blank pixels tie everywhere: a gradient elsewhere would differ from PyTorch's."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, 1), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.LazyLinear(3))
+    model(torch.zeros(1, 1, 5, 5))
+    inputs = torch.zeros(1, 1, 1, 5, 5)
+    inputs[..., 1, 2] = 1.0
+    batch = Batch(inputs, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))
+    rows = nn.utils.parameters_to_vector(model.parameters()).detach().unsqueeze(0)
+    want = gradients_by_torch(model, rows, batch)
+    torch.testing.assert_close(gradients_by_hand(model, rows, batch), want)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(1, 2, 2, dilation=2), nn.Conv2d(1, 2, 2, bias=False), nn.Conv2d(1, 2, 3, padding="same"),
+     nn.Conv2d(1, 2, 2, padding_mode="circular", padding=1), nn.MaxPool2d(3), nn.GroupNorm(1, 1), nn.MaxPool2d(2)],
+)  # fmt: skip
+def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> None:
+    assert chain_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
+
+
+def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func() -> None:
+    assert chain_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
+    assert chain_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
+    assert chain_of(nn.Linear(6, 2), (6,)) is None
