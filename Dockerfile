@@ -6,7 +6,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml wheel[s] /src/
-# The packages of pyproject.toml without Ray, which only simulations need, and without what nothing uses at run time.
+# The packages of pyproject.toml without Ray, which only simulations need; then without what nothing uses at run time:
+# headers, tests, compilers' tools, uv (nothing is installed later), Arrow's servers.
 RUN python -m venv --without-pip /opt/venv \
  && python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
     | sed 's/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
@@ -14,9 +15,11 @@ RUN python -m venv --without-pip /opt/venv \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
  && cd /opt/venv/lib/python3.11/site-packages \
- && rm -rf torch/include torch/share torch/test pyarrow/include \
+ && rm -rf /opt/venv/bin/uv /opt/venv/bin/uvx torch/bin torch/include torch/share torch/test pyarrow/include \
+ && rm -f pyarrow/libarrow_flight* pyarrow/_flight* pyarrow/libarrow_substrait* pyarrow/_substrait* \
  && find . -name '*.a' -delete \
- && find numpy pandas pyarrow scipy sklearn sympy matplotlib -depth -type d -name tests -exec rm -rf {} +
+ && find numpy pandas pyarrow scipy sklearn sympy matplotlib -depth -type d -name tests -exec rm -rf {} + \
+ && find sympy networkx torch/_inductor torch/_dynamo torch/onnx -name '*.pyc' -delete
 
 
 FROM python:3.11-slim-bookworm

@@ -84,7 +84,7 @@ class SamplingConfig:
     """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`."""
 
     kind: str = "poisson"
-    probability: float = 0.5
+    probability: float = 0.3
     population_size: int | None = None
     min_nodes: int = 1
 

@@ -12,8 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from discreet.logs import log_to
@@ -25,6 +27,7 @@ logger = logging.getLogger("discreet.superlink")
 CONNECTION = "deployment"
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
+APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which docker-compose.yml ends the container
 
 
 def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
@@ -60,12 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], *, port: int, authority: Path) -> bool:
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path
+) -> bool:
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
         if healthy(f"https://127.0.0.1:{port}/health", authority=authority):
             return True
-        time.sleep(LOOK_SECONDS)
     return False
 
 
@@ -77,28 +81,80 @@ def _register_all(keys: Path) -> None:
             logger.info("the node key %s is known", public_key.name)
 
 
+def server_apps(ancestor: int) -> list[int]:
+    """The ServerApp processes below a process; none where the system has no /proc."""
+    parents: dict[int, int] = {}
+    apps = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
+            # The name in parentheses may hold anything; the parent is the second field after it.
+            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended in the meantime
+        if any(word.endswith(b"flwr-serverapp") for word in words[:2]):
+            apps.append(pid)
+    return [pid for pid in apps if ancestor in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink.
+
+    The other way round a SuperLink waits for whoever still reads the log of a run.
+    """
+    deadline = time.monotonic() + APPS_SECONDS
+    apps = server_apps(process.pid)
+    for pid in apps:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    while set(apps) & set(server_apps(process.pid)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SIGNAL_SECONDS)
+            return
+
+
 def main(words: Sequence[str]) -> int:
-    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code."""
+    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 where it was told to."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
-    secrets, state = arguments.secrets, arguments.state
-    state.mkdir(parents=True, exist_ok=True)
+    arguments.state.mkdir(parents=True, exist_ok=True)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
-    command = superlink_command(secrets, state, host=arguments.host, port=arguments.port)
-    process = subprocess.Popen(command)
+    asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: process.send_signal(received))
-    if not _wait_until_healthy(process, port=arguments.port, authority=secrets / "ca.crt"):
+        signal.signal(number, lambda *_: asked.set())
+    command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
+    # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        _serve(process, arguments, asked)
+    finally:
+        if process.poll() is None:
+            end(process)
+    return 0 if asked.is_set() else process.returncode or 1
+
+
+def _serve(process: subprocess.Popen[bytes], arguments: argparse.Namespace, asked: threading.Event) -> None:
+    authority = arguments.secrets / "ca.crt"
+    if not _wait_until_healthy(process, asked, port=arguments.port, authority=authority):
         logger.error("the SuperLink did not start")
-        process.terminate()
-        return process.wait() or 1
+        return
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=secrets / "ca.crt")
-    _register_all(arguments.keys or secrets / "public")
+    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=authority)
+    _register_all(arguments.keys or arguments.secrets / "public")
     if arguments.ready:
         arguments.ready.touch()
-    return process.wait()
+    while process.poll() is None and not asked.wait(LOOK_SECONDS):
+        continue
 
 
 if __name__ == "__main__":

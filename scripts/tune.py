@@ -53,22 +53,23 @@ def candidates_of(words: Sequence[str]) -> list[list[str]]:
     Raises:
       ConfigError: an override can't be read, is a sweep that is not a list, or there are too many combinations.
     """
-    choices = []
-    try:
-        overrides = OverridesParser.create().parse_overrides(list(words))
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    for override, word in zip(overrides, words, strict=True):
-        if not override.is_sweep_override():
-            choices.append([word])
-        elif override.is_choice_sweep() or override.is_range_sweep():
-            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
-        else:
-            raise ConfigError(f"{word} is no list of values: scripts.tune draws from lists")
+    choices = [_choices(word) for word in words]
     combined = list(itertools.islice(itertools.product(*choices), MOST_CANDIDATES + 1))
     if len(combined) > MOST_CANDIDATES:
         raise ConfigError(f"more than {MOST_CANDIDATES} combinations of settings: list fewer values")
     return [list(combination) for combination in combined]
+
+
+def _choices(word: str) -> list[str]:
+    try:
+        (override,) = OverridesParser.create().parse_overrides([word])
+    except HydraException as error:
+        raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
+    if not override.is_sweep_override():
+        return [word]
+    if not (override.is_choice_sweep() or override.is_range_sweep()):
+        raise ConfigError(f"{word} is no list of values: scripts.tune draws from lists")
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def cost_of(configs: Sequence[RunConfig], trials: TrialCount) -> Cost:

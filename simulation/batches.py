@@ -103,23 +103,39 @@ class Batch:
     weights: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A batch that is not read yet: rows (k, width) of a table, targets and weights as in `Batch`."""
+
+    rows: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
 def read_mean(data: Examples, batch: BatchNumbers) -> Batch:
     """A batch whose weights make each client's sum a mean: 1 / count for what counts."""
-    return _read(data, batch, torch.from_numpy(1 / np.maximum(batch.counts, 1).astype(np.float32)))
+    return _read(data, read_rows(data.targets, batch))
 
 
 def read_sum(data: Examples, batch: BatchNumbers) -> Batch:
     """A batch with the weight 1 for what counts."""
-    return _read(data, batch, torch.ones(len(batch.counts)))
+    return _read(data, _rows(data.targets, batch, torch.ones(len(batch.counts))))
 
 
-def _read(data: Examples, batch: BatchNumbers, weight: Tensor) -> Batch:
-    numbers = torch.from_numpy(np.ascontiguousarray(batch.numbers))
-    shape, device = numbers.shape, data.inputs.device
-    rows = numbers.flatten().to(device)
-    weights = weight.unsqueeze(1).expand(shape)
-    present = batch.present()
+def read_rows(targets: Tensor, batch: BatchNumbers) -> Rows:
+    """The targets and the weights 1 / count of a batch whose numbers are rows of `targets`, (m,)."""
+    return _rows(targets, batch, torch.from_numpy(1 / np.maximum(batch.counts, 1).astype(np.float32)))
+
+
+def _rows(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Rows:
+    rows = torch.from_numpy(np.ascontiguousarray(batch.numbers))
+    weights, present = weight.unsqueeze(1).expand(rows.shape), batch.present()
     if present is not None:
         weights = weights * present
-    inputs = data.inputs.index_select(0, rows).view(*shape, *data.inputs.shape[1:])
-    return Batch(inputs, data.targets.index_select(0, rows).view(shape), weights.to(device))
+    rows = rows.to(targets.device)
+    return Rows(rows, targets.index_select(0, rows.flatten()).view(rows.shape), weights.to(targets.device))
+
+
+def _read(data: Examples, batch: Rows) -> Batch:
+    inputs = data.inputs.index_select(0, batch.rows.flatten())
+    return Batch(inputs.view(*batch.rows.shape, *data.inputs.shape[1:]), batch.targets, batch.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ class _Builder:
         self.orders: list[Shape] = []
         self.shape = input_shape
         self.read_image = False  # a convolution has turned the channels last
+        self.flattened = len(input_shape) == 1
 
     def add(self, module: nn.Module) -> None:
         """The layer of a module."""
@@ -66,15 +68,13 @@ class _Builder:
         """Nothing is computed: the next linear layer reads the image as it is, by a weight of its shape."""
         if (module.start_dim, module.end_dim) != (1, -1):
             raise _Uncovered
+        self.flattened = True
         if not self.read_image:
-            size = 1
-            for length in self.shape:
-                size *= length
-            self.shape = (size,)
+            self.shape = (math.prod(self.shape),)
 
     def linear(self, module: nn.Linear) -> None:
         """A linear layer on what was flattened."""
-        if module.bias is None or (len(self.shape) != 1 and not self.read_image):
+        if module.bias is None or not self.flattened:
             raise _Uncovered
         self.layers.append(Dense(len(self.shapes)))
         self.shapes += [(module.out_features, *self.shape), (module.out_features,)]
@@ -84,7 +84,13 @@ class _Builder:
     def convolution(self, module: nn.Conv2d) -> None:
         """A convolution on an image."""
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-        if not plain or module.bias is None or isinstance(module.padding, str) or len(self.shape) != 3:
+        if (
+            not plain
+            or module.bias is None
+            or isinstance(module.padding, str)
+            or len(self.shape) != 3
+            or self.flattened
+        ):
             raise _Uncovered
         if not self.read_image:
             self.layers.append(ChannelsLast())
@@ -102,7 +108,7 @@ class _Builder:
         """A pooling layer on an image."""
         plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1)
         plain = plain and _pair(module.kernel_size) == (2, 2) and not (module.ceil_mode or module.return_indices)
-        if not plain or not self.read_image:
+        if not plain or not self.read_image or self.flattened:
             raise _Uncovered
         stride = _pair(module.stride)
         self.layers.append(MaxPool(stride))

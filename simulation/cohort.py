@@ -19,9 +19,10 @@ from discreet.privacy.clipping import row_norms
 from discreet.privacy.noise import secure_source, seeded_source
 from simulation.accounts import Accounts, Admitted, admit
 from simulation.batches import table_of
+from simulation.chunk import Chunk
 from simulation.draws import Draws, SecureDraws, SeededDraws
 from simulation.engine import Engine
-from simulation.stacked_training import Cohort, stacked_updates
+from simulation.stacked_training import stacked_updates
 from simulation.views import Numbers
 from strategies.exchange import Failure, Replies
 
@@ -97,8 +98,8 @@ class _Work:
         """Trains the chunk from `params`."""
         draws, spent = self._draws(), self.admitted
         table = table_of([self.engine.views.examples(client) for client in spent.clients])
-        cohort = Cohort(table, spent.settings, draws)
-        updates = stacked_updates(self.engine.stack, params, self.engine.data, cohort).cpu()
+        chunk = Chunk(table, spent.settings, draws)
+        updates = stacked_updates(self.engine.stack, params, self.engine.data, chunk).cpu()
         if self.local is not None:
             for row in range(len(updates)):
                 updates[row] = release_update(updates[row], self.local, source=draws.local(row))

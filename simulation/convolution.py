@@ -86,14 +86,14 @@ class Convolution:
     def _blocks(self, images: Tensor, rows: int, columns: int) -> Tensor:
         """(count, height, width, channels) to (count, height / block, width / block, block * block * channels)."""
         (height, width), (top, left) = self._read_size(rows, columns), self.padding
-        if images.shape[1:3] != (height, width):
+        if self.padding != (0, 0) or images.shape[1:3] != (height, width):
             padded = images.new_zeros(len(images), height, width, images.shape[3])
             inside = images[:, : height - top, : width - left]
             padded[:, top : top + inside.shape[1], left : left + inside.shape[2]] = inside
             images = padded
         count, channels, side = len(images), images.shape[3], self.block
         split = images.reshape(count, height // side, side, width // side, side, channels)
-        return split.transpose(2, 3).reshape(count, height // side, width // side, -1)
+        return split.transpose(2, 3).reshape(count, height // side, width // side, -1).contiguous()
 
     def _patches(self, blocks: Tensor, rows: int, columns: int) -> Tensor:
         """What each output reads, in blocks: a view (count, rows, columns, kernel height, kernel width * channels)."""

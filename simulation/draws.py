@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -124,9 +125,10 @@ class SecureDraws:
 
 def _runs(sizes: Numbers) -> Iterator[tuple[int, int]]:
     """Where equal sizes stand in a row: (start, stop) of each stretch."""
-    edges = np.flatnonzero(np.diff(sizes)) + 1
-    starts = [0, *edges.tolist()] if len(sizes) else []
-    return zip(starts, [*starts[1:], len(sizes)], strict=True)
+    if not len(sizes):
+        return iter(())
+    edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    return pairwise(edges)
 
 
 def _joined(found: list[Numbers]) -> tuple[Numbers, Numbers]:

@@ -47,17 +47,19 @@ class LayeredStack:
 
     def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
         """See `Stack`."""
-        for use in self._uses(params, batch):
+        self.apply(self.passes(params, batch)[1], into, keep=keep, rate=rate)
+
+    def apply(self, uses: list[Use], into: list[Tensor], *, keep: float, rate: float) -> None:
+        """into = keep * into + rate * (the gradients that `uses` are made of), in place."""
+        for use in uses:
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
-            weight, bias = into[use.weight], into[use.weight + 1]
+            weight = into[use.weight]
             weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
-            if keep != 1:
-                bias.mul_(keep)
-            bias.add_(grads.sum(1), alpha=rate)
+            add_bias(into[use.weight + 1], grads, keep=keep, rate=rate)
 
     def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
         """See `Stack`."""
-        uses = self._uses(params, batch)
+        _, uses = self.passes(params, batch)
         scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), l2_norm_clip)
         totals = [torch.zeros(0)] * len(self.layout.blocks)
         for use in uses:
@@ -68,19 +70,32 @@ class LayeredStack:
             totals[use.weight + 1] = grads.sum(1)
         return self.layout.rows(totals)
 
-    def _uses(self, params: list[Tensor], batch: Batch) -> list[Use]:
+    def passes(self, params: list[Tensor], batch: Batch, *, first: int = 0) -> tuple[Tensor | None, list[Use]]:
+        """The forward and the backward pass of the layers from `first` on, which reads the batch's inputs.
+
+        Returns the gradients at these inputs (None where nothing before them has parameters), and what the layers'
+        own gradients are made of.
+        """
         outputs, saved = batch.inputs, []
-        for layer in self.layers:
+        for layer in self.layers[first:]:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
         grads: Tensor | None = _cross_entropy_gradients(outputs, batch)
         uses = []
-        for number in reversed(range(self.first, len(self.layers))):
+        for number in reversed(range(max(first, self.first), len(self.layers))):
             assert grads is not None
-            grads, use = self.layers[number].backward(params, saved[number], grads, further=number > self.first)
+            further = number > self.first
+            grads, use = self.layers[number].backward(params, saved[number - first], grads, further=further)
             if use is not None:
                 uses.append(use)
-        return uses
+        return grads, uses
+
+
+def add_bias(bias: Tensor, grads: Tensor, *, keep: float, rate: float) -> None:
+    """bias = keep * bias + rate * (the sum of `grads` (k, n, out) over n), in place."""
+    if keep != 1:
+        bias.mul_(keep)
+    bias.add_(grads.sum(1), alpha=rate)
 
 
 def _cross_entropy_gradients(logits: Tensor, batch: Batch) -> Tensor:

@@ -132,9 +132,11 @@ class Federation:
         wait_until(lambda: state_of(folder) not in ("", "running"), START_SECONDS, f"{folder.path.name} has ended")
 
     def kill(self, name: str) -> None:
-        """kill -9 for a process and everything that it started in its session."""
+        """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
         process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        for pid in (process.pid, *children):
+            _signal(pid, signal.SIGKILL)
         process.wait()
 
     def end(self, name: str) -> None:

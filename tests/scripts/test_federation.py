@@ -19,7 +19,7 @@ from scripts.federation import flower_environment, free_port, main
 from simulation.in_process import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = ["data.num_clients=8", "model.name=logistic_regression", "training.epochs=2"]
+SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
 DEADLINE = 180
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,10 @@ from discreet.privacy.noise import RandomSource, seeded_source
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model, flatten_parameters
 from simulation.batches import table_of
+from simulation.chunk import Chunk
 from simulation.draws import SeededDraws
 from simulation.stacked_models import Stack, stack_of
-from simulation.stacked_training import Cohort, stacked_updates
+from simulation.stacked_training import stacked_updates
 from simulation.views import Numbers
 
 CLASSES = 5
@@ -56,8 +57,8 @@ class Clients:
         return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]
 
     def together(self, how: LocalSettings) -> Tensor:
-        cohort = Cohort(table_of(self.held), [how] * len(self.sizes), SeededDraws(self.sources()))
-        return stacked_updates(self.stack, self.start, self.data, cohort)
+        chunk = Chunk(table_of(self.held), [how] * len(self.sizes), SeededDraws(self.sources()))
+        return stacked_updates(self.stack, self.start, self.data, chunk)
 
     def alone(self, how: LocalSettings) -> Tensor:
         model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data

@@ -25,6 +25,7 @@ SMALL = [
     "data.num_clients=20",
     "model.name=logistic_regression",
     "training.epochs=1",
+    "sampling.probability=0.5",
     "privacy.user.noise_multiplier=1.0",
 ]
 

@@ -11,8 +11,9 @@ import torch
 from client_app.training import ExamplePrivacy, LocalSettings, sampling_probability
 from discreet.privacy.noise import secure_source
 from simulation.batches import table_of
+from simulation.chunk import Chunk
 from simulation.draws import SecureDraws
-from simulation.stacked_training import Cohort, stacked_updates
+from simulation.stacked_training import stacked_updates
 from tests.simulation.chunks import Clients, apart
 
 SIZES = (13, 7, 7, 3, 1, 0)
@@ -61,7 +62,9 @@ def test_the_comparison_finds_another_learning_rate() -> None:
 
 
 def test_nobody_with_examples_is_still_an_update() -> None:
-    assert torch.equal(Clients("mlp", (4,), (0, 0)).together(WAYS["dp-sgd"]), torch.zeros(2, 4 * 128 + 128 + 128 * 5 + 5))
+    assert torch.equal(
+        Clients("mlp", (4,), (0, 0)).together(WAYS["dp-sgd"]), torch.zeros(2, 4 * 128 + 128 + 128 * 5 + 5)
+    )
 
 
 def test_without_examples_the_update_is_zero_whatever_the_others_do() -> None:
@@ -78,8 +81,8 @@ def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
     clients = Clients("cnn", (1, 8, 8), (4, 4, 4))
     data = clients.data
     data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
-    cohort = Cohort(table_of(clients.held), [SGD] * 3, SecureDraws(secure_source()))
-    updates = stacked_updates(clients.stack, clients.start, data, cohort)
+    chunk = Chunk(table_of(clients.held), [SGD] * 3, SecureDraws(secure_source()))
+    updates = stacked_updates(clients.stack, clients.start, data, chunk)
     assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
 
 
@@ -88,8 +91,8 @@ def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
     how, data = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.data
     data.inputs[clients.held[0][2]] = torch.nan
     held = [clients.held[0], np.delete(clients.held[0], 2)]
-    cohort = Cohort(table_of(held), [how] * 2, SecureDraws(secure_source()))
-    updates = stacked_updates(clients.stack, clients.start, data, cohort)
+    chunk = Chunk(table_of(held), [how] * 2, SecureDraws(secure_source()))
+    updates = stacked_updates(clients.stack, clients.start, data, chunk)
     assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
 
 
@@ -98,8 +101,8 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     clients = Clients("logistic_regression", (256,), (2, 1))
     rare = LocalSettings(1, 1, 1.0, 0.0)
     how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
-    cohort = Cohort(table_of(clients.held), how, SecureDraws(secure_source()))
-    first, second = stacked_updates(clients.stack, clients.start, clients.data, cohort).std(dim=1).tolist()
+    chunk = Chunk(table_of(clients.held), how, SecureDraws(secure_source()))
+    first, second = stacked_updates(clients.stack, clients.start, clients.data, chunk).std(dim=1).tolist()
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
@@ -108,4 +111,4 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
 
 def test_settings_are_one_a_client() -> None:
     with pytest.raises(ValueError, match="one a client"):
-        Cohort(table_of(Clients("mlp", (4,), (2, 1)).held), [SGD], SecureDraws(secure_source()))
+        Chunk(table_of(Clients("mlp", (4,), (2, 1)).held), [SGD], SecureDraws(secure_source()))

@@ -1,0 +1,49 @@
+"""Run folders made by hand, for tests of what reads them: no training, and numbers that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dp_accounting import DpEvent
+
+from discreet.config import load_config
+from discreet.durable_ledger import Charge, DurableLedger
+from discreet.guarantees import USER, resolve_noise, user_event
+from discreet.runs import RunFolder
+
+ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
+
+
+def make_run(
+    path: Path, *overrides: str, accuracies: Sequence[float] = (0.5, 0.7), per_round: int = 1, ended: bool = True
+) -> RunFolder:
+    """A run with a row for each accuracy, and its rounds in the ledger, `per_round` times each.
+
+    The user level is off where the overrides say so. epsilon_user in metrics.csv grows by one a round.
+    """
+    config = replace(resolve_noise(load_config(overrides)), output_dir=str(path))
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.write_config(config)
+    ledger = folder.ledger(config)
+    user = config.privacy.user
+    for number, accuracy in enumerate(accuracies, start=1):
+        row: dict[str, object] = {"round": number, "loss": 2.0 - accuracy, "accuracy": accuracy, "seconds": 0.5}
+        row |= {"clip_norm": 0.1 * number, "fraction_below": 0.4, "cohort": 10, "replies": 9}
+        row |= {f"epsilon_{name}": float("inf") for name in ("user", "example", "local")}
+        if user.enabled and user.noise_multiplier is not None:
+            event = user_event(config, user.noise_multiplier)
+            ledger.charge([Charge(number, USER, "", event, per_round)])
+            row["epsilon_user"] = float(number)
+        folder.append_metrics(row)
+    if ended:
+        folder.write_privacy(ENDED)
+    return folder
+
+
+def charge_clients(folder: RunFolder, guarantee: str, charges: Sequence[tuple[int, str, DpEvent, int]]) -> None:
+    """(round, holder, event, count) in the clients' ledger of a simulation."""
+    rows = [Charge(number, guarantee, holder, event, count) for number, holder, event, count in charges]
+    DurableLedger(folder.path / "clients.db").charge(rows)

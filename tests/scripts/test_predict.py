@@ -1,0 +1,206 @@
+"""Predictions from a saved model: for files, for named data sets, and what is said of files that do not fit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+from discreet.config import load_config
+from discreet.predictions import indicators_of, load_model, predict, write_indicators, write_predictions
+from discreet.tables import TableError, feature_names, read_inputs
+from discreet.tasks.datasets import load_task
+from scripts.predict import main
+from simulation.in_process import simulate
+
+RAW, LABELS = load_breast_cancer(return_X_y=True)
+NAMES = [str(name) for name in load_breast_cancer().feature_names]
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    words = ["rounds=2", "seed=3187", "privacy.user.enabled=false", "privacy.user.target_epsilon=null", *overrides]
+    simulate(load_config([*words, f"output_dir={folder}", "model.name=logistic_regression"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run") / "run", "data.name=breast_cancer", "data.num_clients=4")
+
+
+def write_csv(path: Path, header: list[str], rows: list[list[object]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def raw_rows(count: int) -> list[list[object]]:
+    return [list(row) for row in RAW[:count]]
+
+
+def test_predictions_are_those_of_the_saved_parameters(run: Path) -> None:
+    saved, test = load_model(run), load_task("breast_cancer").test
+    weight, bias = saved.model.state_dict().values()
+    logits = test.inputs.numpy().astype(np.float64) @ weight.numpy().T + bias.numpy()
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert predict(saved, test.inputs).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_test_set_of_the_run_is_predicted_without_a_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run)]) == 0
+    rows = list(csv.DictReader((run / "predictions.csv").read_text().splitlines()))
+    test = load_task("breast_cancer").test
+    assert [int(row["target"]) for row in rows] == test.targets.tolist()
+    right = sum(row["target"] == row["prediction"] for row in rows) / len(rows)
+    assert f"accuracy {right:.4f}" in capsys.readouterr().out
+
+
+def test_columns_are_read_by_name_whatever_their_order(run: Path, tmp_path: Path) -> None:
+    straight = write_csv(tmp_path / "a.csv", NAMES, raw_rows(5))
+    reordered = write_csv(tmp_path / "b.csv", NAMES[::-1], [row[::-1] for row in raw_rows(5)])
+    saved = load_model(run)
+    assert torch.equal(read_inputs(straight, saved).inputs, read_inputs(reordered, saved).inputs)
+
+
+def test_a_file_of_raw_features_gives_what_the_data_set_gives(run: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "raw.npz", inputs=RAW, targets=LABELS)
+    given = read_inputs(tmp_path / "raw.npz", load_model(run))
+    task = load_task("breast_cancer")
+    known = {tuple(row.tolist()) for table in (task.train, task.test) for row in table.inputs}
+    assert {tuple(row.tolist()) for row in given.inputs} == known
+    assert given.targets is not None
+    assert given.targets.tolist() == LABELS.tolist()
+
+
+def test_out_names_the_file_and_targets_are_optional(run: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "new.csv", NAMES, raw_rows(3))
+    assert main([str(run), "--data", str(data), "--out", str(tmp_path / "out.csv")]) == 0
+    rows = list(csv.reader((tmp_path / "out.csv").read_text().splitlines()))
+    assert rows[0] == ["row", "prediction", "probability_0", "probability_1"]
+    assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
+    assert math.isclose(float(rows[1][2]) + float(rows[1][3]), 1, abs_tol=1e-5)
+
+
+def test_a_file_with_a_header_and_no_rows_has_no_predictions(run: Path, tmp_path: Path) -> None:
+    assert main([str(run), "--data", str(write_csv(tmp_path / "none.csv", NAMES, []))]) == 0
+
+
+FAULTS = {
+    "a column is missing": (NAMES[1:], [row[1:] for row in raw_rows(1)], "missing columns: mean radius"),
+    "a column is unknown": ([*NAMES, "age"], [[*raw_rows(1)[0], 40]], "unknown columns: age"),
+    "a column is there twice": ([*NAMES, NAMES[0]], [[*raw_rows(1)[0], 1]], "'mean radius' is there twice"),
+    "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "line 2: the value of 'mean radius' is missing"),
+    "a value is NaN": (
+        NAMES,
+        [["nan", *raw_rows(1)[0][1:]]],
+        "line 2: the value of 'mean radius' is missing or not finite",
+    ),
+    "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "line 2: the value of 'mean radius' is not a number"),
+    "a row is short": (NAMES, [raw_rows(1)[0][1:]], "line 2: 29 values for 30 columns"),
+    "a target is no class": ([*NAMES, "target"], [[*raw_rows(1)[0], 2]], "targets must be whole numbers in [0, 2)"),
+    "the file is empty": ([], [], "is empty"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_a_table_is_said(
+    fault: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, rows, message = FAULTS[fault]
+    assert main([str(run), "--data", str(write_csv(tmp_path / "bad.csv", header, rows))]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+ARRAYS = {
+    "no inputs": ({"x": RAW[:2]}, "no array 'inputs'; it has x"),
+    "another shape": ({"inputs": RAW[:2, :5]}, "inputs have shape (2, 5), the model reads (n, 30,)"),
+    "a missing value": ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "inputs[0] has a value that is missing"),
+    "targets of another length": ({"inputs": RAW[:2], "targets": LABELS[:3]}, "targets have shape (3,), not (2,)"),
+    "words": ({"inputs": RAW[:2].astype(str)}, "inputs must be numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", ARRAYS)
+def test_what_is_wrong_with_arrays_is_said(fault: str, run: Path, tmp_path: Path) -> None:
+    arrays, message = ARRAYS[fault]
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(TableError) as error:
+        read_inputs(tmp_path / "bad.npz", load_model(run))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.npz", b"no archive"), ("a.csv", b"\xff\xfe\x00"), ("a.txt", b"")])
+def test_a_file_of_another_kind_is_refused(name: str, content: bytes, run: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError):
+        read_inputs(tmp_path / name, load_model(run))
+
+
+def test_pickled_objects_are_not_read(run: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", inputs=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(TableError, match="not an NPZ file of numbers"):
+        read_inputs(tmp_path / "objects.npz", load_model(run))
+
+
+def test_images_are_read_from_bytes_and_refused_beyond_one(tmp_path: Path) -> None:
+    saved = load_model(train(tmp_path / "run", "data.num_clients=4"))
+    digits = load_task("digits").test
+    np.savez(tmp_path / "bytes.npz", inputs=(digits.inputs[:4] * 255).round().to(torch.uint8).numpy())
+    assert torch.allclose(read_inputs(tmp_path / "bytes.npz", saved).inputs, digits.inputs[:4], atol=0.5 / 255)
+    np.savez(tmp_path / "large.npz", inputs=digits.inputs[:4].numpy() * 16)
+    with pytest.raises(TableError, match="divide them"):
+        read_inputs(tmp_path / "large.npz", saved)
+    flat = write_csv(
+        tmp_path / "flat.csv", [f"pixel {n}" for n in range(64)], digits.inputs[:4].reshape(4, 64).tolist()
+    )
+    assert torch.allclose(read_inputs(flat, saved).inputs, digits.inputs[:4])
+    assert feature_names("digits") is None
+
+
+def test_a_named_data_set_of_another_shape_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--data", "digits"]) == 2
+    assert "reads inputs of shape (30,), not (1, 8, 8)" in capsys.readouterr().err
+
+
+def test_a_run_without_a_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "model.safetensors is missing" in capsys.readouterr().err
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    assert main([str(tmp_path)]) == 2
+    assert "can't be read" in capsys.readouterr().err
+
+
+def test_indicators_on_training_data_say_that_they_are_not_private(run: Path) -> None:
+    assert {*json.loads(write_indicators(run).read_text())} == {"test"}
+    found = json.loads(write_indicators(run, train=True).read_text())
+    assert found["train"]["note"].startswith("NOT PRIVATE")
+    for part in ("train", "test"):
+        assert {*found[part]} == {"note", "accuracy", "auc", "ks", "precision", "recall", "f1", "loss"}
+
+
+def test_indicators_of_many_classes_are_means_over_classes() -> None:
+    probabilities = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.6, 0.2, 0.2]], dtype=torch.float64)
+    found = indicators_of(probabilities, torch.tensor([0, 1, 2]))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["recall"] == pytest.approx((1 + 1 + 0) / 3)
+    assert found["precision"] == pytest.approx((0.5 + 1 + 0) / 3)
+    assert found["loss"] == pytest.approx(-(math.log(0.8) + math.log(0.7) + math.log(0.2)) / 3)
+
+
+def test_what_has_no_value_is_null(run: Path) -> None:
+    one_class = torch.tensor([[0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)
+    assert indicators_of(one_class, torch.tensor([1, 1]))["auc"] is None
+
+
+def test_predictions_are_the_same_however_they_are_asked_for(run: Path) -> None:
+    assert main([str(run)]) == 0
+    by_command = (run / "predictions.csv").read_text()
+    assert write_predictions(run).read_text() == by_command

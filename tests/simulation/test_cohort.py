@@ -1,0 +1,177 @@
+"""A whole run with clients trained together is the run with clients trained one by one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from discreet.config import ConfigError, load_config
+from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from simulation.cohort import BatchedExchange
+from simulation.engine import Engine
+from simulation.in_process import simulate
+from simulation.stacked_models import stack_of
+from simulation.views import SampledViews
+from strategies.exchange import Replies
+from tests.simulation.chunks import Clients
+
+SMALL = (
+    "seed=64019",
+    "rounds=3",
+    "data.num_clients=41",
+    "sampling.probability=0.4",
+    "training.epochs=1",
+    "model.name=logistic_regression",
+    "privacy.delta=1e-3",
+)
+FLOAT = "privacy.noise=float"
+EXAMPLE = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9")
+LOCAL = ("privacy.user.enabled=false", "privacy.local.epsilon=20")
+RUNS = {
+    "user level": (FLOAT,),
+    "on the grid": ("privacy.noise=grid",),
+    "secure mode": ("privacy.noise=secure_sum", *EXAMPLE),
+    "no privacy": ("privacy.user.enabled=false",),
+    "momentum, epochs": ("training.momentum=0.5", "training.epochs=3", FLOAT),
+    "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
+    "example level": (*EXAMPLE, FLOAT),
+    "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT, "rounds=2"),
+    "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT, "rounds=2"),
+    "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3", FLOAT),
+    "local gaussian": (*LOCAL, "privacy.local.kind=gaussian"),
+    "local laplace": (*LOCAL, "privacy.local.kind=laplace"),
+    "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
+    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=9"),
+    "cnn": ("model.name=cnn", FLOAT, "rounds=2"),
+    "everyone": ("sampling.kind=everyone", FLOAT, "rounds=2"),
+}
+
+
+def run(folder: Path, engine: str, *words: str) -> RunFolder:
+    simulate(load_config([*SMALL, *words, f"engine={engine}", f"output_dir={folder / engine}"]))
+    return RunFolder(folder / engine)
+
+
+def charges(folder: RunFolder) -> list[tuple[object, ...]]:
+    path = folder.path / "clients.db"
+    if not path.exists():
+        return []
+    ledger = DurableLedger(path)
+    assert ledger.verify() == []
+    return sorted((row.round, row.guarantee, row.holder, row.event, row.count) for row in ledger.releases())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_engines_give_one_run(name: str, tmp_path: Path) -> None:
+    alone, together = (run(tmp_path, engine, *RUNS[name]) for engine in ("one_by_one", "batched"))
+    assert charges(together) == charges(alone)
+    one, other = alone.load_checkpoint(), together.load_checkpoint()
+    assert one is not None
+    assert other is not None
+    torch.testing.assert_close(other.params, one.params, rtol=1e-3, atol=2e-5)
+    for before, after in zip(alone.read_metrics(), together.read_metrics(), strict=True):
+        known = [name for name in before if name != "seconds" and before[name] is not None]
+        assert [after[name] for name in known] == pytest.approx([before[name] for name in known], rel=1e-4)
+
+
+def test_budgets_refuse_the_same_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("discreet").propagate = True
+    said = []
+    for engine in ("one_by_one", "batched"):
+        caplog.clear()
+        run(tmp_path, engine, *RUNS["example budget"])
+        said.append({record.message for record in caplog.records if "refused" in record.message})
+    assert any("example-level budget is spent" in line for line in said[0])
+    assert said[0] == said[1]
+
+
+def test_a_client_with_too_many_examples_for_delta_refuses_in_both(tmp_path: Path) -> None:
+    words = (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03")
+    rows = [run(tmp_path, engine, *words).read_metrics() for engine in ("one_by_one", "batched")]
+    assert [row["replies"] for row in rows[1]] == [row["replies"] for row in rows[0]]
+    assert {row["replies"] for row in rows[0]} == {0.0}
+
+
+def test_without_a_seed_two_runs_differ(tmp_path: Path) -> None:
+    words = ("seed=null", FLOAT, "rounds=1")
+    states = [run(tmp_path / str(number), "batched", *words).load_checkpoint() for number in range(2)]
+    assert states[0] is not None
+    assert states[1] is not None
+    assert not torch.equal(states[0].params, states[1].params)
+
+
+def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("discreet").propagate = True
+    with caplog.at_level("INFO", "discreet"):
+        run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step", "rounds=2")
+    assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
+
+
+def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"):
+        run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
+
+
+def test_an_unknown_engine_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"engine must be one of auto, batched, one_by_one \(got batch; did you mean"):
+        load_config(["engine=batch"])
+
+
+def exchange(chunk: int, workers: int, *, clients: int = 10**6) -> BatchedExchange:
+    some = Clients("logistic_regression", (4,), (30, 3))
+    views = SampledViews(clients, len(some.data), 5, seed=31)
+    config = load_config([*SMALL, "seed=7", "training.batch_size=2"])
+    return BatchedExchange(config, Engine(some.data, views, some.stack, chunk, workers), accounts=None)
+
+
+def replies(chunk: int, workers: int, cohort: list[int]) -> list[Replies]:
+    start = Clients("logistic_regression", (4,), (30, 3)).start
+    with exchange(chunk, workers) as asked:
+        found = list(asked.ask(round_number=2, params=start, clip_norm=0.1, cohort=cohort))
+    assert all(isinstance(part, Replies) for part in found)
+    return [part for part in found if isinstance(part, Replies)]
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(1, 1), (3, 2), (100, 2)])
+def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers: int) -> None:
+    cohort = [999_999, 0, 17, 333_333, 5, 6, 7]
+    one, other = replies(chunk, workers, cohort), replies(4, 1, cohort)
+    updates = [torch.cat([part.updates for part in parts]) for parts in (one, other)]
+    torch.testing.assert_close(updates[0], updates[1], rtol=1e-4, atol=1e-6)
+    assert torch.cat([part.below for part in one]).tolist() == torch.cat([part.below for part in other]).tolist()
+
+
+def test_an_empty_cohort_replies_nothing() -> None:
+    assert replies(4, 2, []) == []
+
+
+def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
+    for part in replies(4, 2, list(range(40))):
+        assert (part.updates.norm(dim=1) <= 0.1).tolist() == part.below.tolist()
+
+
+def test_no_more_than_a_few_chunks_are_trained_ahead() -> None:
+    start, seen = Clients("logistic_regression", (4,), (30, 3)).start, set[int]()
+    with exchange(2, 2) as asked:
+        deal = asked.engine.views.examples
+        object.__setattr__(asked.engine.views, "examples", lambda client: (seen.add(client), deal(client))[1])
+        next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
+    assert 2 <= len(seen) <= 6
+
+
+def test_every_client_of_the_population_can_be_asked() -> None:
+    with exchange(2, 1) as asked:
+        assert len(asked.members()) == 10**6
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(0, 1), (1, 0)])
+def test_an_engine_trains_at_least_one_client(chunk: int, workers: int) -> None:
+    some = Clients("logistic_regression", (4,), (3,))
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Engine(some.data, SampledViews(5, 3, 1, seed=3), stack_of(torch.nn.Linear(4, 5), (4,)), chunk, workers)

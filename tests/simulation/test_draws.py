@@ -1,0 +1,96 @@
+"""Draws for a chunk: with a seed each client's own, without one of the same law."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.noise import secure_source, seeded_source
+from discreet.privacy.sampling import poisson_sample
+from simulation.draws import SecureDraws, SeededDraws
+
+SIZES = np.array([6, 6, 3, 1])
+
+
+def seeded() -> SeededDraws:
+    return SeededDraws([seeded_source(58111).child("client", number) for number in range(4)])
+
+
+def secure() -> SecureDraws:
+    return SecureDraws(secure_source())
+
+
+def test_seeded_orders_are_the_clients_own() -> None:
+    orders = seeded().permutations(SIZES, epoch=2)
+    for client, size in enumerate(SIZES):
+        source = seeded_source(58111).child("client", client).child("epoch", 2)
+        assert orders[client, :size].tolist() == source.permutation(int(size)).tolist()
+
+
+def test_seeded_batches_are_the_clients_own() -> None:
+    clients, positions = seeded().batches(SIZES, [0.5] * 4, step=1)
+    for client, size in enumerate(SIZES):
+        source = seeded_source(58111).child("client", client).child("step", 1).child("batch")
+        want = poisson_sample(int(size), probability=0.5, source=source).tolist()
+        assert positions[clients == client].tolist() == want
+
+
+def test_seeded_noise_is_the_clients_own() -> None:
+    noised = seeded().add_noise(torch.zeros(2, 5), [Gaussian(2.0)] * 4, 0.5, step=3)
+    for client in range(2):
+        source = seeded_source(58111).child("client", client).child("step", 3).child("noise")
+        assert torch.equal(noised[client], Gaussian(2.0).add_noise(torch.zeros(5), 0.5, source))
+
+
+@pytest.mark.parametrize("draws", [seeded(), secure()])
+def test_an_order_is_a_permutation_and_zero_beyond(draws: SeededDraws | SecureDraws) -> None:
+    for order, size in zip(draws.permutations(SIZES, epoch=0), SIZES, strict=True):
+        assert sorted(order[:size]) == list(range(size))
+        assert not order[size:].any()
+
+
+@pytest.mark.parametrize("draws", [seeded(), secure()])
+def test_nobody_draws_nothing(draws: SeededDraws | SecureDraws) -> None:
+    nobody = np.zeros(0, dtype=np.int64)
+    assert draws.permutations(nobody, epoch=0).shape == (0, 0)
+    assert [len(part) for part in draws.batches(nobody, [], step=0)] == [0, 0]
+    assert draws.add_noise(torch.zeros(0, 3), [], 1.0, step=0).shape == (0, 3)
+
+
+def test_secure_orders_are_uniform() -> None:
+    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10."""
+    orders = secure().permutations(np.full(6000, 3), epoch=0)
+    counts = np.bincount(orders @ [9, 3, 1], minlength=27)
+    found = counts[counts > 0]
+    assert len(found) == 6
+    assert ((found - 1000) ** 2 / 1000).sum() < 60
+
+
+def test_secure_batches_take_each_example_with_its_clients_probability() -> None:
+    """Counts within 7 standard deviations: a false alarm is below 1e-9. Other probabilities are 12 of them away."""
+    sizes, probabilities = np.array([20000, 20000, 10000]), [0.25, 0.25, 0.5]
+    clients, positions = secure().batches(sizes, probabilities, step=0)
+    assert (positions < sizes[clients]).all()
+    for client, (size, chance) in enumerate(zip(sizes, probabilities, strict=True)):
+        found = positions[clients == client]
+        assert len(set(found.tolist())) == len(found)
+        deviation = math.sqrt(size * chance * (1 - chance))
+        assert abs(len(found) - size * chance) < 7 * deviation
+        assert abs(len(found) - size * (chance + 0.1)) > 12 * deviation
+
+
+def test_secure_noise_has_each_clients_own_scale() -> None:
+    """20,000 values each: the deviation is within 4 % but for a chance below 1e-9, and 1.5 times it is not."""
+    mechanisms = [Gaussian(1.0), Gaussian(1.5)]
+    noised = secure().add_noise(torch.zeros(2, 20_000), mechanisms, 2.0, step=0)
+    assert noised[0].std() == pytest.approx(2.0, rel=0.04)
+    assert noised[1].std() == pytest.approx(3.0, rel=0.04)
+
+
+def test_secure_draws_need_a_secure_source() -> None:
+    with pytest.raises(ValueError, match="source must be secure"):
+        SecureDraws(seeded_source(58111))

@@ -1,0 +1,282 @@
+"""Reports: what is read from run folders, what is said of it, and the page."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discreet.config import ConfigError
+from discreet.reporting.choosing import choice_costs
+from discreet.reporting.epsilons import epsilon_curves, epsilons, spent_by_holder
+from discreet.reporting.frontier import frontier
+from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
+from discreet.reporting.series import REST, cast_of
+from discreet.reporting.table import repetitions_table, runs_table, to_csv
+from discreet.reports import report_of, write_run_report
+from discreet.runs import RunFolder
+from tests.made_runs import charge_clients, make_run
+
+ROOT = Path(__file__).resolve().parent.parent
+NOISE = "privacy.user.noise_multiplier"
+OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
+EXAMPLE_ON = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1", "data.num_clients=2")
+LOCAL_ON = (*OFF, "privacy.local.kind=laplace", "privacy.local.noise_multiplier=2", "data.num_clients=2")
+
+
+def read(*folders: RunFolder) -> list[RunRecord]:
+    return read_runs([folder.path for folder in folders])
+
+
+def test_runs_are_found_below_a_folder_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("10", "2", "deep/1"):
+        make_run(tmp_path / name, f"{NOISE}=1")
+    (tmp_path / "elsewhere").mkdir()
+    assert [record.name for record in read_runs(find_runs([tmp_path]))] == ["2", "10", "deep/1"]
+
+
+def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", f"{NOISE}=1")
+    assert len(find_runs([tmp_path, tmp_path / "a"])) == 1
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_a_path_without_a_run_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run folder|not a folder"):
+        find_runs([tmp_path / name])
+
+
+def test_a_run_before_its_first_round_is_left_out(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "0", f"{NOISE}=1"), make_run(tmp_path / "1", f"{NOISE}=1", accuracies=())]
+    assert [record.name for record in read(*folders)] == ["0"]
+    with pytest.raises(ConfigError, match="finished a round"):
+        read(folders[1])
+
+
+def test_settings_that_decide_nothing_are_no_difference(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "0", f"{NOISE}=1", "privacy.user.clip.kind=fixed", "seed=11")
+    second = make_run(
+        tmp_path / "1",
+        f"{NOISE}=1",
+        "privacy.user.clip.kind=fixed",
+        "privacy.user.clip.target_quantile=0.9",
+        "data.alpha=3",
+    )
+    assert tried_settings(read(first, second)) == []
+
+
+def test_a_group_is_called_by_what_it_differs_in(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{z}{kind}", f"{NOISE}={z}", f"model.name={kind}")
+        for z in (1, 2)
+        for kind in ("mlp", "cnn")
+    ]
+    labels = [group.label for group in group_runs(read(*runs))]
+    assert labels == [f"model.name {kind}, noise_multiplier {z}" for z in (1, 2) for kind in ("mlp", "cnn")]
+
+
+def test_repetitions_are_one_group_with_their_spread(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / str(seed), f"{NOISE}=1", f"seed={seed}", accuracies=(0.1, seed / 10)) for seed in (5, 7)
+    ]
+    table = repetitions_table(read(*runs))
+    assert table is not None
+    assert table.rows == (("all runs", "2", "0.6000", "0.1414", "0.5000", "0.7000"),)
+    assert repetitions_table(read(runs[0])) is None
+
+
+def test_the_csv_holds_a_row_a_run_and_what_was_tried(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(z), f"{NOISE}={z}", accuracies=(0.2, 0.3 + z / 10)) for z in (1, 2)]
+    rows = list(csv.DictReader(io.StringIO(to_csv(runs_table(read(*runs))))))
+    assert [row["noise_multiplier"] for row in rows] == ["1", "2"]
+    assert [row["accuracy"] for row in rows] == ["0.4000", "0.5000"]
+    assert rows[0]["epsilon example"] == "inf"
+    assert rows[0]["noise"] == "secure"
+
+
+def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> None:
+    overrides = (f"{NOISE}=3", "sampling.probability=0.1", "privacy.delta=1e-6")
+    run = make_run(tmp_path / "run", *overrides, accuracies=(0.5, 0.6), per_round=256)
+    found = epsilons(spent_by_holder(read(run)[0], "user")[""], 1e-6)
+    assert found["pld"] == pytest.approx(3.7697, abs=1e-4)
+    assert found["rdp"] == pytest.approx(4.0510, abs=1e-4)
+    assert found["pld"] < found["rdp"] <= found["rdp, PrimiHub's orders"] < found["rdp, classic conversion"]
+
+
+def test_a_curve_follows_the_client_that_has_spent_most_by_then(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", *EXAMPLE_ON, accuracies=(0.1, 0.2, 0.3))
+    rows = (run.path / "metrics.csv").read_text().replace("inf,inf,inf", "inf,1.5,inf")
+    (run.path / "metrics.csv").write_text(rows)
+    loud, quiet = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
+    charge_clients(run, "example", [(1, "0", loud, 1), (1, "1", quiet, 1), (2, "1", quiet, 5), (3, "1", quiet, 5)])
+    curve = epsilon_curves(read(run)[0], "example")["rdp"]
+    alone = [epsilons([(event, n)], 1e-3)["rdp"] for event, n in ((loud, 1), (quiet, 6), (quiet, 11))]
+    assert curve == list(zip((1.0, 2.0, 3.0), alone, strict=True))
+    assert alone == sorted(alone)
+
+
+def test_laplace_noise_has_a_pure_epsilon_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", *LOCAL_ON)
+    charge_clients(run, "local", [(1, "0", LaplaceDpEvent(2.0), 3)])
+    assert epsilons(spent_by_holder(read(run)[0], "local")["0"], 1e-3)["pure (delta = 0)"] == 1.5
+
+
+def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None:
+    overrides = (f"{NOISE}=1", "sampling.probability=0.01", "privacy.delta=1e-6")
+    runs = [make_run(tmp_path / str(n), *overrides, accuracies=(0.5,), per_round=1000) for n in range(10)]
+    (cost,) = choice_costs(read(*runs))
+    assert (cost.guarantee, cost.num_runs) == ("user", 10)
+    assert cost.one_run == pytest.approx(2.437, abs=5e-4)
+    assert cost.all_runs == pytest.approx(7.414, abs=5e-4)
+    assert cost.drawn == pytest.approx({"logarithmic": 3.851, "geometric": 4.431, "poisson": 4.671}, abs=5e-4)
+
+
+def test_runs_that_the_server_sees_add_up_and_no_theorem_helps(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(n), *LOCAL_ON) for n in range(2)]
+    for run in runs:
+        text = (run.path / "metrics.csv").read_text()
+        (run.path / "metrics.csv").write_text(text.replace("inf,inf,inf", "inf,inf,0.5"))
+        charge_clients(run, "local", [(1, "0", LaplaceDpEvent(2.0), 1)])
+    (cost,) = choice_costs(read(*runs))
+    assert cost.drawn == {}
+    assert "add up" in cost.why_not
+    assert cost.all_runs is not None
+    assert 0.9 < cost.all_runs <= 1.0  # two pure epsilons of 0.5, at a delta
+
+
+def test_runs_that_deal_the_data_differently_share_no_cost(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(n), f"{NOISE}=1", f"data.num_clients={n}") for n in (20, 30)]
+    (cost,) = choice_costs(read(*runs))
+    assert cost.all_runs is None
+    assert "deal the data" in cost.why_not
+    assert choice_costs(read(runs[0])) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 1)), max_size=12))
+def test_the_frontier_is_what_no_other_point_beats(points: list[tuple[float, float]]) -> None:
+    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        return one[0] <= other[0] and one[1] >= other[1] and one != other
+
+    expected = [i for i, point in enumerate(points) if not any(beats(other, point) for other in points)]
+    assert sorted(frontier(points)) == expected
+
+
+def test_points_without_a_cost_are_not_on_the_frontier() -> None:
+    assert frontier([(float("inf"), 0.9), (1.0, float("nan")), (2.0, 0.5)]) == [2]
+
+
+def test_with_more_groups_than_colours_the_most_accurate_have_them(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(n), f"rounds={n + 1}", f"{NOISE}=1", accuracies=(n / 20,)) for n in range(12)]
+    cast = cast_of(read(*runs))
+    assert [cast.number(group) for group in cast.groups] == [REST] * 4 + list(range(8))
+    assert cast.legend[-1] == (REST, "4 more")
+
+
+class Page(HTMLParser):
+    """Tags, identifiers and where they are used; a tag that closes another one fails."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs")
+    for noise in (1, 2, 4):
+        make_run(
+            folder / f"<{noise}>", f"{NOISE}={noise}", f"privacy.user.clip.norm={noise}", accuracies=(0.3, 0.9 / noise)
+        )
+    report_of([folder]).write_page(folder / "report.html")
+    return (folder / "report.html").read_text()
+
+
+def test_the_page_is_whole_and_fetches_nothing(html: str) -> None:
+    page = Page(html)
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe"} & {*page.tags}
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"@import|url\((?!#)", html)
+
+
+def test_pictures_on_one_page_share_no_identifier(html: str) -> None:
+    page = Page(html)
+    assert page.tags.count("svg") == 7
+    assert len(set(page.ids)) == len(page.ids)
+    used = {*re.findall(r"url\(#([^)]+)\)", html), *(link[1:] for link in page.links)}
+    assert used <= {*page.ids}
+
+
+def test_pictures_take_their_colours_from_the_page(html: str) -> None:
+    assert "#00fe" not in html
+    assert "var(--series-2)" in html
+    for name in {*re.findall(r"var\((--[\w-]+)\)", html)}:
+        assert html.count(f"{name}: #") == 2, name  # once for light, once for dark
+
+
+def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
+    assert html.count("none (epsilon = inf)") == 2
+    assert "What choosing costs" in html
+    assert "&lt;1&gt;" in html
+    assert "<1>" not in html
+
+
+def test_a_report_of_one_run_lies_in_its_folder_with_its_settings(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", f"{NOISE}=1", "seed=3", ended=False)
+    text = write_run_report(run.path).read_text()
+    assert "it protects nobody" in text
+    assert "had not ended" in text
+    assert "privacy.user.clip.target_quantile" in text
+
+
+def test_pictures_stand_alone_as_well_formed_files(tmp_path: Path) -> None:
+    for noise in (1, 2):
+        make_run(tmp_path / str(noise), f"{NOISE}={noise}")
+    paths = report_of([tmp_path]).write_pictures(tmp_path / "pictures")
+    assert "accuracy_after_each_round.svg" in {path.name for path in paths}
+    for path in paths:
+        root = ElementTree.parse(path).getroot()
+        assert root.tag.endswith("svg")
+    assert "noise_multiplier 2" in paths[0].read_text()
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "discreet").rglob("*.py"), ROOT / "scripts" / "report.py"], ids=lambda path: path.stem
+)
+def test_only_who_draws_pays_for_the_drawing_library(path: Path) -> None:
+    loaded = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in loaded if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in loaded if isinstance(node, ast.ImportFrom)}
+    assert not any(name.split(".")[0] == "matplotlib" for name in names)
+
+
+def test_a_sampled_event_is_hashable_and_merged(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", f"{NOISE}=1", "sampling.probability=0.25", accuracies=(0.1, 0.2, 0.3))
+    assert spent_by_holder(read(run)[0], "user") == {"": ((PoissonSampledDpEvent(0.25, GaussianDpEvent(1.0)), 3),)}
