@@ -1,0 +1,60 @@
+"""The commands of the README are commands: scripts exist, overrides compose, small ones run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from discreet.config import load_config
+from scripts.calibrate import main as calibrate
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Each line of a page's bash blocks, as words; a line that ends in a backslash goes on."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+ALL = [(page.name, words) for page in PAGES for words in commands(page)]
+LINES = [pytest.param(words, id=f"{name}: {' '.join(words)[:70]}") for name, words in ALL]
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """The Hydra overrides of a command that takes them; of a sweep the first value of each."""
+    if words[0] == "scripts/run" or words[:3] == ["python", "-m", "scripts.simulate"]:
+        given = [word for word in words if re.match(r"^[\w.]+=", word)]
+        return [word.split(",")[0] if "--multirun" in words and "[" not in word else word for word in given]
+    if words[:2] == ["flwr", "run"] and "--run-config" in words:
+        text = words[words.index("--run-config") + 1]
+        return shlex.split(re.sub(r"^overrides=", "", text).strip('"'))
+    return []
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_a_command_names_what_is_there(words: list[str]) -> None:
+    if words[0].startswith("scripts/"):
+        assert (ROOT / words[0]).exists()
+    if words[:2] == ["python", "-m"]:
+        assert (ROOT / f"{words[2].replace('.', '/')}.py").exists()
+
+
+@pytest.mark.parametrize("words", [line for line in LINES if overrides_of(line.values[0])])  # type: ignore[arg-type]
+def test_the_overrides_of_a_command_compose(words: list[str]) -> None:
+    given = [word for word in overrides_of(words) if not word.startswith("hydra")]
+    assert load_config(given).rounds >= 1
+
+
+@pytest.mark.parametrize("words", [line for line in LINES if "scripts.calibrate" in line.values[0]])  # type: ignore[operator]
+def test_calibrate_answers(words: list[str]) -> None:
+    assert calibrate(words[3:]) == 0
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(commands(ROOT / "README.md")) >= 10
