@@ -15,11 +15,12 @@ RUN python -m venv --without-pip /opt/venv \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
  && cd /opt/venv/lib/python3.11/site-packages \
- && rm -rf /opt/venv/bin/uv /opt/venv/bin/uvx torch/bin torch/include torch/share torch/test pyarrow/include \
- && rm -f pyarrow/libarrow_flight* pyarrow/_flight* pyarrow/libarrow_substrait* pyarrow/_substrait* \
+ && rm -rf /opt/venv/bin/uv /opt/venv/bin/uvx torch/include torch/share torch/test pyarrow/include hf_xet \
+ && find torch/bin -type f ! -name torch_shm_manager -delete \
+ && for part in flight s3 s3fs; do rm -f pyarrow/libarrow_$part* pyarrow/_$part*; done \
  && find . -name '*.a' -delete \
  && find numpy pandas pyarrow scipy sklearn sympy matplotlib -depth -type d -name tests -exec rm -rf {} + \
- && find sympy networkx torch/_inductor torch/_dynamo torch/onnx -name '*.pyc' -delete
+ && find fontTools networkx sympy torch/_inductor torch/_dynamo torch/onnx -name '*.pyc' -delete
 
 
 FROM python:3.11-slim-bookworm

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_app.training import LocalSettings
 from discreet.config import RunConfig
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model
 from discreet.tasks.partition import Partition, task_partition
+from simulation.span import spans
 from simulation.stacked_models import Stack, stack_of
 from simulation.views import PartitionViews, Views
 
@@ -55,33 +58,47 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
     if views is None:
         shares = Partition(run.data.num_clients, run.data.partition, run.data.partition_seed, run.data.alpha)
         views = PartitionViews(task_partition(task, shares))
-    example = data.inputs[:1]
+    stack = stack_of(model, task.input_shape)
+    training = run.training
+    settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
+    # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
+    examples = int(views.sizes(np.arange(min(len(views), 100))).max(initial=0))
+    in_span = not run.privacy.example.enabled and spans(stack, examples, settings)
     return Engine(
         data,
         views,
-        stack_of(model, task.input_shape),
-        chunk=chunk_size(model, example, batch_size=run.training.batch_size),
+        stack,
+        chunk=chunk_size(model, data.inputs[:1], batch_size=training.batch_size, spanned=examples if in_span else 0),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
     )
 
 
-def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int) -> int:
-    """How many clients to train together: parameters, their change, and what a batch leaves for the backward pass.
+def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: int = 0) -> int:
+    """How many clients to train together: what they read and write again and again is to stay in the cache.
+
+    That is their parameters, the change of these, and what a batch leaves for the backward pass.
 
     Args:
         model: on the device that computes.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
+        spanned: where the first weight is trained in the span (`simulation.span`), the examples of a client; else 0.
     """
     kept = 0
 
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+
     def count(values: Tensor) -> Tensor:
         nonlocal kept
-        kept += values.numel()
+        kept += 0 if values.data_ptr() in weights else values.numel()
         return values
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
         model(example)
-    floats = 2 * sum(parameter.numel() for parameter in model.parameters()) + batch_size * (kept + example.numel())
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    if spanned:
+        first = next(model.parameters())
+        sizes[0] = spanned * (spanned + 2 * len(first))
+    floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
     kind = example.device.type
     return max(1, min(LARGEST_CHUNK[kind], CHUNK_BYTES[kind] // (4 * floats)))

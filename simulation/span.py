@@ -25,7 +25,7 @@ from simulation.batches import Batch, Rows, Table, read_rows, shuffled_batches
 from simulation.chunk import Chunk, Descent, descent_of
 from simulation.layers import Dense
 from simulation.parameter_layout import ParameterLayout
-from simulation.stacked_models import LayeredStack, add_bias
+from simulation.stacked_models import LayeredStack, Stack, add_bias
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -33,15 +33,16 @@ OPERATIONS_PER_FLOAT = 16
 GAIN = 0.75
 
 
-def spans(stack: LayeredStack, table: Table, settings: LocalSettings) -> bool:
-    """Whether clients are better trained in the span: plain SGD, a linear first layer, few examples for its size."""
-    if settings.example or not isinstance(stack.layers[0], Dense):
+def spans(stack: Stack, examples: int, settings: LocalSettings) -> bool:
+    """Whether clients of so many examples are better trained in the span: plain SGD, and a linear first layer that is
+    large for them."""
+    if settings.example or not isinstance(stack, LayeredStack) or not isinstance(stack.layers[0], Dense):
         return False
-    examples, (out, width) = table.numbers.shape[1], stack.layout.blocks[0].shape[:2]
+    out, width = stack.layout.blocks[0].shape[:2]
     steps = -(-examples // settings.batch_size)
     direct = settings.epochs * out * width * (4 * examples + 3 * OPERATIONS_PER_FLOAT * steps)
     spanned = 2 * examples * (examples * width + 2 * out * width + settings.epochs * examples * out)
-    return bool(0 < spanned < GAIN * direct)
+    return 0 < spanned < GAIN * direct
 
 
 @dataclass(frozen=True, eq=False)

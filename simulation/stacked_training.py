@@ -30,7 +30,7 @@ def stacked_updates(stack: Stack, params: Tensor, data: Examples, chunk: Chunk) 
 
 def _sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
     settings, table = chunk.settings[0], chunk.table
-    if isinstance(stack, LayeredStack) and spans(stack, table, settings):
+    if isinstance(stack, LayeredStack) and spans(stack, table.numbers.shape[1], settings):
         return span_sgd(stack, start, data, chunk)
     descent = descent_of(stack.layout.stack(start, len(table.sizes)), settings)
     for epoch in range(settings.epochs):

@@ -1,0 +1,115 @@
+"""Every file under conf/experiment, run in small by the command that its page names."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from discreet.config import CONF
+from discreet.reporting.records import find_runs, read_runs
+from discreet.reports import report_of
+from discreet.runs import RunFolder
+from scripts.simulate import main
+
+# (what makes it small, the guarantees that it gives)
+ALONE = {
+    "adaptive_clipping": (["data.num_clients=40"], {"user"}),
+    "both": (["data.num_clients=20"], {"user", "example"}),
+    "deployment": ([], {"example"}),
+    "dp_fedavg_client_side": (["data.num_clients=20"], {"local"}),
+    "fixed_clipping": (["data.num_clients=40"], {"user"}),
+    "gaussian_local": (["data.num_clients=10"], {"local"}),
+    "homo_lr_dpsgd": ([], {"example"}),
+    "laplace_local": ([], {"local"}),
+    "silos": ([], {"example"}),
+}
+FEW_OF_MNIST = ["data.num_clients=600", "sampling.kind=poisson", "sampling.probability=0.01"]
+ON_MNIST = {
+    "mnist_one_silo": (FEW_OF_MNIST, {"example"}),
+    "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
+    "mnist_users": (["sampling.probability=0.002"], {"user"}),
+}
+# (what makes it small, the number of runs)
+SWEEPS = {
+    "adaptive_clipping_sweep": (["data.num_clients=40"], 11),
+    "dp_fedavg_client_side_sweep": (["data.num_clients=20"], 6),
+    "gaussian_local_sweep": (["data.num_clients=10"], 12),
+    "laplace_local_sweep": ([], 24),
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["scripts.simulate", *words, "seed=6011"])
+    main()
+
+
+def check(folder: Path, guarantees: set[str]) -> None:
+    rows = RunFolder(folder).read_metrics()
+    facts = json.loads((folder / "privacy.json").read_text())
+    assert [row["round"] for row in rows] == [1.0]
+    assert math.isfinite(rows[0]["loss"] or math.nan)
+    assert {each["name"] for each in facts["guarantees"] if each["enabled"]} == guarantees
+
+
+def test_every_experiment_is_here() -> None:
+    assert {path.stem for path in (CONF / "experiment").glob("*.yaml")} == {*ALONE, *ON_MNIST, *SWEEPS}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_experiment_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, guarantees = ALONE[name]
+    run(monkeypatch, f"experiment={name}", "rounds=1", f"output_dir={tmp_path / 'run'}", *small)
+    check(tmp_path / "run", guarantees)
+
+
+@pytest.mark.parametrize("name", ON_MNIST)
+def test_an_experiment_on_mnist_runs_by_one_command(
+    name: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, guarantees = ON_MNIST[name]
+    where = [f"data.path={shared_data / 'mnist'}", f"output_dir={tmp_path / 'run'}"]
+    run(monkeypatch, f"experiment={name}", "rounds=1", *where, *small)
+    check(tmp_path / "run", guarantees)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, count = SWEEPS[name]
+    run(monkeypatch, f"experiment={name}", "rounds=1", f"hydra.sweep.dir={tmp_path}", *small)
+    assert len(find_runs([tmp_path])) == count
+
+
+def test_a_sweep_by_hand_is_the_product_of_its_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = ["privacy.user.noise_multiplier=0.5,1,2", "privacy.user.clip.kind=adaptive,fixed"]
+    small = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
+    run(monkeypatch, "--multirun", f"hydra.sweep.dir={tmp_path}", *small, *tried)
+    users = [record.config.privacy.user for record in read_runs(find_runs([tmp_path]))]
+    found = [(user.noise_multiplier, user.clip.kind) for user in users]
+    assert found == [(noise, kind) for noise in (0.5, 1.0, 2.0) for kind in ("adaptive", "fixed")]
+
+
+def test_plain_and_noised_runs_share_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(
+        monkeypatch,
+        "experiment=dp_fedavg_client_side_sweep",
+        "rounds=2",
+        "data.num_clients=20",
+        f"hydra.sweep.dir={tmp_path}",
+    )
+    picture = next(each for each in report_of([tmp_path]).pictures if each.title == "Accuracy after each round")
+    labels = [label for _, label in picture.legend]
+    assert labels == [
+        "local.kind none",
+        *(f"local.kind gaussian, noise_multiplier {z}" for z in (0.1, 0.25, 0.5, 1, 2)),
+    ]
+
+
+def test_the_primihub_experiment_shows_its_accountant_beside_pld(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(monkeypatch, "experiment=homo_lr_dpsgd", "rounds=2", f"output_dir={tmp_path / 'run'}")
+    legends = [picture.legend for picture in report_of([tmp_path / "run"]).pictures]
+    assert any({"pld", "rdp, PrimiHub's orders"} <= {label for _, label in legend} for legend in legends)
