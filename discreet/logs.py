@@ -55,9 +55,7 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
     if chosen not in LOG_FORMATS:
         raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)} (got {chosen})")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        cast(logging.Formatter, JsonLines()) if chosen == "json" else logging.Formatter("%(message)s")
-    )
+    handler.setFormatter(cast(logging.Formatter, JsonLines()) if chosen == "json" else logging.Formatter("%(message)s"))
     logger = logging.getLogger(name)
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -29,11 +29,7 @@ UPDATES = 9
 
 def rows() -> list[dict[str, Any]]:
     """One row for each kind of ledger and accountant, times in milliseconds."""
-    return [
-        _measure(name, ledger, accountant)
-        for name, ledger, accountants in _cases()
-        for accountant in accountants
-    ]
+    return [_measure(name, ledger, accountant) for name, ledger, accountants in _cases() for accountant in accountants]
 
 
 def _cases() -> list[tuple[str, PrivacyLedger, tuple[str, ...]]]:
