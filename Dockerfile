@@ -1,8 +1,9 @@
 # One image for the server, the gate and the nodes. How to build and run it: docs/deployment.md
 FROM python:3.11-slim-bookworm AS build
 
-# Where CPU builds of torch come from. A torch wheel in wheels/ goes before it: nothing is fetched from there then.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A package index with CPU builds of torch: the default one has CUDA builds, several GB. A torch wheel in wheels/ goes
+# before it.
+ARG TORCH_INDEX=
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml wheel[s] /src/
@@ -11,7 +12,7 @@ COPY constraints.txt pyproject.toml wheel[s] /src/
 RUN python -m venv --without-pip /opt/venv \
  && python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
     | sed 's/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
- && if ls torch-*.whl >/dev/null 2>&1; then torch=$(ls torch-*.whl); else torch="torch --extra-index-url $TORCH_INDEX"; fi \
+ && if ls torch-*.whl >/dev/null 2>&1; then torch=$(ls torch-*.whl); else torch="torch ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX}"; fi \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
  && cd /opt/venv/lib/python3.11/site-packages \
@@ -27,7 +28,7 @@ FROM python:3.11-slim-bookworm
 
 # Volumes are made with the rights of these folders: any user number that compose.yml chooses can write to its own.
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin discreet \
- && mkdir -m 0777 /runs /state /ledger
+ && mkdir -m 0777 /runs /state /ledger /flwr
 COPY --from=build /opt/venv /opt/venv
 COPY pyproject.toml LICENSE README.md /opt/discreet/
 COPY conf /opt/discreet/conf
@@ -36,8 +37,13 @@ COPY strategies /opt/discreet/strategies
 COPY client_app /opt/discreet/client_app
 COPY server_app /opt/discreet/server_app
 COPY scripts /opt/discreet/scripts
+# The base image comes without bytecode of the standard library, and nothing can be written later: a process for each
+# message would compile it each time. What is imported here is compiled once.
+RUN cd /opt/discreet && /opt/venv/bin/python -c "import client_app.app, server_app.app, scripts.superlink, scripts.gate, \
+scripts.supernode, scripts.status, flwr.cli.app, flwr.supernode.cli, flwr.superlink.cli, flwr.superlink.main, \
+flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request"
 
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/tmp/flwr \
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/flwr \
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \
     FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 HF_HUB_OFFLINE=1
 USER 10001:10001

@@ -42,6 +42,7 @@ CALLS = (
     "pull-object",
     "confirm-message-received",
 )
+EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
 MEBIBYTE = 2**20
 DEFAULT_MEBIBYTES = 256
@@ -65,7 +66,8 @@ def make_gate(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int
     call = partial(_pass_on, largest_body=largest_body)
     routes = [Route(f"/v1/fleet/{name}", call, methods=["POST"]) for name in CALLS]
     routes.append(Route("/health", partial(_pass_on, largest_body=0), methods=["GET"]))
-    return Starlette(routes=[*routes, Route("/{path:path}", _refuse)], lifespan=lifespan)
+    routes.append(Route("/{path:path}", _refuse, methods=EVERY_METHOD))
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 async def _pass_on(request: Request, *, largest_body: int) -> Response:

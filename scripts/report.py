@@ -18,7 +18,7 @@ from discreet.config import ConfigError
 from discreet.durable_ledger import LedgerError
 from discreet.reporting.choosing import ChoiceCost
 from discreet.reporting.records import find_runs
-from discreet.reporting.table import Table
+from discreet.reporting.table import Table, repetitions_table
 from discreet.reports import REPORT_FILE, Report, report_of
 
 OUTPUTS = Path("outputs")
@@ -41,8 +41,13 @@ def show(report: Report, console: Console) -> None:
     ]
     if len(table.rows) > 1:
         console.print(_rich(table, leave_out=same))
+    repetitions = repetitions_table(report.records)
+    if repetitions:
+        console.print(_rich(repetitions, leave_out=()))
     values = dict(zip(table.columns, table.rows[0], strict=True))
     console.print(", ".join(f"{column} {values[column] or '-'}" for column in same), soft_wrap=True)
+    if any(record.protects_nobody for record in report.records):
+        console.print("noise from a seed can be drawn again and protects nobody", soft_wrap=True)
     for cost in report.costs:
         console.print(choice_line(cost), soft_wrap=True)
 

@@ -9,10 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from discreet.tasks.recurrent import CharacterLSTM, LSTMLayer
 from simulation.convolution import ChannelsLast, Convolution, MaxPool, Pair
 from simulation.layers import Dense, Layer, Relu, Tanh
+from simulation.recurrent import Embedding, LastStep, Recurrence
 
 Shape = tuple[int, ...]
+
+TRAINED = (Dense, Convolution, Embedding, Recurrence)
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,11 @@ class Chain:
     @property
     def first(self) -> int:
         """The first layer that has parameters."""
-        return next(number for number, layer in enumerate(self.layers) if isinstance(layer, Dense | Convolution))
+        return next(number for number, layer in enumerate(self.layers) if isinstance(layer, TRAINED))
+
+
+class _Last(nn.Identity):
+    """Stands for the last step that `CharacterLSTM` takes of its sequence."""
 
 
 class _Uncovered(Exception):
@@ -35,11 +43,15 @@ class _Uncovered(Exception):
 
 def chain_of(model: nn.Module, input_shape: Shape) -> Chain | None:
     """The chain of a model for inputs of `input_shape`; None where a layer, or how it is set, is not covered."""
-    if type(model) is not nn.Sequential:
+    if isinstance(model, CharacterLSTM):
+        modules = [model.embedding, *model.recurrent, _Last(), model.output]
+    elif type(model) is nn.Sequential:
+        modules = list(model)
+    else:
         return None
     builder = _Builder(input_shape)
     try:
-        for module in model:
+        for module in modules:
             builder.add(module)
     except _Uncovered:
         return None
@@ -66,7 +78,9 @@ class _Builder:
 
     def flatten(self, module: nn.Flatten) -> None:
         """Nothing is computed: the next linear layer reads the image as it is, by a weight of its shape."""
-        if (module.start_dim, module.end_dim) != (1, -1):
+        if (module.start_dim, module.end_dim) != (1, -1) or (
+            self.layers and not self.read_image and len(self.shape) > 1
+        ):
             raise _Uncovered
         self.flattened = True
         if not self.read_image:
@@ -117,6 +131,30 @@ class _Builder:
             *((size - 2) // step + 1 for size, step in zip(self.shape[1:], stride, strict=True)),
         )
 
+    def embedding(self, module: nn.Embedding) -> None:
+        """Vectors for token numbers."""
+        if module.max_norm is not None or module.padding_idx is not None or self.layers:
+            raise _Uncovered
+        self.layers.append(Embedding(len(self.shapes)))
+        self.shapes.append((module.num_embeddings, module.embedding_dim))
+        self.orders.append((0, 1))
+        self.shape, self.flattened = (*self.shape, module.embedding_dim), False
+
+    def recurrence(self, module: LSTMLayer) -> None:
+        """An LSTM layer on a sequence."""
+        gates, hidden = module.hidden_weight.shape
+        self.layers.append(Recurrence(len(self.shapes)))
+        self.shapes += [(gates, self.shape[1]), (gates, hidden), (gates,)]
+        self.orders += [(0, 1), (0, 1), (0,)]
+        self.shape = (self.shape[0], hidden)
+
+    def last_step(self, module: _Last) -> None:
+        """The end of a sequence."""
+        if len(self.shape) != 2 or not isinstance(self.layers[-1], Recurrence):
+            raise _Uncovered
+        self.layers.append(LastStep())
+        self.shape, self.flattened = self.shape[1:], True
+
     def relu(self, module: nn.ReLU) -> None:
         """An activation."""
         self.layers.append(Relu())
@@ -131,6 +169,9 @@ _ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
     nn.Linear: _Builder.linear,
     nn.Conv2d: _Builder.convolution,
     nn.MaxPool2d: _Builder.pool,
+    nn.Embedding: _Builder.embedding,
+    LSTMLayer: _Builder.recurrence,
+    _Last: _Builder.last_step,
     nn.ReLU: _Builder.relu,
     nn.Tanh: _Builder.tanh,
 }

@@ -29,9 +29,9 @@ class ChannelsLast:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `simulation.layers.Layer`. Nothing comes before."""
-        return None, None
+        return None, []
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Convolution:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `simulation.layers.Layer`."""
         patches, image = saved
-        use = Use(self.weight, patches, grads.flatten(2, 3))
+        use = Use(self.weight, self.weight + 1, patches, grads.flatten(2, 3))
         if not further:
-            return None, use
+            return None, [use]
         back = torch.bmm(grads.flatten(1, 3), params[self.weight].flatten(2))
-        return self._folded(back.view(*grads.shape[:4], *params[self.weight].shape[2:4], -1), image), use
+        return self._folded(back.view(*grads.shape[:4], *params[self.weight].shape[2:4], -1), image), [use]
 
     def output_size(self, image: Pair) -> Pair:
         """Height and width of the output for an image of this height and width."""
@@ -146,10 +146,10 @@ class MaxPool:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `simulation.layers.Layer`."""
         inputs, across = saved
-        return self._spread(self._spread(grads, across, 2), inputs, 3), None
+        return self._spread(self._spread(grads, across, 2), inputs, 3), []
 
     def _pair(self, images: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """The first and the second place of every window along a dimension."""

@@ -22,6 +22,7 @@ from simulation.views import PartitionViews, Views
 # far more to be kept busy). Measured: scripts/benchmarks/cohort.py.
 CHUNK_BYTES = {"cpu": 6 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 32, "cuda": 1024}
+FEW = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,9 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
     """The engine for a run on a task; `views` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
+
+    Raises:
+        ValueError: a layer of the model has no pass by hand.
     """
     device = torch.device(run.device)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=0).to(device)
@@ -59,6 +63,8 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
         shares = Partition(run.data.num_clients, run.data.partition, run.data.partition_seed, run.data.alpha)
         views = PartitionViews(task_partition(task, shares))
     stack = stack_of(model, task.input_shape)
+    if stack is None:
+        raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
     settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
@@ -101,4 +107,6 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: i
         sizes[0] = spanned * (spanned + 2 * len(first))
     floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
     kind = example.device.type
-    return max(1, min(LARGEST_CHUNK[kind], CHUNK_BYTES[kind] // (4 * floats)))
+    fitting = CHUNK_BYTES[kind] // (4 * floats)
+    # A model for which the cache is too small anyway still gains by fewer and larger calls.
+    return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))

@@ -18,7 +18,8 @@ from discreet.durable_ledger import DurableLedger
 from discreet.wire import Order, Reply
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
-from simulation.engine import engine_of
+from simulation.engine import CHUNK_BYTES, engine_of
+from simulation.stacked_models import stack_of
 from strategies.exchange import Exchange, Failure
 from strategies.session import Session, finish, prepare
 from strategies.training import Outcome
@@ -58,12 +59,13 @@ def simulate(config: RunConfig) -> Outcome:
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
-    uncovered = not_batched(config)
-    if config.engine == "batched" and uncovered:
-        raise ConfigError(f"engine=batched does not cover {uncovered}: take engine=auto")
+    _refuse_uncovered(config, not_batched(config))
+    check_device(config)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     session = prepare(config)
+    uncovered = not_batched(config) or _unknown_layers(session)
+    _refuse_uncovered(config, uncovered)
     with ExitStack() as stack:
         if config.engine == "one_by_one" or uncovered:
             logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
@@ -73,6 +75,24 @@ def simulate(config: RunConfig) -> Outcome:
         outcome = session.training(exchange).run(session.checkpoint)
         finish(session, outcome)
     return outcome
+
+
+def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
+    if config.engine == "batched" and uncovered:
+        raise ConfigError(f"engine=batched does not cover {uncovered}: take engine=auto")
+
+
+def _unknown_layers(session: Session) -> str | None:
+    covered = stack_of(session.model, session.task.input_shape) is not None
+    return None if covered else f"model.name={session.config.model.name}"
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ConfigError where PyTorch can't compute on the run's device here."""
+    if config.device.split(":")[0] not in CHUNK_BYTES:
+        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
 
 
 def not_batched(config: RunConfig) -> str | None:

@@ -26,12 +26,14 @@ class Use:
     positions for the bias.
 
     Attributes:
-        weight: the number of the weight among the parameters; its bias comes next.
+        weight: the number of the weight among the parameters.
+        bias: the number of its bias; None where it has none.
         inputs: (k, n, positions, width).
         grads: (k, n, positions, out).
     """
 
     weight: int
+    bias: int | None
     inputs: Tensor
     grads: Tensor
 
@@ -44,8 +46,8 @@ class Layer(Protocol):
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
-        """The gradients at the inputs (None unless `further`), and what the layer's own gradient is made of."""
+    ) -> tuple[Tensor | None, list[Use]]:
+        """The gradients at the inputs (None unless `further`), and what the layer's own are made of."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ class Dense:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `Layer`."""
         flat, shape = saved
-        use = Use(self.weight, flat.unsqueeze(2), grads.unsqueeze(2))
+        use = Use(self.weight, self.weight + 1, flat.unsqueeze(2), grads.unsqueeze(2))
         before = torch.bmm(grads, params[self.weight].flatten(2)).view(shape) if further else None
-        return before, use
+        return before, [use]
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class Relu:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `Layer`."""
-        return _relu_backward(grads, saved, 0), None
+        return _relu_backward(grads, saved, 0), []
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,6 @@ class Tanh:
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
-    ) -> tuple[Tensor | None, Use | None]:
+    ) -> tuple[Tensor | None, list[Use]]:
         """See `Layer`."""
-        return _tanh_backward(grads, saved), None
+        return _tanh_backward(grads, saved), []

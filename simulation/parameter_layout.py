@@ -45,7 +45,7 @@ class ParameterLayout:
     def stack(self, params: Tensor, count: int) -> list[Tensor]:
         """`count` copies of one model `params` (num_params,): contiguous, so that products write into them."""
         views = self.views(params.unsqueeze(0))
-        # Cloned, for contiguous() of a single copy would be `params` itself, and training would move the server's model.
+        # Cloned: contiguous() of a single copy would be `params` itself, and training would move the server's model.
         return [view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format) for view in views]
 
     def views(self, rows: Tensor) -> list[Tensor]:

@@ -25,7 +25,7 @@ from simulation.batches import Batch, Rows, Table, read_rows, shuffled_batches
 from simulation.chunk import Chunk, Descent, descent_of
 from simulation.layers import Dense
 from simulation.parameter_layout import ParameterLayout
-from simulation.stacked_models import LayeredStack, Stack, add_bias
+from simulation.stacked_models import Stack, add_bias
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -36,7 +36,7 @@ GAIN = 0.75
 def spans(stack: Stack, examples: int, settings: LocalSettings) -> bool:
     """Whether clients of so many examples are better trained in the span: plain SGD, and a linear first layer that is
     large for them."""
-    if settings.example or not isinstance(stack, LayeredStack) or not isinstance(stack.layers[0], Dense):
+    if settings.example or not isinstance(stack.layers[0], Dense):
         return False
     out, width = stack.layout.blocks[0].shape[:2]
     steps = -(-examples // settings.batch_size)
@@ -99,7 +99,7 @@ def span_of(inputs: Tensor, weight: Tensor, *, momentum: float) -> Span:
     )
 
 
-def span_sgd(stack: LayeredStack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
+def span_sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
     """What `simulation.stacked_training.stacked_updates` gives for plain SGD, (k, num_params).
 
     Args:
@@ -126,7 +126,7 @@ def span_sgd(stack: LayeredStack, start: Tensor, data: Examples, chunk: Chunk) -
     return rows
 
 
-def _step(stack: LayeredStack, span: Span, descent: Descent, batch: Rows) -> None:
+def _step(stack: Stack, span: Span, descent: Descent, batch: Rows) -> None:
     active = len(batch.rows)
     # The first parameter, the weight, is not there: no layer but the first reads it.
     current = [span.inputs, *descent.current(active)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from simulation.batches import Batch
 from simulation.chain import chain_of
@@ -20,33 +18,19 @@ ROUNDING_MARGIN = 2e-6
 LARGEST_NORM = 2.0**44
 
 
-class Stack(Protocol):
-    """The models of k clients; parameters are a list of tensors (k, ...), as `layout` has them."""
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """Where parameters stand."""
-
-    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
-        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
-
-        `into` may be `params` itself: gradients are those before any of it has changed.
-        """
-
-    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
-        """Each client's sum of per-example gradients, every one clipped to `l2_norm_clip`: (k, num_params)."""
-
-
 @dataclass(frozen=True, eq=False)
-class LayeredStack:
-    """Models that are a chain of layers with passes by hand."""
+class Stack:
+    """The models of k clients, a chain of layers; parameters are a list of tensors (k, ...), as `layout` has them."""
 
     layers: tuple[Layer, ...]
     layout: ParameterLayout
     first: int  # the first layer with parameters: no gradient is needed before it
 
     def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
-        """See `Stack`."""
+        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
+
+        `into` may be `params` itself: gradients are those before any of it has changed.
+        """
         self.apply(self.passes(params, batch)[1], into, keep=keep, rate=rate)
 
     def apply(self, uses: list[Use], into: list[Tensor], *, keep: float, rate: float) -> None:
@@ -55,10 +39,11 @@ class LayeredStack:
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
             weight = into[use.weight]
             weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
-            add_bias(into[use.weight + 1], grads, keep=keep, rate=rate)
+            if use.bias is not None:
+                add_bias(into[use.bias], grads, keep=keep, rate=rate)
 
     def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
-        """See `Stack`."""
+        """Each client's sum of per-example gradients, every one clipped to `l2_norm_clip`: (k, num_params)."""
         _, uses = self.passes(params, batch)
         scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), l2_norm_clip)
         totals = [torch.zeros(0)] * len(self.layout.blocks)
@@ -67,7 +52,8 @@ class LayeredStack:
             grads = (grads.double() * scale[:, :, None, None]).float().flatten(1, 2)
             weight = params[use.weight]
             totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
-            totals[use.weight + 1] = grads.sum(1)
+            if use.bias is not None:
+                totals[use.bias] = grads.sum(1)
         return self.layout.rows(totals)
 
     def passes(self, params: list[Tensor], batch: Batch, *, first: int = 0) -> tuple[Tensor | None, list[Use]]:
@@ -81,13 +67,12 @@ class LayeredStack:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
         grads: Tensor | None = _cross_entropy_gradients(outputs, batch)
-        uses = []
+        uses: list[Use] = []
         for number in reversed(range(max(first, self.first), len(self.layers))):
             assert grads is not None
             further = number > self.first
-            grads, use = self.layers[number].backward(params, saved[number - first], grads, further=further)
-            if use is not None:
-                uses.append(use)
+            grads, found = self.layers[number].backward(params, saved[number - first], grads, further=further)
+            uses += found
         return grads, uses
 
 
@@ -108,16 +93,19 @@ def _cross_entropy_gradients(logits: Tensor, batch: Batch) -> Tensor:
 def _squared_norms(use: Use) -> Tensor:
     """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64.
 
-    With one position an example they are products of norms (Goodfellow 2015), in float64 throughout, for a large norm
-    may hide behind the square of a small one. Otherwise the gradients are built, and what float32 loses of their squares
-    is below 1e-19.
+    With one position an example they are products of norms (Goodfellow 2015), in float64 throughout: a large norm may
+    hide behind the square of a small one. Otherwise the gradients are built, and float32 squares lose norms below 1e-19
+    alone.
     """
     grads, inputs = use.grads, use.inputs
     if inputs.shape[2] == 1:
-        return _norms(grads[:, :, 0], torch.float64).square() * (_norms(inputs[:, :, 0], torch.float64).square() + 1)
-    weights, biases = torch.matmul(grads.transpose(2, 3), inputs), grads.sum(2)
-    weight_norms = _norms(_norms(weights, torch.float32), torch.float64)
-    return weight_norms.square() + _norms(biases, torch.float64).square()
+        added = 0 if use.bias is None else 1
+        return _norms(grads[:, :, 0], torch.float64).square() * (
+            _norms(inputs[:, :, 0], torch.float64).square() + added
+        )
+    built = torch.matmul(grads.transpose(2, 3), inputs)
+    squares = _norms(_norms(built, torch.float32), torch.float64).square()
+    return squares if use.bias is None else squares + _norms(grads.sum(2), torch.float64).square()
 
 
 def _norms(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,49 +127,12 @@ def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(values.masked_fill(lost[:, :, None, None], 0.0) for values in (use.inputs, use.grads))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, eq=False)
-class MappedStack:
-    """Any other model, by torch.func: slower, and right for whatever `vmap` can map."""
-
-    model: nn.Module
-    layout: ParameterLayout
-
-    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
-        """See `Stack`."""
-        found = vmap(grad(self._loss))(tuple(params), batch.inputs, batch.targets, batch.weights)
-        for target, gradient in zip(into, found, strict=True):
-            target.mul_(keep).add_(gradient, alpha=rate)
-
-    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
-        """See `Stack`. Builds the gradients of one example of each client at a time."""
-        total = params[0].new_zeros(len(batch.targets), self.layout.size)
-        single = vmap(grad(self._loss))
-        for place in range(batch.targets.shape[1]):
-            example = slice(place, place + 1)
-            parts = single(
-                tuple(params), batch.inputs[:, example], batch.targets[:, example], batch.weights[:, example]
-            )
-            rows = self.layout.rows(parts)
-            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            scale = clip_scale(norms, l2_norm_clip).unsqueeze(1)
-            total += torch.where(scale > 0, rows.double() * scale, 0.0).float()
-        return total
-
-    def _loss(self, params: tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        names = (name for name, _ in self.model.named_parameters())
-        logits = functional_call(self.model, dict(zip(names, params, strict=True)), (inputs,))
-        return (nn.functional.cross_entropy(logits, targets, reduction="none") * weights).sum()
-
-
-def stack_of(model: nn.Module, input_shape: tuple[int, ...]) -> Stack:
-    """The stack for a model: by hand where every layer has a pass by hand, by torch.func otherwise.
+def stack_of(model: nn.Module, input_shape: tuple[int, ...]) -> Stack | None:
+    """The stack for a model as `discreet.tasks.models` builds it; None where a layer has no pass by hand.
 
     Args:
-        model: as `discreet.tasks.models` builds it, with the cross entropy as its loss.
+        model: with the cross entropy as its loss.
         input_shape: of one example.
     """
-    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
     chain = chain_of(model, input_shape)
-    if chain is None:
-        return MappedStack(model.train(), layout_of(shapes))
-    return LayeredStack(chain.layers, layout_of(chain.shapes, chain.orders), chain.first)
+    return None if chain is None else Stack(chain.layers, layout_of(chain.shapes, chain.orders), chain.first)

@@ -11,7 +11,7 @@ from discreet.tasks.examples import Examples
 from simulation.batches import poisson_batch, read_mean, read_sum, shuffled_batches
 from simulation.chunk import Chunk, descent_of
 from simulation.span import span_sgd, spans
-from simulation.stacked_models import LayeredStack, Stack
+from simulation.stacked_models import Stack
 
 
 def stacked_updates(stack: Stack, params: Tensor, data: Examples, chunk: Chunk) -> Tensor:
@@ -30,7 +30,7 @@ def stacked_updates(stack: Stack, params: Tensor, data: Examples, chunk: Chunk) 
 
 def _sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
     settings, table = chunk.settings[0], chunk.table
-    if isinstance(stack, LayeredStack) and spans(stack, table.numbers.shape[1], settings):
+    if spans(stack, table.numbers.shape[1], settings):
         return span_sgd(stack, start, data, chunk)
     descent = descent_of(stack.layout.stack(start, len(table.sizes)), settings)
     for epoch in range(settings.epochs):

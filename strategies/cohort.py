@@ -38,8 +38,8 @@ class CohortSampling:
         if self.kind == "everyone":
             return list(members)
         if self.kind == "poisson":
-            return poisson_cohort(list(members), self.probability, source)
+            return poisson_cohort(members, self.probability, source)
         # Absent clients are drawn too and then missed: each one's chance stays cohort_size / population_size.
-        places = list(range(self.population_size))
+        places = range(self.population_size)
         chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
         return [members[place] for place in chosen if place < len(members)]

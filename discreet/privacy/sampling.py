@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.noise import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
@@ -29,7 +29,11 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     if probability == 1:
         return torch.arange(count)
     threshold = np.uint64(int(probability * 2**64))
-    return torch.from_numpy(np.flatnonzero(source.words(count) < threshold).astype(np.int64, copy=False))
+    # In pieces, so that a population of a million takes the memory of those who are drawn.
+    pieces = [
+        start + np.flatnonzero(source.words(min(CHUNK, count - start)) < threshold) for start in range(0, count, CHUNK)
+    ]
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
 
 
 def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSource) -> list[int]:
@@ -63,5 +67,5 @@ def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomS
 
 
 def _check_distinct(node_ids: Sequence[int]) -> None:
-    if len(set(node_ids)) != len(node_ids):
+    if not isinstance(node_ids, range) and len(set(node_ids)) != len(node_ids):
         raise ValueError("node_ids must be distinct: a node that appears twice would count twice")

@@ -94,6 +94,8 @@ def to_svg(figure: Any, title: str) -> str:
     text = text[text.index("<svg") :]
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # hundredths of a point are enough, and half the size
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{_attribute(title)}" ', 1)
@@ -130,19 +132,31 @@ THEMES = (
 )
 
 
+def sign(number: int) -> str:
+    """The marker of a series as text; a dash for those without one."""
+    return SIGNS[number] if number >= 0 else "-"
+
+
+def series_variable(number: int) -> str:
+    """The CSS variable of a series' colour."""
+    return f"--series-{number}" if number >= 0 else "--muted"
+
+
 def alone(picture: Picture) -> str:
     """The picture as a file of its own, with its legend below it, in light and dark as the reader's system asks."""
     width, height = (float(number) for number in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture.svg)[0])
     lines = [
         f'<text x="12" y="{height + 12 * (line + 1):.0f}" style="font-size: 9px; fill: var(--ink)">'
-        f'<tspan style="fill: var(--series-{number})">{SIGNS[number]}</tspan> {_attribute(label)}</text>'
+        f'<tspan style="fill: var({series_variable(number)})">{sign(number)}</tspan> {_attribute(label)}</text>'
         for line, (number, label) in enumerate(picture.legend)
     ]
+    # Points of the inner drawing are the units of the outer one.
+    drawing = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', picture.svg, count=2)
     whole = height + 12 * len(lines) + 8 * bool(lines)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {whole:g}" width="{width:g}pt">'
     style = f"<style>{THEMES} text {{ font-family: system-ui, sans-serif; }}</style>"
     paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
-    return f"{head}{style}{paper}{picture.svg}{''.join(lines)}</svg>\n"
+    return f"{head}{style}{paper}{drawing}{''.join(lines)}</svg>\n"
 
 
 def _attribute(text: str) -> str:

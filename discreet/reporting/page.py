@@ -9,7 +9,7 @@ from html import escape
 
 from discreet.guarantees import Guarantee
 from discreet.reporting.choosing import ChoiceCost
-from discreet.reporting.drawing import SIGNS, THEMES, Picture
+from discreet.reporting.drawing import THEMES, Picture, series_variable, sign
 from discreet.reporting.epsilons import epsilons, spent_by_holder, worst_holder
 from discreet.reporting.records import RunRecord
 from discreet.reporting.table import Table, repetitions_table, runs_table
@@ -155,8 +155,7 @@ def _repetitions(records: Sequence[RunRecord]) -> str:
 
 def _figure(picture: Picture) -> str:
     legend = "".join(
-        f'<li><span style="color: var({"--muted" if number < 0 else f"--series-{number}"})">'
-        f"{'-' if number < 0 else SIGNS[number]}</span> {escape(label)}</li>"
+        f'<li><span style="color: var({series_variable(number)})">{sign(number)}</span> {escape(label)}</li>'
         for number, label in picture.legend
     )
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""

@@ -150,7 +150,9 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
     """The settings in which the runs differ, in the order of the configuration; of those that decide nothing, none."""
-    names = [name for name in records[0].settings if name not in NOT_TRIED and not name.startswith("operations.")]
+    names = [
+        name for name in records[0].settings if name not in NOT_TRIED and not name.startswith(("operations.", "files."))
+    ]
     return [name for name in names if len(_values(records, name)) > 1]
 
 

@@ -58,7 +58,7 @@ def _results(record: RunRecord) -> tuple[str, ...]:
         _number(record.last("clip_norm"), ".4g"),
         _number(record.total("replies") / len(record.rounds), ".1f"),
         _number(record.total("seconds"), ".1f"),
-        f"seed {record.config.seed}: protects nobody" if record.protects_nobody else "secure",
+        f"seed {record.config.seed}" if record.protects_nobody else "secure",
     )
 
 

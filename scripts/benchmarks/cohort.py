@@ -2,10 +2,10 @@
 
     python -m scripts.benchmarks.cohort --json cohort.json
 
-The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate 0.1,
-every update clipped and added up. Everything that is compared runs in turns, in one process, so that a busy machine
-slows all of it alike. Times are medians of rounds: by the clock, and by the work of all cores together, which other
-programs disturb less. pfl-research is compared where it is installed, and skipped by name where it is not.
+The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
+0.1, every update clipped and added up. Everything that is compared runs in turns, in one process, so that a busy
+machine slows all of it alike. Times are medians of rounds: by the clock, and by the work of all cores together, which
+other programs disturb less. pfl-research is compared where it is installed, and skipped by name where it is not.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger 
         total = ClippedSum(len(start), CLIP_NORM)
         for client in clients:
             examples = task.train.subset(torch.from_numpy(views.examples(client)))
-            account = ledger and ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
+            account = None
+            if ledger is not None:
+                account = ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
             reply = DPClient(model, examples, account, ClientPolicy(), secure_source()).answer(order, start)
             total.add(reply.update.unsqueeze(0))
 
@@ -178,7 +180,7 @@ def _batched(
 ) -> Rounds:
     """The cohort as one computation."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
-    accounts = ledger and Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+    accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     exchange = BatchedExchange(run, engine_of(run, task, views=views), accounts=accounts)
     start = flatten_parameters(model)
     size = len(start)

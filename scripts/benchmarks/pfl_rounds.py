@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -38,33 +39,39 @@ def pfl_rounds(
     Raises:
         ImportError: pfl-research is not installed.
     """
-    from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
-    from pfl.data.federated_dataset import FederatedDataset
-    from pfl.data.pytorch import PyTorchTensorDataset
-    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-    from pfl.model.pytorch import PyTorchModel
-    from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
+    simulate, data, hyperparam = (_part(name) for name in ("aggregate.simulate", "data", "hyperparam"))
+    algorithm, models, privacy = (_part(name) for name in ("algorithm", "model.pytorch", "privacy"))
 
     def examples(client: int) -> Any:
         numbers = torch.from_numpy(views.examples(client))
-        return PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
+        return _part("data.pytorch").PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
 
     waiting: list[int] = []
     classifier = _Classifier(layers)
-    model = PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
-    noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
-    data = FederatedDataset(examples, lambda: waiting.pop())
-    backend = SimulatedBackend(data, None, postprocessors=[noise])
-    training = NNTrainHyperParams(local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate)
+    model = models.PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
+    noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
+    users = data.FederatedDataset(examples, lambda: waiting.pop())
+    backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
+    training = hyperparam.NNTrainHyperParams(
+        local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate
+    )
 
     def rounds(clients: Sequence[int]) -> None:
         waiting[:] = clients
-        plan = NNAlgorithmParams(
+        plan = algorithm.NNAlgorithmParams(
             central_num_iterations=1, evaluation_frequency=1000, train_cohort_size=len(clients), val_cohort_size=0
         )
-        FederatedAveraging().run(
-            plan, backend, model, training, NNEvalHyperParams(local_batch_size=None), send_metrics_to_platform=False
+        algorithm.FederatedAveraging().run(
+            plan,
+            backend,
+            model,
+            training,
+            hyperparam.NNEvalHyperParams(local_batch_size=None),
+            send_metrics_to_platform=False,
         )
 
     return rounds
+
+
+def _part(name: str) -> Any:
+    return import_module(f"pfl.{name}")

@@ -51,7 +51,9 @@ class Clients:
 
     @property
     def stack(self) -> Stack:
-        return stack_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
+        stack = stack_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
+        assert stack is not None
+        return stack
 
     def sources(self) -> list[RandomSource]:
         return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]

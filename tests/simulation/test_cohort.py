@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from client_app import nodes
 from discreet.config import ConfigError, load_config
 from discreet.durable_ledger import DurableLedger
 from discreet.runs import RunFolder
+from discreet.tasks.models import MODELS
 from simulation.cohort import BatchedExchange
 from simulation.engine import Engine
 from simulation.in_process import simulate
-from simulation.stacked_models import stack_of
-from simulation.views import SampledViews
+from simulation.views import Numbers, SampledViews, Views
 from strategies.exchange import Replies
 from tests.simulation.chunks import Clients
 
 SMALL = (
     "seed=64019",
-    "rounds=3",
+    "rounds=2",
     "data.num_clients=41",
     "sampling.probability=0.4",
     "training.epochs=1",
@@ -39,15 +43,15 @@ RUNS = {
     "momentum, epochs": ("training.momentum=0.5", "training.epochs=3", FLOAT),
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
     "example level": (*EXAMPLE, FLOAT),
-    "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT, "rounds=2"),
-    "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT, "rounds=2"),
-    "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3", FLOAT),
+    "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT),
+    "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
+    "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3", FLOAT, "rounds=3"),
     "local gaussian": (*LOCAL, "privacy.local.kind=gaussian"),
     "local laplace": (*LOCAL, "privacy.local.kind=laplace"),
     "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
-    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=9"),
-    "cnn": ("model.name=cnn", FLOAT, "rounds=2"),
-    "everyone": ("sampling.kind=everyone", FLOAT, "rounds=2"),
+    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=9", "rounds=3"),
+    "cnn": ("model.name=cnn", FLOAT),
+    "everyone": ("sampling.kind=everyone", FLOAT),
 }
 
 
@@ -109,8 +113,25 @@ def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
 ) -> None:
     logging.getLogger("discreet").propagate = True
     with caplog.at_level("INFO", "discreet"):
-        run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step", "rounds=2")
+        run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
+
+
+def test_a_model_with_a_layer_of_its_own_is_trained_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("discreet").propagate = True
+    monkeypatch.setitem(MODELS, "logistic_regression", _normed)
+    nodes._model.cache_clear()
+    with caplog.at_level("INFO", "discreet"):
+        run(tmp_path, "auto", FLOAT)
+    nodes._model.cache_clear()
+    assert sum("model.name=logistic_regression is not batched" in record.message for record in caplog.records) == 1
+
+
+def _normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    size = math.prod(shape)
+    return nn.Sequential(nn.Flatten(), nn.LayerNorm(size), nn.Linear(size, classes))
 
 
 def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
@@ -156,13 +177,28 @@ def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
         assert (part.updates.norm(dim=1) <= 0.1).tolist() == part.below.tolist()
 
 
+class Watched:
+    """Views that remember who was looked at."""
+
+    def __init__(self, views: Views) -> None:
+        self.views, self.seen = views, set[int]()
+        self.sizes = views.sizes
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def examples(self, client: int) -> Numbers:
+        self.seen.add(client)
+        return self.views.examples(client)
+
+
 def test_no_more_than_a_few_chunks_are_trained_ahead() -> None:
-    start, seen = Clients("logistic_regression", (4,), (30, 3)).start, set[int]()
+    start = Clients("logistic_regression", (4,), (30, 3)).start
     with exchange(2, 2) as asked:
-        deal = asked.engine.views.examples
-        object.__setattr__(asked.engine.views, "examples", lambda client: (seen.add(client), deal(client))[1])
+        watched = Watched(asked.engine.views)
+        asked.engine = replace(asked.engine, views=watched)
         next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
-    assert 2 <= len(seen) <= 6
+    assert 2 <= len(watched.seen) <= 6
 
 
 def test_every_client_of_the_population_can_be_asked() -> None:
@@ -174,4 +210,4 @@ def test_every_client_of_the_population_can_be_asked() -> None:
 def test_an_engine_trains_at_least_one_client(chunk: int, workers: int) -> None:
     some = Clients("logistic_regression", (4,), (3,))
     with pytest.raises(ValueError, match="must be at least 1"):
-        Engine(some.data, SampledViews(5, 3, 1, seed=3), stack_of(torch.nn.Linear(4, 5), (4,)), chunk, workers)
+        Engine(some.data, SampledViews(5, 3, 1, seed=3), some.stack, chunk, workers)

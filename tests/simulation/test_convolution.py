@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from discreet.tasks.recurrent import LSTMLayer
 from simulation.batches import Batch
 from simulation.chain import chain_of
-from simulation.stacked_models import LayeredStack, stack_of
+from simulation.stacked_models import stack_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -27,7 +28,7 @@ def gradients_by_torch(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
 
 def gradients_by_hand(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
     stack = stack_of(model, tuple(batch.inputs.shape[2:]))
-    assert isinstance(stack, LayeredStack)
+    assert stack is not None
     params = [view.contiguous() for view in stack.layout.views(rows)]
     into = [torch.zeros_like(values) for values in params]
     stack.accumulate(params, batch, into, keep=1.0, rate=1.0)
@@ -90,6 +91,13 @@ def test_ties_go_to_the_first_place_row_by_row() -> None:
 )  # fmt: skip
 def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> None:
     assert chain_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
+
+
+def test_sequences_are_read_at_their_last_step_alone() -> None:
+    layers = [nn.Embedding(5, 3), LSTMLayer(3, 2)]
+    assert chain_of(nn.Sequential(*layers, nn.Identity(), nn.Linear(2, 5)), (4,)) is None
+    assert chain_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)), (4,)) is None
+    assert chain_of(nn.Sequential(*layers, nn.Linear(2, 5)), (4,)) is None
 
 
 def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func() -> None:

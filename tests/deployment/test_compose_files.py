@@ -1,0 +1,91 @@
+"""What the compose files promise, read from them: nothing runs with rights it does not need, no secret is baked in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from client_app.policy import policy_from
+from discreet.config import load_config
+from scripts.compose_nodes import more_nodes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
+    return loaded
+
+
+SERVICES = {
+    **read("docker-compose.yml")["services"],
+    "a node of its own": read("docker-compose.node.yml")["services"]["node"],
+    **more_nodes(6)["services"],
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_locked_down(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"].startswith("${DISCREET_UID:-10001}")
+    assert service["mem_limit"]
+    assert service["healthcheck"]
+    assert service["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node-")])
+def test_every_node_has_a_key_a_ledger_and_a_partition_of_its_own(name: str) -> None:
+    number, service = name.removeprefix("node-"), SERVICES[name]
+    assert service["environment"]["PARTITION"] == number
+    assert f"ledger-{number}:/ledger" in service["volumes"]
+    assert {"source": f"node-{number}.key", "target": "node.key"} in service["secrets"]
+    assert service["networks"] == ["fleet"]
+
+
+def test_nodes_and_the_server_share_no_network_and_no_volume() -> None:
+    server, node = SERVICES["superlink"], SERVICES["node-0"]
+    assert not set(server["networks"]) & set(node["networks"])
+    assert not {volume.split(":")[0] for volume in server["volumes"]} & {
+        volume.split(":")[0] for volume in node["volumes"]
+    }
+    assert read("docker-compose.yml")["networks"]["fleet"]["internal"] is True
+    assert all(port.startswith("127.0.0.1:") for port in server["ports"])
+
+
+def test_a_node_of_its_own_can_write_neither_its_code_nor_its_data() -> None:
+    volumes = SERVICES["a node of its own"]["volumes"]
+    assert any(volume.endswith(":/flwr/apps:ro") for volume in volumes)
+    assert any(volume.endswith(":/data:ro") for volume in volumes)
+
+
+def test_the_build_context_names_what_it_takes() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    assert not {"!secrets", "!tests", "!outputs", "!.git"} & set(lines)
+
+
+def test_the_image_has_one_base_and_no_root() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {"python:3.11-slim-bookworm"}
+    assert [line for line in lines if line.startswith("USER")] == ["USER 10001:10001"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deployment" / "policies").glob("*.json")), ids=lambda path: path.stem)
+def test_the_demonstration_policies_accept_the_demonstration(path: Path) -> None:
+    policy, run = policy_from({"policy": str(path)}), load_config(["experiment=deployment"])
+    assert run.privacy.example.noise_multiplier is not None
+    assert run.privacy.example.noise_multiplier >= policy.min_noise_multiplier
+    assert run.privacy.delta <= policy.max_delta
+    assert policy.require == ("example",)
+
+
+def test_fewer_nodes_than_are_there_add_none() -> None:
+    assert more_nodes(2)["services"] == {}
+    with pytest.raises(ValueError, match="at least 1"):
+        more_nodes(0)

@@ -1,0 +1,175 @@
+"""A node's own data: every format gives the same examples, and what is wrong is said to its owner alone."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from client_app.account import Refused
+from client_app.node_data import SHAPES, NodeDataError, load_node_data, main
+from client_app.nodes import model_of, node_examples
+from discreet.config import load_config
+from discreet.tasks.datasets import load_task
+
+PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
+CLASSES = np.array([0, 7, 9])
+EXPECTED = torch.from_numpy((PIXELS / 16).astype(np.float32)).reshape(3, 1, 8, 8)
+NAMES = [f"p{number}" for number in range(64)]
+SCALE = "low = 0\nhigh = 16\n"
+
+
+def describe(folder: Path, text: str) -> Path:
+    (folder / "data.toml").write_text(text)
+    return folder
+
+
+def csv_folder(folder: Path, *, head: str = "", rows: np.ndarray = PIXELS, extra: str = SCALE) -> Path:
+    lines = [head or ",".join([*NAMES, "digit"])]
+    lines += [",".join(map(str, [*row, target])) for row, target in zip(rows, CLASSES, strict=True)]
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+    return describe(folder, f'format = "csv"\nfile = "a.csv"\ntarget = "digit"\n{extra}')
+
+
+def parquet_folder(folder: Path) -> Path:
+    columns = {name: PIXELS[:, number] for number, name in enumerate(NAMES)}
+    parquet.write_table(pa.table({"digit": CLASSES, **columns}), folder / "a.parquet")
+    return describe(folder, f'format = "parquet"\nfile = "a.parquet"\ntarget = "digit"\n{SCALE}')
+
+
+def npz_folder(folder: Path) -> Path:
+    np.savez(folder / "a.npz", x=PIXELS.reshape(3, 8, 8), y=CLASSES)
+    return describe(folder, f'format = "npz"\nfile = "a.npz"\ninputs = "x"\ntarget = "y"\n{SCALE}')
+
+
+def idx_folder(folder: Path) -> Path:
+    def idx(values: np.ndarray) -> bytes:
+        head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+        return head + values.astype(np.uint8).tobytes()
+
+    (folder / "images.gz").write_bytes(gzip.compress(idx(PIXELS.reshape(3, 8, 8))))
+    (folder / "labels").write_bytes(idx(CLASSES))
+    return describe(folder, f'format = "idx"\nfile = "images.gz"\ntarget = "labels"\n{SCALE}')
+
+
+@pytest.mark.parametrize("make", [csv_folder, parquet_folder, npz_folder, idx_folder])
+def test_every_format_gives_the_same_examples(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    examples = load_node_data(make(tmp_path), "digits")
+    torch.testing.assert_close(examples.inputs, EXPECTED)
+    assert examples.targets.tolist() == CLASSES.tolist()
+
+
+def test_columns_are_taken_in_the_order_of_the_description(tmp_path: Path) -> None:
+    names = ", ".join(f'"{name}"' for name in reversed(NAMES))
+    examples = load_node_data(csv_folder(tmp_path, extra=f"{SCALE}inputs = [{names}]\n"), "digits")
+    torch.testing.assert_close(examples.inputs, EXPECTED.flatten(1).flip(1).reshape(3, 1, 8, 8))
+
+
+def test_classes_may_be_words(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "kind," + ",".join(f"f{n}" for n in range(30)) + "\nmalign," + "1," * 29 + "3\nbenign," + "2," * 29 + "9\n"
+    )
+    text = 'format = "csv"\nfile = "a.csv"\ntarget = "kind"\nclasses = ["malign", "benign"]\nlow = 1\nhigh = 3\n'
+    examples = load_node_data(describe(tmp_path, text), "breast_cancer")
+    assert examples.targets.tolist() == [0, 1]
+    # breast_cancer lies in [-1, 1]: low is -1, high is 1, and what is outside is clamped.
+    assert examples.inputs[0, 0] == -1
+    assert examples.inputs[:, 29].tolist() == [1, 1]
+
+
+def test_token_ids_stay_whole_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.full((2, 80), 97), y=np.array([0, 97]))
+    describe(tmp_path, 'format = "npz"\nfile = "a.npz"\ntarget = "y"\n')
+    assert load_node_data(tmp_path, "shakespeare").inputs.dtype == torch.int64
+
+
+WRONG = {
+    "a missing description": (lambda folder: folder, "data.toml is missing"),
+    "an unknown key": (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
+    "a missing key": (lambda folder: describe(folder, 'format = "csv"'), "must give file as a text"),
+    "an unknown format": (
+        lambda folder: describe(folder, 'format = "xls"\nfile = "a"\ntarget = "b"'),
+        "format must be one of csv, parquet, npz, idx",
+    ),
+    "not TOML": (lambda folder: describe(folder, "format csv"), "is not TOML"),
+    "a missing file": (
+        lambda folder: describe(folder, 'format = "csv"\nfile = "b.csv"\ntarget = "x"'),
+        "b.csv is missing",
+    ),
+    "a file elsewhere": (
+        lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
+        "must lie in",
+    ),
+    "low without high": (lambda folder: csv_folder(folder, extra="low = 1"), "low and high must be given together"),
+    "high below low": (lambda folder: csv_folder(folder, extra="low = 1\nhigh = 0"), "high must be above low"),
+    "too few columns": (
+        lambda folder: csv_folder(folder, extra='inputs = ["p0", "p1"]'),
+        r"2 inputs a row, not 64 for the shape \(1, 8, 8\)",
+    ),
+    "a column that is not there": (lambda folder: csv_folder(folder, extra='inputs = ["q"]'), "has no column q"),
+    "a missing value": (
+        lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
+        "row 0 is missing",
+    ),
+    "another task": (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
+    "words for classes": (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "the class 0 is not in classes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said(tmp_path: Path, name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(NodeDataError, match=message):
+        load_node_data(make(tmp_path), "digits")
+
+
+def test_a_class_that_the_task_does_not_have_is_named_with_its_row(tmp_path: Path) -> None:
+    rows = np.zeros((3, 30), int)
+    head = ",".join([*(f"f{number}" for number in range(30)), "digit"])
+    folder = csv_folder(tmp_path, head=head, rows=rows, extra="")
+    with pytest.raises(NodeDataError, match="the class in row 1 is 7"):
+        load_node_data(folder, "breast_cancer")
+
+
+def test_a_task_that_is_not_known_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NodeDataError, match="no task 'weather'"):
+        load_node_data(csv_folder(tmp_path), "weather")
+
+
+def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = csv_folder(tmp_path, extra='task = "mnist"')
+    with pytest.raises(Refused) as refused:
+        node_examples(load_config(), {"data": str(folder)})
+    assert str(refused.value) == "this node's own data do not fit the task digits; its log says why"
+    assert "for mnist" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["digits", "breast_cancer"])
+def test_the_known_shapes_are_those_of_the_tasks(name: str) -> None:
+    task = load_task(name)
+    shape = SHAPES[name]
+    assert (task.input_shape, task.num_classes) == (shape.input_shape, shape.num_classes)
+    assert shape.scale[0] <= float(task.train.inputs.min())
+    assert float(task.train.inputs.max()) <= shape.scale[1]
+
+
+def test_the_known_shape_of_mnist_is_that_of_the_task(shared_data: Path) -> None:
+    task = load_task("mnist", path=str(shared_data / "mnist"))
+    assert (task.input_shape, task.num_classes) == (SHAPES["mnist"].input_shape, SHAPES["mnist"].num_classes)
+
+
+def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:
+    run = load_config(["data.name=mnist", "data.path=/nowhere", "model.name=logistic_regression"])
+    assert sum(parameter.numel() for parameter in model_of(run).parameters()) == 7850
+
+
+def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(csv_folder(tmp_path)), "digits"]) == 0
+    assert "3 examples" in capsys.readouterr().out
+    assert main([str(tmp_path), "mnist"]) == 2
+    assert "64 inputs a row, not 784" in capsys.readouterr().err

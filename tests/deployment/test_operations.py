@@ -1,0 +1,205 @@
+"""How a run is watched: its log, its status, its metrics; and that only one server writes it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from discreet.config import load_config
+from discreet.logs import FIELDS, log_to
+from discreet.run_lock import only_writer
+from discreet.runs import METRICS, RunFolder
+from discreet.settings import ConfigError
+from discreet.status import RunStatus, after_round, read_status, write_status
+from discreet.telemetry import prometheus_text, serving_metrics
+from scripts.federation import free_port
+from scripts.healthy import healthy
+from scripts.healthy import main as healthy_main
+from scripts.status import main as status_main
+from scripts.status import status_facts, status_lines
+from simulation.in_process import simulate
+
+RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
+
+
+@pytest.fixture
+def written() -> io.StringIO:
+    stream = io.StringIO()
+    log_to(stream, log_format="json", name="discreet.test")
+    return stream
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("run")
+    simulate(load_config([*RUN, "privacy.user.max_epsilon=9", f"output_dir={folder}"]))
+    return RunFolder(folder)
+
+
+def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:
+    logging.getLogger("discreet.test").info("round %d", 3, extra={FIELDS: {"epsilon": float("inf"), "round": 3}})
+    line = json.loads(written.getvalue())
+    assert (line["message"], line["round"], line["epsilon"], line["level"]) == ("round 3", 3, "inf", "INFO")
+    assert datetime.fromisoformat(line["time"]).tzinfo == UTC
+
+
+def test_json_lines_stay_one_line_with_an_exception_and_line_breaks(written: io.StringIO) -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        logging.getLogger("discreet.test").exception("it\nfailed")
+    (line,) = written.getvalue().splitlines()
+    assert "ValueError: a\nb" in json.loads(line)["exception"]
+
+
+def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCREET_LOG_FORMAT", "json")
+    assert load_config().operations.log_format == "json"
+    monkeypatch.setenv("DISCREET_LOG_FORMAT", "xml")
+    with pytest.raises(ValueError, match="log_format must be one of text, json"):
+        log_to(io.StringIO())
+    with pytest.raises(ConfigError, match=r"operations\.log_format must be one of text, json"):
+        load_config()
+
+
+@pytest.mark.parametrize("wrong", ["operations.metrics_port=0", "operations.metrics_port=65536"])
+def test_a_port_is_within_its_range(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"operations\.metrics_port must be within"):
+        load_config([wrong])
+
+
+def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
+    facts = status_facts(done)
+    assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == ("finished", 2, 2, 4)
+    epsilon = facts["epsilon"]
+    assert isinstance(epsilon, dict)
+    assert epsilon["user"]["spent"] == pytest.approx(done.read_metrics()[-1]["epsilon_user"])
+    assert epsilon["user"]["left"] == pytest.approx(9 - epsilon["user"]["spent"])
+    assert epsilon["example"] is None
+    assert "epsilon    example none (off)" in status_lines(done)
+
+
+def test_the_status_command_prints_text_and_json(done: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_main([str(done.path)]) == 0
+    assert "round      2 of 2" in capsys.readouterr().out
+    assert status_main([str(done.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["round"] == 2
+
+
+def test_the_status_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_main([str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
+    first = after_round(RunStatus("running", 9), number=1, nodes=4, failures={"late": 2}, last_failure="client 7 late")
+    second = after_round(first, number=2, nodes=3, failures={"late": 1, "refused": 1}, last_failure="client 8 refused")
+    third = after_round(second, number=3, nodes=4, failures={}, last_failure=None)
+    assert third.failures == {"late": 3, "refused": 1}
+    assert (third.nodes, third.last_failure, third.last_failure_round) == (4, "client 8 refused", 2)
+
+
+def test_a_status_file_that_is_not_one_is_no_status(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert read_status(folder) is None
+    write_status(folder, RunStatus("running", 3))
+    assert read_status(folder) is not None
+    (tmp_path / "status.json").write_text('{"state": "confused"}')
+    assert read_status(folder) is None
+
+
+def test_metrics_are_what_prometheus_reads(done: RunFolder) -> None:
+    text = prometheus_text(done, budget=9.0)
+    lines = text.splitlines()
+    assert text.endswith("\n")
+    assert "discreet_round 2.0" in lines
+    assert "discreet_replies 4.0" in lines
+    assert 'discreet_epsilon{guarantee="local"} +Inf' in lines
+    assert 'discreet_epsilon_budget{guarantee="user"} 9.0' in lines
+    for line in lines:
+        assert line.startswith(("# HELP discreet_", "# TYPE discreet_", "discreet_"))
+    named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")} <= named
+
+
+def test_metrics_before_the_first_round_are_few_and_valid(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_status(folder, RunStatus("running", 40))
+    lines = prometheus_text(folder).splitlines()
+    assert "discreet_round 0.0" in lines
+    assert "discreet_rounds_planned 40.0" in lines
+    assert not any("epsilon" in line for line in lines)
+
+
+def test_every_number_of_a_round_is_a_metric() -> None:
+    from discreet.telemetry import GAUGES
+
+    assert set(METRICS) == {*GAUGES, "epsilon_user", "epsilon_example", "epsilon_local"}
+
+
+def test_metrics_are_served_while_the_run_goes_on_and_not_after_it(done: RunFolder) -> None:
+    port = free_port()
+    with serving_metrics(done.path, port=port, host="127.0.0.1") as served:
+        assert served == port
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{url}/ledger.db", timeout=10)
+        error.value.close()
+        assert error.value.code == 404
+        assert healthy(f"{url}/metrics", authority=None)
+    assert not healthy(f"{url}/metrics", authority=None)
+
+
+def test_metrics_are_off_by_default(done: RunFolder) -> None:
+    assert load_config().operations.metrics_port is None
+    with serving_metrics(done.path, port=None, host="127.0.0.1") as served:
+        assert served is None
+
+
+def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
+    done: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("discreet").propagate = True
+    with (
+        serving_metrics(done.path, port=free_port(), host="127.0.0.1") as port,
+        serving_metrics(done.path, port=port, host="127.0.0.1") as second,
+    ):
+        assert second is None
+    assert "can't be used" in caplog.text
+
+
+def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from discreet.run_lock import only_writer\n"
+        "with only_writer(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="in use"), only_writer(tmp_path, patience=0.0):
+            pass
+        other.kill()
+        other.wait()
+        with only_writer(tmp_path, patience=30.0):
+            pass
+
+
+def test_a_healthcheck_needs_every_file(done: RunFolder, tmp_path: Path) -> None:
+    with serving_metrics(done.path, port=free_port(), host="127.0.0.1") as port:
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert healthy_main([url]) == 0
+    assert healthy_main([url]) == 1
+    assert healthy_main([]) == 2

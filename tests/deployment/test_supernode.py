@@ -1,0 +1,99 @@
+"""A node is checked before it connects: its data, its policy, its ledger."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent
+from flwr.common.config import parse_config_args
+
+from discreet.durable_ledger import Charge, DurableLedger
+from scripts.supernode import main
+
+COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that this process would have become."""
+    commands: list[list[str]] = []
+
+    def become(_: str, words: list[str]) -> int:
+        commands.append(words)
+        return 0
+
+    monkeypatch.setattr(os, "execvp", become)
+    return commands
+
+
+def start(folder: Path, *words: str) -> int:
+    return main([*COMMON, "--ledger", str(folder / "ledger.db"), *words])
+
+
+def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Path, executed: list[list[str]]) -> None:
+    (tmp_path / "policy.json").write_text('{"max-epsilon": 3}')
+    words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
+    assert start(tmp_path, *words) == 0
+    (command,) = executed
+    assert command[0] == "flower-supernode"
+    assert "--insecure" not in command
+    config = parse_config_args([command[command.index("--node-config") + 1]])
+    assert config == {
+        "ledger": str(tmp_path / "ledger.db"),
+        "partition-id": 1,
+        "num-partitions": 4,
+        "policy": str(tmp_path / "policy.json"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give either --data FOLDER or --partition"),
+        (("--partition", "4", "--of", "4"), "--partition must be within 0 and --of"),
+        (("--partition", "0", "--of", "1", "--policy", "/nowhere.json"), "--policy:"),
+        (("--data", "/nowhere", "--task", "digits"), r"data.toml is missing"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_connects(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert start(tmp_path, *words) == 2
+    assert message in capsys.readouterr().out
+    assert executed == []
+
+
+def test_a_policy_that_is_not_understood_stops_the_node(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.json").write_text('{"max-epsilom": 3}')
+    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 2
+    assert "max-epsilom" in capsys.readouterr().out
+    assert executed == []
+
+
+def test_a_ledger_that_was_changed_stops_the_node(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = DurableLedger(tmp_path / "ledger.db")
+    ledger.charge([Charge(1, "example", "", GaussianDpEvent(1.0))])
+    connection = sqlite3.connect(tmp_path / "ledger.db")
+    connection.execute("delete from releases")
+    connection.commit()
+    connection.close()
+    assert start(tmp_path, "--partition", "0", "--of", "1") == 2
+    assert "is damaged" in capsys.readouterr().out
+    assert executed == []
+
+
+def test_a_path_that_flower_would_read_wrongly_is_refused(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / 'a"b'
+    folder.mkdir()
+    assert start(folder, "--partition", "0", "--of", "1") == 2
+    assert "quotation mark" in capsys.readouterr().out
+    assert executed == []

@@ -1,0 +1,86 @@
+"""What an engine is built with: how many clients at once, and whose examples."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from discreet.config import ConfigError, load_config
+from discreet.tasks.datasets import load_task
+from discreet.tasks.models import MODELS, build_model, flatten_parameters
+from simulation.cohort import BatchedExchange
+from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of
+from simulation.in_process import simulate
+from simulation.stacked_models import stack_of
+from simulation.views import SampledViews
+from strategies.exchange import Replies
+
+
+def test_it_takes_the_runs_partition_and_every_core() -> None:
+    run = load_config(["data.num_clients=7", "model.name=mlp"])
+    engine = engine_of(run, load_task("digits"))
+    assert len(engine.views) == 7
+    assert sum(len(engine.views.examples(client)) for client in range(7)) == len(engine.data)
+    assert engine.workers == len(os.sched_getaffinity(0))
+
+
+def test_other_views_can_be_given() -> None:
+    views = SampledViews(10**6, 50, 5, seed=9)
+    assert len(engine_of(load_config([]), load_task("digits"), views=views).views) == 10**6
+
+
+def test_large_models_are_trained_fewer_at_a_time() -> None:
+    sizes = [
+        chunk_size(build_model(name, (1, 28, 28), 10, seed=5), torch.rand(1, 1, 28, 28), batch_size=10)
+        for name in ("logistic_regression", "mlp", "mlp200")
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 1 <= sizes[2] < sizes[1] < sizes[0] <= LARGEST_CHUNK["cpu"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_the_project_has_its_passes_by_hand(name: str) -> None:
+    shape = (12,) if name == "lstm" else (1, 28, 28)
+    assert stack_of(build_model(name, shape, 10, seed=5), shape) is not None
+
+
+def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.LayerNorm(64)))
+    with pytest.raises(ValueError, match="engine=one_by_one"):
+        engine_of(load_config(["model.name=mlp"]), load_task("digits"))
+
+
+def test_a_model_beyond_the_cache_is_trained_alone() -> None:
+    width = 16 * CHUNK_BYTES["cpu"] // 4
+    assert chunk_size(nn.Linear(width, 1), torch.rand(1, width), batch_size=10) == 1
+
+
+def test_the_span_leaves_room_for_more() -> None:
+    model, example = build_model("mlp", (784,), 10, seed=5), torch.rand(1, 784)
+    assert chunk_size(model, example, batch_size=10, spanned=60) > 2 * chunk_size(model, example, batch_size=10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_updates() -> None:
+    task, found = load_task("digits"), []
+    for device in ("cpu", "cuda"):
+        run = load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", f"device={device}"])
+        start = flatten_parameters(build_model("cnn", task.input_shape, task.num_classes, seed=5))
+        with BatchedExchange(run, engine_of(run, task), accounts=None) as exchange:
+            replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
+        found.append(torch.cat([part.updates for part in replies if isinstance(part, Replies)]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="device=cuda needs a GPU"):
+        simulate(load_config(["device=cuda"]))
+
+
+def test_an_unknown_device_is_said_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"device must be cpu or cuda \(got tpu\)"):
+        simulate(load_config(["device=tpu"]))

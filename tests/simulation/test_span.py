@@ -1,0 +1,75 @@
+"""Training in the span of the examples is training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.training import ExamplePrivacy, LocalSettings
+from simulation import stacked_training
+from simulation.batches import table_of
+from simulation.chunk import Chunk
+from simulation.draws import SeededDraws
+from simulation.span import span_of, span_sgd, spans
+from tests.simulation.chunks import Clients, apart
+
+PLAIN = LocalSettings(1, 10, 0.1, 0.0)
+
+
+def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
+    stack = clients.stack
+    chunk = Chunk(table_of(clients.held), [how] * len(clients.sizes), SeededDraws(clients.sources()))
+    with torch.no_grad():
+        return span_sgd(stack, clients.start, clients.data, chunk)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any),
+    epochs=st.integers(1, 3),
+    batch_size=st.integers(1, 13),
+    momentum=st.sampled_from([0.0, 0.7]),
+    model=st.sampled_from(["logistic_regression", "mlp", "mlp200"]),
+)
+def test_it_moves_clients_as_each_moves_alone(
+    sizes: list[int], epochs: int, batch_size: int, momentum: float, model: str
+) -> None:
+    clients = Clients(model, (6,), tuple(sorted(sizes, reverse=True)))
+    how = LocalSettings(epochs, batch_size, 0.1, momentum)
+    assert apart(in_span(clients, how), clients.alone(how)) < 1e-4
+
+
+def test_it_is_taken_where_the_first_layer_is_large_for_the_examples() -> None:
+    stack = Clients("mlp", (784,), (1,)).stack
+    assert spans(stack, 60, PLAIN)
+    assert not spans(stack, 5000, PLAIN)
+    assert spans(stack, 300, replace(PLAIN, epochs=5))
+    assert not spans(stack, 0, PLAIN)
+
+
+def test_it_is_not_taken_for_dp_sgd_whose_noise_leaves_the_span() -> None:
+    private = replace(PLAIN, example=ExamplePrivacy(1.0, 1.0))
+    assert not spans(Clients("mlp", (784,), (1,)).stack, 60, private)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("cnn", (1, 8, 8)), ("lstm", (6,))])
+def test_it_is_not_taken_for_models_that_do_not_start_with_a_linear_layer(model: str, shape: tuple[int, ...]) -> None:
+    assert not spans(Clients(model, shape, (1,)).stack, 4, PLAIN)
+
+
+def test_both_ways_agree_on_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, how = Clients("mlp", (1, 8, 8), (9, 4)), LocalSettings(2, 4, 0.1, 0.5)
+    together = clients.together(how)
+    monkeypatch.setattr(stacked_training, "spans", lambda *_: False)
+    assert apart(together, clients.together(how)) < 1e-5
+
+
+def test_nothing_added_is_no_change() -> None:
+    span = span_of(torch.rand(2, 3, 4), torch.rand(5, 4), momentum=0.0)
+    change = torch.ones(2, 5, 4)
+    span.write_change(change)
+    assert not change.any()
