@@ -167,22 +167,27 @@ def local_settings(run: RunConfig, num_examples: int) -> LocalSettings:
         return settings
     noise_multiplier = example.noise_multiplier
     if noise_multiplier is None:
-        probability = min(1.0, training.batch_size / max(1, num_examples))
-        noise_multiplier = _calibrate(run, probability, max(1, steps_of(num_examples, settings)) * run.rounds)
+        assert example.target_epsilon is not None
+        noise_multiplier = _calibrate(
+            example.target_epsilon,
+            run.privacy.delta,
+            accountant=run.privacy.accountant,
+            probability=min(1.0, training.batch_size / max(1, num_examples)),
+            count=max(1, steps_of(num_examples, settings)) * run.rounds,
+        )
     draws = PRIVACY_DRAWS.get(run.privacy.noise, 1)
     return replace(settings, example=ExamplePrivacy(example.l2_norm_clip, noise_multiplier, draws))
 
 
 @lru_cache(maxsize=1024)
-def _calibrate(run: RunConfig, probability: float, count: int) -> float:
-    target = run.privacy.example.target_epsilon
-    assert target is not None
+def _calibrate(target: float, delta: float, *, accountant: str, probability: float, count: int) -> float:
+    """Flat arguments: a run with a list in it can't be the key of a cache."""
     return noise_multiplier_for_epsilon(
         target,
         make_event=lambda noise: poisson_round_event(probability, noise_multiplier=noise),
         count=count,
-        delta=run.privacy.delta,
-        accountant=run.privacy.accountant,
+        delta=delta,
+        accountant=accountant,
     )
 
 

@@ -25,6 +25,7 @@ SECTIONS = {
     "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
     "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
     "cohort": "virtual clients per second, batched and one by one",
+    "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
 }
 
 Rows = list[dict[str, Any]]

@@ -82,7 +82,7 @@ class SampledViews:
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """See `Views`. Floyd's sampling (Bentley 1987) would be shorter; NumPy's is as cheap for a few examples.
+        """See `Views`. The time depends on `examples_per_client` alone.
 
         Raises:
             ValueError: client is not in [0, num_clients).

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from discreet.config import ConfigError
 from discreet.reporting.choosing import choice_costs
+from discreet.reporting.drawing import canvas, log_axis, to_svg
 from discreet.reporting.epsilons import epsilon_curves, epsilons, spent_by_holder
 from discreet.reporting.frontier import frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
@@ -239,6 +240,16 @@ def test_pictures_take_their_colours_from_the_page(html: str) -> None:
     assert "var(--series-2)" in html
     for name in {*re.findall(r"var\((--[\w-]+)\)", html)}:
         assert html.count(f"{name}: #") == 2, name  # once for light, once for dark
+
+
+def test_numbers_at_the_axes_keep_all_their_digits() -> None:
+    with canvas() as (figure, (axes,)):
+        axes.plot([0, 1], [0.00025, 4.0])
+        log_axis(axes, "y", [0.00025, 4.0])
+        axes.set_xlabel("0.12345")
+        svg = to_svg(figure, "digits")
+    assert ">0.001<" in svg
+    assert ">0.12345<" in svg
 
 
 def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:

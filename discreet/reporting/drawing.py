@@ -94,11 +94,16 @@ def to_svg(figure: Any, title: str) -> str:
     text = text[text.index("<svg") :]
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # hundredths of a point are enough, and half the size
+    text = re.sub(r' (d|x|y|transform)="[^"]*"', lambda found: _shortened(found[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{_attribute(title)}" ', 1)
+
+
+def _shortened(attribute: str) -> str:
+    """Coordinates to a hundredth of a point."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute)
 
 
 def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:

@@ -12,7 +12,7 @@ import client_app.client
 from client_app.account import Refused
 from client_app.client import DPClient, local_settings
 from client_app.policy import ClientPolicy
-from discreet.config import RunConfig
+from discreet.config import RunConfig, load_config
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import poisson_round_event
@@ -165,3 +165,16 @@ def test_local_noise_is_on_what_is_clipped_for_the_server(tmp_path: Path) -> Non
     # The same draws: what differs is the update, clipped to norm_clip before the noise.
     assert float((noisy.update - quiet.update).norm()) <= 1.01e-6
     assert float(quiet.update.norm()) > 2e-6
+
+
+def test_a_target_with_a_list_of_shares_for_local_noise_is_calibrated() -> None:
+    words = [
+        "rounds=2",
+        "privacy.user.enabled=false",
+        "privacy.example.enabled=true",
+        "privacy.example.target_epsilon=3",
+    ]
+    local_words = ["privacy.local.kind=gaussian", "privacy.local.epsilon=1", "privacy.local.schedule=[1,2]"]
+    settings = local_settings(load_config([*words, *local_words]), 20)
+    assert settings.example is not None
+    assert settings.example.noise_multiplier > 0

@@ -19,9 +19,9 @@ import pytest
 from scripts.approve import approve, build_app
 from scripts.certificates import give_to, make_authority, make_node, make_server
 from scripts.federation import flower_environment, free_port
+from scripts.local_federation import wait_until
 from scripts.superlink import CONNECTION, write_connection
 from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
-from tests.deployment.processes import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -132,8 +132,7 @@ def deployment(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_the_image_is_small_and_holds_no_secret(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    if deployment.engine.private:
-        fetch_torch(deployment.folder / "wheels")
+    fetch_torch(deployment.engine, deployment.folder / "wheels")
     started = time.monotonic()
     deployment.compose("build")
     seconds = time.monotonic() - started
@@ -141,7 +140,9 @@ def test_the_image_is_small_and_holds_no_secret(
     with capsys.disabled():
         print(f"\nimage: {size / 1e9:.2f} GB, built in {seconds:.0f} s")
     assert size < LARGEST_IMAGE
-    names = "find / -xdev ( -name *.key -o -name *.pub -o -name server.crt -o -name uv -o -name pip ) -path /opt/*"
+    names = (
+        "find /opt /runs /state /flwr -type f ( -name *.key -o -name *.pub -o -name *.crt -o -name uv -o -name pip )"
+    )
     found = deployment.engine.docker("run", "--rm", "--network", "none", "discreet:latest", *names.split())
     assert found.split() == []
 

@@ -20,8 +20,8 @@ from discreet.durable_ledger import DurableLedger
 from discreet.status import read_status
 from discreet.wire import decode_order, encode_reply
 from scripts.federation import free_port
+from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from scripts.status import status_facts
-from tests.deployment.processes import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from tests.deployment.raw_node import Behaviour, raw_node
 
 NODES = ["honest-0", "honest-1", "garbage", "silent", "late", "victim", "joins"]

@@ -14,9 +14,9 @@ from client_app.nodes import share_of
 from discreet.config import load_config
 from discreet.durable_ledger import DurableLedger
 from discreet.runs import RunFolder
+from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from scripts.status import status_lines
 from simulation.in_process import simulate
-from tests.deployment.processes import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 
 NODES = [f"node-{number}" for number in range(4)]
 FOUR = ("data.num_clients=4", "privacy.delta=0.001", "sampling.kind=everyone", "sampling.min_nodes=4")

@@ -1,4 +1,9 @@
-"""A federation of real processes on loopback: SuperLink, gate, SuperNodes, with TLS and node authentication on."""
+"""A federation of processes on this machine, as tests and benchmarks start it: SuperLink, gate, SuperNodes on loopback.
+
+TLS and node authentication are on, with keys made for the occasion. To try it without containers:
+
+    python -m scripts.local_federation rounds=3
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,37 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from discreet.runs import RunFolder
 from discreet.status import read_status
 from scripts.certificates import make_authority, make_node, make_server
-from scripts.federation import flower_environment, free_port
+from scripts.federation import REPOSITORY, flower_environment, free_port
 from scripts.healthy import healthy
 from scripts.superlink import CONNECTION, write_connection
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-START_SECONDS, RUN_SECONDS = 90.0, 300.0
+START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
+LOOK_SECONDS = 0.1
+DEMONSTRATION_NODES = 4
 
 
 def wait_until(holds: Callable[[], object], seconds: float, what: str) -> None:
-    """Returns as soon as `holds()` is true; fails, naming `what`, when it is not by the deadline."""
+    """Returns as soon as `holds()` is true.
+
+    Raises:
+      TimeoutError: it is not by the deadline; the message names `what`.
+    """
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.1)
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(LOOK_SECONDS)
 
 
 def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
@@ -113,15 +126,19 @@ class Federation:
     def wait_for_nodes(self, names: Iterable[str]) -> None:
         """Until each of these SuperNodes has been let in."""
         for name in names:
-            wait_until(lambda name=name: "SuperNode ID" in self.says(name), START_SECONDS, f"{name} is connected")
+            wait_until(partial(self._is_let_in, name), START_SECONDS, f"{name} is connected")
 
-    def run(self, name: str, *overrides: str) -> RunFolder:
+    def _is_let_in(self, name: str) -> bool:
+        return "SuperNode ID" in self.says(name)
+
+    def run(self, name: str, *overrides: str, app: Path = REPOSITORY) -> RunFolder:
         """Starts `flwr run` with an output folder of that name, and does not wait for it."""
         output = self.folder / name
         words = " ".join([*overrides, f"output_dir='{output}'"])
         settings = self.folder / f"{name}.toml"
+        # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
         settings.write_text(f"overrides = {json.dumps(words)}\n")
-        command = ["flwr", "run", str(REPOSITORY), CONNECTION, "--stream", "--run-config", str(settings)]
+        command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(settings)]
         self.start(f"run-{name}", command)
         return RunFolder(output)
 
@@ -150,13 +167,13 @@ class Federation:
         for process in self.started:
             process.terminate()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + END_SECONDS
             while (left := self.leftovers()) and time.monotonic() < deadline:
                 for pid in left:
                     _signal(pid, number)
-                time.sleep(0.2)
+                time.sleep(LOOK_SECONDS)
         for process in self.started:
-            process.wait(timeout=10)
+            process.wait(timeout=END_SECONDS)
 
     def leftovers(self) -> list[int]:
         """Processes whose FLWR_HOME is this federation's: Flower starts some in sessions of their own."""
@@ -182,3 +199,35 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+@contextmanager
+def federation_of(count: int, folder: Path) -> Iterator[Federation]:
+    """A started federation of `count` nodes that share the demonstration data; every process ends with the block."""
+    names = [f"node-{number}" for number in range(count)]
+    federation = Federation(folder, make_secrets(folder / "secrets", names))
+    try:
+        federation.start_superlink()
+        for number, name in enumerate(names):
+            federation.start_node(name, "--partition", str(number), "--of", str(count))
+        federation.wait_for_nodes(names)
+        yield federation
+    finally:
+        federation.stop()
+
+
+def main(words: Sequence[str]) -> int:
+    """Trains the experiment of docker-compose.yml over four nodes on this machine; words are overrides."""
+    with tempfile.TemporaryDirectory() as folder, federation_of(DEMONSTRATION_NODES, Path(folder)) as federation:
+        run = federation.run("run", "experiment=deployment", *words)
+        process, shown = federation.processes["run-run"], 0
+        while process.poll() is None or len(federation.says("run-run")) > shown:
+            text = federation.says("run-run")
+            print(text[shown:], end="", flush=True)
+            shown = len(text)
+            time.sleep(LOOK_SECONDS)
+        return 0 if state_of(run) in ("finished", "stopped") else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

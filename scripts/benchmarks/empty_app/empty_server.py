@@ -1,0 +1,41 @@
+"""The floor: Discreet's exchange with clients that do nothing; adds up the replies as they come, and keeps the time."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from discreet.wire import Reply
+from strategies.dp_fedavg import GridExchange
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Rounds with every node; writes seconds, replies and the largest memory of this process to a file."""
+    settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
+    nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
+    exchange = GridExchange(grid, "{}", timeout=float(settings["timeout"]), min_nodes=nodes)
+    seconds, replies = [], []
+    for number in range(1, rounds + 1):
+        started, total, count = time.monotonic(), torch.zeros(size), 0
+        cohort = exchange.members()
+        for reply in exchange.ask(round_number=number, params=torch.ones(size), clip_norm=1.0, cohort=cohort):
+            if isinstance(reply, Reply):
+                total, count = total.add_(reply.update), count + 1
+        seconds.append(time.monotonic() - started)
+        replies.append(count)
+        print(f"round {number}/{rounds}  replies {count}  {seconds[-1]:.2f} s", flush=True)
+    # In KiB on Linux, in bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    facts = {"seconds": seconds, "replies": replies, "memory": memory}
+    Path(settings["output_dir"].strip("'")).with_suffix(".json").write_text(json.dumps(facts))
