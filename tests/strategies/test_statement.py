@@ -35,7 +35,8 @@ def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(kind: str, tmp_path: Path) -> None:
-    said = statement(tmp_path / "run", *NO_USER, f"privacy.local.kind={kind}", "privacy.local.epsilon=1", "rounds=1")
+    words = [f"privacy.local.kind={kind}", "privacy.local.epsilon=1", "rounds=1", "sampling.kind=everyone"]
+    said = statement(tmp_path / "run", *NO_USER, *words)
     assert (said["user"]["mechanism"], said["user"]["accounting"]) == ("none", "none")
     assert set(said["user"]["epsilon"].values()) == {"inf"}
     assert (said["local"]["adjacency"], said["local"]["trusted"]) == ("replace", "nobody but the client itself")
