@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING
 
 from discreet.durable_ledger import Charge, DurableLedger
-from discreet.privacy.accounting import pure_epsilon
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Refused(RuntimeError):
@@ -35,6 +36,8 @@ class ClientAccount:
 
     def pure_epsilon(self, guarantee: str) -> float:
         """Spent so far as pure epsilon (delta = 0); infinity for Gaussian noise."""
+        from discreet.privacy.accounting import pure_epsilon
+
         return pure_epsilon(self.ledger.spent(guarantee, holder=self.holder).entries)
 
     def charge(self, guarantee: str, event: DpEvent, *, count: int, round_number: int, budget: float | None) -> float:

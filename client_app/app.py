@@ -11,8 +11,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.account import Refused
+from client_app.client import settings_of
 from client_app.nodes import node_client, virtual_client
-from discreet.config import ConfigError, config_from_json
+from discreet.config import ConfigError
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.wire import (
@@ -53,7 +54,7 @@ def train(message: Message, context: Context) -> Message:
 
 def _work(message: Message, context: Context) -> RecordDict:
     order, parameters = decode_order(message.content)
-    run = config_from_json(order.settings)
+    run = settings_of(order.settings)
     if in_simulation():
         torch.set_num_threads(1)
         client = virtual_client(order, run)

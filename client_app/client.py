@@ -87,7 +87,7 @@ class DPClient(NumPyClient):
 
     def answer(self, order: Order, params: Tensor) -> Reply:
         """`fit` on typed values."""
-        run = _settings(order.settings)
+        run = settings_of(order.settings)
         self._check_order(order, run, params)
         local = round_privacy(run, round_number=order.round)
         settings = local_settings(run, len(self.examples))
@@ -192,5 +192,10 @@ def _calibrate(target: float, delta: float, *, accountant: str, probability: flo
 
 
 @lru_cache(maxsize=16)
-def _settings(text: str) -> RunConfig:
+def settings_of(text: str) -> RunConfig:
+    """The settings of an order. Kept: reading them takes longer than a small client's training.
+
+    Raises:
+      ConfigError: they can't be read.
+    """
     return config_from_json(text)

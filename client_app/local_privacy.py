@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from client_app.account import Refused
 from discreet.config import RunConfig
 from discreet.guarantees import PRIVACY_DRAWS
-from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
@@ -32,6 +31,9 @@ from discreet.privacy.noise import RandomSource
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import load_parameters
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def check_pure_total(config: RunConfig, privacy: LocalPrivacy, *, spent: Privacy
     local = config.privacy.local
     if privacy.kind == "gaussian" or local.epsilon is None or local.max_epsilon is not None:
         return
+    from discreet.privacy.accounting import pure_epsilon
+
     after = pure_epsilon(spent.record(privacy.event).entries)
     if local.epsilon * (1 + 1e-9) < after < math.inf:
         total = f"a pure epsilon of {after:.4g} of {local.epsilon:g}"

@@ -11,14 +11,15 @@ from torch import nn
 
 from client_app.account import ClientAccount, Refused
 from client_app.client import DPClient
-from client_app.node_data import SHAPES, NodeDataError, load_node_data
+from client_app.node_data import SHAPES, NodeDataError, node_table
 from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
 from discreet.durable_ledger import DurableLedger
 from discreet.privacy.noise import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.models import build_model
+from discreet.tasks.folder import FOLDER, read_description
+from discreet.tasks.models import OWN, build_model
 from discreet.tasks.partition import Partition, client_examples
 from discreet.wire import Order
 
@@ -62,7 +63,8 @@ def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object])
         policy = policy_from(node_config)
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
-    return DPClient(model_of(run), node_examples(run, node_config), account, policy, secure_source())
+    examples = node_examples(run, node_config)
+    return DPClient(node_model(run, node_config), examples, account, policy, secure_source())
 
 
 def node_examples(run: RunConfig, node_config: Mapping[str, object]) -> Examples:
@@ -75,16 +77,32 @@ def node_examples(run: RunConfig, node_config: Mapping[str, object]) -> Examples
     """
     if "data" in node_config:
         try:
-            return load_node_data(Path(str(node_config["data"])), run.data.name)
+            return node_table(Path(str(node_config["data"])), run.data.name)[0]
         except NodeDataError as error:
             logger.error("%s", error)
             raise Refused(f"this node's own data do not fit the task {run.data.name}; its log says why") from error
     number, count = node_config.get("partition-id"), node_config.get("num-partitions")
-    if not isinstance(number, int) or not isinstance(count, int):
+    if run.data.name == FOLDER or not isinstance(number, int) or not isinstance(count, int):
         raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
     if count != run.data.num_clients:
         raise Refused(f"this node is one of {count} clients, the run has data.num_clients={run.data.num_clients}")
     return share_of(run, number)
+
+
+def node_model(run: RunConfig, node_config: Mapping[str, object]) -> nn.Module:
+    """The model that a node trains. `package.module:function` is code that the server names, so the node's owner has
+    to have named it too: as `model` in the `data.toml` of the node's data.
+
+    Raises:
+      Refused: the owner has not.
+    """
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    if OWN in run.model.name and (folder is None or read_description(folder).model != run.model.name):
+        raise Refused(f"model.name={run.model.name} is not the model that this node's data.toml allows")
+    if folder is None or run.data.name != FOLDER:
+        return model_of(run)
+    shape = node_table(folder, FOLDER)[1]
+    return _model(run.model.name, shape.input_shape, shape.num_classes)
 
 
 def accounts_itself(run: RunConfig) -> bool:
@@ -94,9 +112,13 @@ def accounts_itself(run: RunConfig) -> bool:
 
 def share_of(run: RunConfig, client_id: int) -> Examples:
     """One client's examples of the demonstration data. Loaded and dealt once per process."""
+    return client_examples(_task(run), partition_of(run), client_id)
+
+
+def partition_of(run: RunConfig) -> Partition:
+    """Who holds what of the demonstration data."""
     data = run.data
-    partition = Partition(data.num_clients, data.partition, data.partition_seed, data.alpha)
-    return client_examples(_task(run), partition, client_id)
+    return Partition(data.num_clients, data.partition, data.partition_seed, data.alpha, data.examples_per_client)
 
 
 def model_of(run: RunConfig) -> nn.Module:

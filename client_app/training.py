@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from discreet.privacy.events import poisson_round_event
@@ -16,6 +16,9 @@ from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING, Any
 
 from discreet.privacy.events import event_from_json, event_to_json
 from discreet.privacy.ledger import PrivacyLedger
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 SCHEMA = """
 create table if not exists facts (name text primary key, value text not null) without rowid;

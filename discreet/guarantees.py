@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING
 
 from discreet.config import ConfigError, RunConfig
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.quantile import default_count_stddev
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -77,6 +79,7 @@ def _user(config: RunConfig) -> Guarantee:
             *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
             "the epsilons that clients report about their own guarantees",
             "earlier runs over the same clients: each run has a ledger of its own",
+            *_shared_examples(config),
         ),
     )
 
@@ -96,8 +99,15 @@ def _example(config: RunConfig) -> Guarantee:
             "the number of a client's examples, which decides its sampling probability and so the epsilon it reports",
             "all examples of one person together, where a client holds several of one person",
             "that a client took part",
+            *_shared_examples(config),
         ),
     )
+
+
+def _shared_examples(config: RunConfig) -> tuple[str, ...]:
+    """A sampled population is for measuring: real people would not hold each other's examples."""
+    shared = "the same example at other clients: with data.partition=sampled views overlap, each is counted by itself"
+    return (shared,) if config.data.partition == "sampled" else ()
 
 
 def _local(config: RunConfig) -> Guarantee:
@@ -117,7 +127,12 @@ def _local(config: RunConfig) -> Guarantee:
             "laplace_step": "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
         }[kind],
         accounting="a Gaussian or Laplace event a round in which the client takes part, over every run in its ledger",
-        not_covered=(*NOT_COVERED, "that a client took part", *(("its number of examples",) if step else ())),
+        not_covered=(
+            *NOT_COVERED,
+            "that a client took part",
+            *(("its number of examples",) if step else ()),
+            *_shared_examples(config),
+        ),
     )
 
 
@@ -203,6 +218,8 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
         "data.partition_seed": data.partition_seed,
         "seed": config.seed,
     }
+    if data.examples_per_client is not None:
+        facts["data.examples_per_client"] = data.examples_per_client
     if user.enabled:
         facts["privacy.user.noise_multiplier"] = user.noise_multiplier
         facts["privacy.user.clip.kind"] = user.clip.kind

@@ -18,6 +18,7 @@ from discreet.config import ConfigError
 from discreet.runs import RunFolder, replace_file
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
+from discreet.tasks.folder import FOLDER
 from discreet.tasks.metrics import indicators
 from discreet.tasks.models import build_model
 
@@ -35,6 +36,7 @@ class SavedModel:
       data: the name of the data set it was trained on.
       input_shape: of one input, without the batch.
       num_classes: how many probabilities it gives.
+      folder: where the data are described, with data.name=folder.
     """
 
     model: nn.Module
@@ -42,6 +44,7 @@ class SavedModel:
     data: str
     input_shape: tuple[int, ...]
     num_classes: int
+    folder: Path | None = None
 
 
 def load_model(run: Path) -> SavedModel:
@@ -67,7 +70,9 @@ def load_model(run: Path) -> SavedModel:
                 parameter.copy_(tensors[name])
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-    return SavedModel(model.eval(), facts["model"], facts["data"], shape, num_classes)
+    folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
+    described = None if folder is None else Path(folder).expanduser().resolve()
+    return SavedModel(model.eval(), facts["model"], facts["data"], shape, num_classes, described)
 
 
 @torch.no_grad()

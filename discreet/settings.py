@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-PARTITIONS = ("iid", "dirichlet", "shards", "natural")
+PARTITIONS = ("iid", "dirichlet", "shards", "natural", "sampled")
 SAMPLINGS = ("poisson", "fixed", "everyone")
 CLIPS = ("adaptive", "fixed")
 ACCOUNTANTS = ("pld", "rdp")
@@ -64,12 +64,25 @@ class DataConfig:
     partition: str = "iid"
     alpha: float = 0.5
     partition_seed: int = 20611
+    examples_per_client: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(self.num_clients, 1, "data.num_clients")
         _one_of(self.partition, "data.partition", PARTITIONS)
         _positive(self.alpha, "data.alpha")
         _at_least(self.partition_seed, 0, "data.partition_seed")
+        if self.partition == "sampled":
+            _require(
+                self.examples_per_client is not None,
+                "data.examples_per_client",
+                "given with data.partition=sampled",
+                None,
+            )
+        if self.examples_per_client is not None:
+            _require(
+                self.partition == "sampled", "data.partition", "sampled with data.examples_per_client", self.partition
+            )
+            _at_least(self.examples_per_client, 1, "data.examples_per_client")
 
 
 @dataclass(frozen=True)
@@ -240,11 +253,16 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class OperationsConfig:
-    """How a running server is watched: its log, and metrics for Prometheus. Nothing here decides privacy."""
+    """How a running server is watched, and what it writes when a run ends. Nothing here decides privacy.
+
+    Attributes:
+      predictions: write predictions.csv and indicators.json of the public test set when a run ends.
+    """
 
     log_format: str = "text"
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    predictions: bool = False
 
     def __post_init__(self) -> None:
         _one_of(self.log_format, "operations.log_format", LOG_FORMATS)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.predictions import SavedModel
+from discreet.tasks.folder import SCALE, FolderError, TaskShape, read_more
 from discreet.tasks.tabular import scale_breast_cancer
 
 TARGET = "target"
@@ -43,11 +44,14 @@ def read_inputs(path: Path, saved: SavedModel) -> Inputs:
     `target` with class numbers may be there.
     .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) may be there. Bytes are
     pixels, divided by 255.
+    With data.name=folder the names, classes and ranges of the folder's data.toml hold, and .parquet is read too.
 
     Raises:
       TableError: the file is missing or of another kind, columns are missing, unknown or too many, a value is missing,
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
+    if saved.folder is not None:
+        return _read_as_described(path, saved, saved.folder)
     readers = {".csv": _read_csv, ".npz": _read_npz}
     if path.suffix.lower() not in readers:
         raise TableError(f"{path}: a file of inputs ends in {' or '.join(readers)}")
@@ -55,6 +59,14 @@ def read_inputs(path: Path, saved: SavedModel) -> Inputs:
         raise TableError(f"{path} does not exist")
     values, targets = readers[path.suffix.lower()](path, saved)
     return Inputs(_to_model(path, values, saved), None if targets is None else _to_classes(path, targets, saved))
+
+
+def _read_as_described(path: Path, saved: SavedModel, folder: Path) -> Inputs:
+    shape = TaskShape(saved.input_shape, saved.num_classes, SCALE)
+    try:
+        return Inputs(*read_more(folder, path, shape=shape))
+    except FolderError as error:
+        raise TableError(str(error)) from error
 
 
 def feature_names(data: str) -> tuple[str, ...] | None:
@@ -140,7 +152,8 @@ def _read_npz(path: Path, saved: SavedModel) -> tuple[Array, Array | None]:
         raise TableError(f"{path} has no array 'inputs'; it has {', '.join(arrays) or 'none'}")
     values, targets = arrays["inputs"], arrays.get("targets")
     if values.shape[1:] != saved.input_shape:
-        raise TableError(f"{path}: inputs have shape {values.shape}, the model reads (n, {str(saved.input_shape)[1:]}")
+        wanted = ", ".join(map(str, ("n", *saved.input_shape)))
+        raise TableError(f"{path}: inputs have shape {values.shape}, the model reads ({wanted})")
     if values.dtype.kind not in "fiu":
         raise TableError(f"{path}: inputs must be numbers, not {values.dtype}")
     if not np.isfinite(values).all():

@@ -22,10 +22,14 @@ from rich.table import Table
 SECTIONS = {
     "accounting": "epsilon of a ledger, first and for each further round, against dp-accounting",
     "ledger": "the durable ledger: a charge, and epsilon after 10,000 rounds",
+    "server": "memory of a round of 1,000 replies; encode, decode, clip and sum against bare NumPy",
     "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
     "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
     "cohort": "virtual clients per second, batched and one by one",
     "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
+    "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
+    "flower": "this app on Flower's Ray simulation against one process: clients per second, start-up",
+    "deployment": "a federation of 20 SuperNodes, a million parameters: rounds a minute, memory, the floor",
 }
 
 Rows = list[dict[str, Any]]

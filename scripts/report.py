@@ -22,6 +22,7 @@ from discreet.reporting.table import Table, repetitions_table
 from discreet.reports import REPORT_FILE, Report, report_of
 
 OUTPUTS = Path("outputs")
+WIDE = 240  # columns of a table that goes into a file or a pipe
 
 
 def newest_run(outputs: Path) -> Path:
@@ -36,16 +37,13 @@ def newest_run(outputs: Path) -> Path:
 def show(report: Report, console: Console) -> None:
     """The table and the cost of choosing, on a terminal; what is the same in every run is said once."""
     table = report.table
-    same = [
-        column for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True) if len({*cells}) == 1
-    ]
+    same = table.same or dict(zip(table.columns, table.rows[0], strict=True))
     if len(table.rows) > 1:
-        console.print(_rich(table, leave_out=same))
+        console.print(_rich(table.without(same)))
     repetitions = repetitions_table(report.records)
     if repetitions:
-        console.print(_rich(repetitions, leave_out=()))
-    values = dict(zip(table.columns, table.rows[0], strict=True))
-    console.print(", ".join(f"{column} {values[column] or '-'}" for column in same), soft_wrap=True)
+        console.print(_rich(repetitions))
+    console.print(", ".join(f"{column} {value or '-'}" for column, value in same.items()), soft_wrap=True)
     if any(record.protects_nobody for record in report.records):
         console.print("noise from a seed can be drawn again and protects nobody", soft_wrap=True)
     for cost in report.costs:
@@ -63,13 +61,12 @@ def choice_line(cost: ChoiceCost) -> str:
     )
 
 
-def _rich(table: Table, *, leave_out: Sequence[str]) -> RichTable:
+def _rich(table: Table) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
-    shown = [number for number, column in enumerate(table.columns) if column not in leave_out]
-    for number in shown:
-        drawn.add_column(table.columns[number], overflow="fold")
+    for column in table.columns:
+        drawn.add_column(column, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(row[number] for number in shown))
+        drawn.add_row(*row)
     return drawn
 
 
@@ -99,7 +96,7 @@ def main(words: Sequence[str]) -> int:
     except (ConfigError, LedgerError, OSError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    show(report, Console())
+    show(report, Console() if sys.stdout.isatty() else Console(width=WIDE))
     print(f"report: {html.resolve()}")
     return 0
 

@@ -5,9 +5,9 @@ Hydra's command line: overrides, `--help`, `--cfg job`, and sweeps with `--multi
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,25 +16,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from discreet.config import CONF, ConfigError, load_config, parse_config
 from discreet.durable_ledger import LedgerError
+from discreet.logs import log_to
 from simulation.in_process import simulate
-
-
-def _log_to_terminal() -> None:
-    logger = logging.getLogger("discreet")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def _job(settings: DictConfig) -> None:
-    _log_to_terminal()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN and settings.output_dir is None:
         # One folder for a sweep, one below it for each job: Hydra has chosen them.
         OmegaConf.update(settings, "output_dir", str(Path(hydra_config.runtime.output_dir).resolve()))
-    simulate(parse_config(settings))
+    try:
+        config = parse_config(settings)
+        log_to(sys.stdout, log_format=config.operations.log_format, over_progress=True)
+        simulate(config, progress=sys.stdout)
+    except (ConfigError, LedgerError) as error:
+        # Hydra would show where it was raised, in forty lines.
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    print(f"discreet: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def main() -> None:
@@ -44,9 +47,8 @@ def main() -> None:
         if not any(word.startswith("-") for word in words):
             load_config(words)
         _job()
-    except (ConfigError, LedgerError) as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    except ConfigError as error:
+        _refuse(error)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from discreet.run_lock import only_writer
 from discreet.status import write_status
 from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
+from strategies.exchange import MessagesTooLarge
 from strategies.session import Session, finish, prepare
 from strategies.training import Outcome
 
@@ -41,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         config = load_config(overrides_of(context))
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)
-    except (ConfigError, LedgerError, TimeoutError) as error:
+    except (ConfigError, LedgerError, MessagesTooLarge, TimeoutError) as error:
         logger.error("discreet: %s", error)
         if isinstance(grid, InMemoryGrid):
             raise SystemExit(2) from error
@@ -60,7 +61,8 @@ def run(grid: Grid, config: RunConfig) -> None:
 
     Raises:
       ConfigError, LedgerError: before anything has started.
-      TimeoutError: too few nodes are connected; what is done is kept, and can be resumed.
+      MessagesTooLarge, TimeoutError: the messages are refused, or too few nodes are connected; what is done is kept,
+        and can be resumed.
     """
     simulated = isinstance(grid, InMemoryGrid)
     if config.seed is not None and not simulated:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.tasks.examples import Examples
+from simulation.resident import Resident
 from simulation.views import Numbers
 
 
@@ -112,12 +112,12 @@ class Rows:
     weights: Tensor
 
 
-def read_mean(data: Examples, batch: BatchNumbers) -> Batch:
+def read_mean(data: Resident, batch: BatchNumbers) -> Batch:
     """A batch whose weights make each client's sum a mean: 1 / count for what counts."""
     return _read(data, read_rows(data.targets, batch))
 
 
-def read_sum(data: Examples, batch: BatchNumbers) -> Batch:
+def read_sum(data: Resident, batch: BatchNumbers) -> Batch:
     """A batch with the weight 1 for what counts."""
     return _read(data, _rows(data.targets, batch, torch.ones(len(batch.counts))))
 
@@ -136,6 +136,6 @@ def _rows(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Rows:
     return Rows(rows, targets.index_select(0, rows.flatten()).view(rows.shape), weights.to(targets.device))
 
 
-def _read(data: Examples, batch: Rows) -> Batch:
-    inputs = data.inputs.index_select(0, batch.rows.flatten())
+def _read(data: Resident, batch: Rows) -> Batch:
+    inputs = data.read(batch.rows.flatten())
     return Batch(inputs.view(*batch.rows.shape, *data.inputs.shape[1:]), batch.targets, batch.weights)

@@ -57,7 +57,7 @@ class BatchedExchange:
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         local = round_privacy(self.run, round_number=round_number)
-        params, waiting = params.to(self.engine.data.inputs.device), deque[Future[Replies]]()
+        params, waiting = params.to(self.engine.data.device), deque[Future[Replies]]()
         for clients, sizes in self._chunks(cohort):
             admitted, failures = admit(
                 self.run, clients, sizes, accounts=self.accounts, local=local, round_number=round_number

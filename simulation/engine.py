@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -9,14 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_app.nodes import partition_of
 from client_app.training import LocalSettings
 from discreet.config import RunConfig
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model
-from discreet.tasks.partition import Partition, task_partition
+from discreet.tasks.scattering import features_of, split_fixed
+from simulation.resident import Resident, resident
 from simulation.span import spans
 from simulation.stacked_models import Stack, stack_of
-from simulation.views import PartitionViews, Views
+from simulation.views import Views, views_of
+
+logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
 # far more to be kept busy). Measured: scripts/benchmarks/cohort.py.
@@ -37,7 +42,7 @@ class Engine:
         workers: how many chunks are trained at the same time, each by a thread.
     """
 
-    data: Examples
+    data: Resident
     views: Views
     stack: Stack
     chunk: int
@@ -58,11 +63,15 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
     """
     device = torch.device(run.device)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=0).to(device)
-    data = Examples(task.train.inputs.to(device), task.train.targets.to(device))
+    fixed, learned = split_fixed(model)
+    if fixed is None:
+        data = resident(task.train, device)
+    else:
+        logger.info("the fixed features of %d examples are computed once", len(task.train))
+        data = resident(features_of(fixed, task.train), device)
     if views is None:
-        shares = Partition(run.data.num_clients, run.data.partition, run.data.partition_seed, run.data.alpha)
-        views = PartitionViews(task_partition(task, shares))
-    stack = stack_of(model, task.input_shape)
+        views = views_of(task, partition_of(run))
+    stack = learned_stack(model, task.input_shape)
     if stack is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
@@ -74,9 +83,20 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
         data,
         views,
         stack,
-        chunk=chunk_size(model, data.inputs[:1], batch_size=training.batch_size, spanned=examples if in_span else 0),
+        chunk=chunk_size(
+            learned,
+            data.read(torch.zeros(1, dtype=torch.int64, device=device)),
+            batch_size=training.batch_size,
+            spanned=examples if in_span else 0,
+        ),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
     )
+
+
+def learned_stack(model: nn.Module, input_shape: tuple[int, ...]) -> Stack | None:
+    """The stack of what learns in a model; None where a layer has no pass by hand."""
+    fixed, learned = split_fixed(model)
+    return stack_of(learned, input_shape if fixed is None else (fixed.out_features,))
 
 
 def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: int = 0) -> int:

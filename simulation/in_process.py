@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from discreet.durable_ledger import DurableLedger
 from discreet.wire import Order, Reply
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
-from simulation.engine import CHUNK_BYTES, engine_of
-from simulation.stacked_models import stack_of
+from simulation.engine import CHUNK_BYTES, engine_of, learned_stack
 from strategies.exchange import Exchange, Failure
 from strategies.session import Session, finish, prepare
 from strategies.training import Outcome
@@ -53,8 +53,8 @@ class InProcessExchange:
                 yield Failure(client_id, "refused", str(refusal))
 
 
-def simulate(config: RunConfig) -> Outcome:
-    """One whole run in this process, by the engine that `engine` names.
+def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
+    """One whole run in this process, by the engine that `engine` names. `progress` is a terminal to show it on.
 
     Raises:
       ConfigError, LedgerError: before anything has started.
@@ -64,6 +64,7 @@ def simulate(config: RunConfig) -> Outcome:
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     session = prepare(config)
+    session.model.to(config.device)
     uncovered = not_batched(config) or _unknown_layers(session)
     _refuse_uncovered(config, uncovered)
     with ExitStack() as stack:
@@ -72,7 +73,7 @@ def simulate(config: RunConfig) -> Outcome:
             exchange: Exchange = InProcessExchange(session.config, str(session.folder.path))
         else:
             exchange = stack.enter_context(batched(session))
-        outcome = session.training(exchange).run(session.checkpoint)
+        outcome = session.training(exchange, progress=progress).run(session.checkpoint)
         finish(session, outcome)
     return outcome
 
@@ -83,7 +84,7 @@ def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
 
 
 def _unknown_layers(session: Session) -> str | None:
-    covered = stack_of(session.model, session.task.input_shape) is not None
+    covered = learned_stack(session.model, session.task.input_shape) is not None
     return None if covered else f"model.name={session.config.model.name}"
 
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from client_app.training import LocalSettings
-from discreet.tasks.examples import Examples
 from simulation.batches import Batch, Rows, Table, read_rows, shuffled_batches
 from simulation.chunk import Chunk, Descent, descent_of
 from simulation.layers import Dense
 from simulation.parameter_layout import ParameterLayout
+from simulation.resident import Resident
 from simulation.stacked_models import Stack, add_bias
 
 # Measured: moving a float through the cache costs as much as so many operations.
@@ -99,7 +99,7 @@ def span_of(inputs: Tensor, weight: Tensor, *, momentum: float) -> Span:
     )
 
 
-def span_sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
+def span_sgd(stack: Stack, start: Tensor, data: Resident, chunk: Chunk) -> Tensor:
     """What `simulation.stacked_training.stacked_updates` gives for plain SGD, (k, num_params).
 
     Args:
@@ -109,8 +109,8 @@ def span_sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tenso
         chunk: the clients; they are not asked for DP-SGD.
     """
     settings, sizes = chunk.settings[0], chunk.table.sizes
-    numbers = torch.from_numpy(chunk.table.numbers).to(data.inputs.device)
-    inputs = data.inputs.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+    numbers = torch.from_numpy(chunk.table.numbers).to(data.device)
+    inputs = data.read(numbers.flatten()).view(*numbers.shape, -1)
     targets = data.targets.index_select(0, numbers.flatten())
     span = span_of(inputs, stack.layout.views(start.unsqueeze(0))[0][0], momentum=settings.momentum)
     rest = ParameterLayout(stack.layout.blocks[1:], stack.layout.size)

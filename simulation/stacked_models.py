@@ -85,7 +85,9 @@ def add_bias(bias: Tensor, grads: Tensor, *, keep: float, rate: float) -> None:
 
 def _cross_entropy_gradients(logits: Tensor, batch: Batch) -> Tensor:
     """weight * (softmax - one-hot), (k, n, classes): the gradients of the weighted cross entropies."""
-    grads = torch.softmax(logits, dim=2)
+    # By hand: torch.softmax takes three times as long on rows as short as these.
+    grads = torch.sub(logits, logits.amax(2, keepdim=True)).exp_()
+    grads.div_(grads.sum(2, keepdim=True))
     minus = torch.tensor(-1.0, device=grads.device).expand(*batch.targets.shape, 1)
     return grads.scatter_add_(2, batch.targets.unsqueeze(2), minus).mul_(batch.weights.unsqueeze(2))
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from client_app.training import sampling_probability, steps_of
 from discreet.privacy.mechanisms import Gaussian
-from discreet.tasks.examples import Examples
 from simulation.batches import poisson_batch, read_mean, read_sum, shuffled_batches
 from simulation.chunk import Chunk, descent_of
+from simulation.resident import Resident
 from simulation.span import span_sgd, spans
 from simulation.stacked_models import Stack
 
 
-def stacked_updates(stack: Stack, params: Tensor, data: Examples, chunk: Chunk) -> Tensor:
+def stacked_updates(stack: Stack, params: Tensor, data: Resident, chunk: Chunk) -> Tensor:
     """The change of the parameters of each client, (k, num_params), float32, not clipped.
 
     Args:
@@ -28,7 +28,7 @@ def stacked_updates(stack: Stack, params: Tensor, data: Examples, chunk: Chunk) 
         return step(stack, params.to(torch.float32), data, chunk)
 
 
-def _sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
+def _sgd(stack: Stack, start: Tensor, data: Resident, chunk: Chunk) -> Tensor:
     settings, table = chunk.settings[0], chunk.table
     if spans(stack, table.numbers.shape[1], settings):
         return span_sgd(stack, start, data, chunk)
@@ -43,7 +43,7 @@ def _sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
     return stack.layout.change(descent.params, start)
 
 
-def _dp_sgd(stack: Stack, start: Tensor, data: Examples, chunk: Chunk) -> Tensor:
+def _dp_sgd(stack: Stack, start: Tensor, data: Resident, chunk: Chunk) -> Tensor:
     settings, sizes = chunk.settings[0], chunk.table.sizes
     examples = [each.example for each in chunk.settings if each.example]
     mechanisms = [Gaussian(example.noise_multiplier, draws=example.draws) for example in examples]

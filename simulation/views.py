@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.tasks.examples import Task
+from discreet.tasks.partition import Partition, sampled_indices, task_partition
+
 Numbers = NDArray[np.int64]
 
 
@@ -89,5 +92,13 @@ class SampledViews:
         """
         if not 0 <= client < self.num_clients:
             raise ValueError(f"client must be in [0, {self.num_clients}), not {client}")
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, client], dtype=np.uint64)))
-        return generator.choice(self.num_examples, self.examples_per_client, replace=False, shuffle=False)
+        count, each = self.num_examples, self.examples_per_client
+        numbers: Numbers = sampled_indices(client, num_examples=count, examples_per_client=each, seed=self.seed).numpy()
+        return numbers
+
+
+def views_of(task: Task, partition: Partition) -> Views:
+    """What each client of a partition holds."""
+    if partition.examples_per_client is None:
+        return PartitionViews(task_partition(task, partition))
+    return SampledViews(partition.num_clients, len(task.train), partition.examples_per_client, partition.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from discreet.runs import Checkpoint
 from discreet.wire import REFUSED_CODE, MalformedMessage, Order, Reply, decode_reply, encode_order, parameters_record
-from strategies.exchange import Failure
+from strategies.exchange import Failure, MessagesTooLarge
 from strategies.training import TrainingRun
 
 logger = logging.getLogger("discreet")
@@ -23,6 +24,7 @@ logger = logging.getLogger("discreet")
 # What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
 NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
 
 
@@ -86,10 +88,21 @@ class GridExchange:
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
     ) -> Iterator[Reply | Failure]:
-        """Sends the order to each client and decodes replies as they come, until all are there or the deadline is."""
+        """Sends the order to each client and decodes replies as they come, until all are there or the deadline is.
+
+        Raises:
+          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
+        """
         messages = list(self.messages(round_number, params, clip_norm, cohort))
-        numbers = self.grid.push_messages(messages) if messages else []
+        numbers = list(self.grid.push_messages(messages)) if messages else []
         del messages
+        if len(numbers) != len(cohort):
+            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
+            raise MessagesTooLarge(
+                f"the messages of round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each, were "
+                "refused as too large (HTTP 413): raise the limit of what stands before the SuperLink, or take a "
+                "smaller model or cohort"
+            )
         waiting: dict[str, int] = {}
         for number, client in zip(numbers, cohort, strict=True):
             if number:
@@ -98,7 +111,7 @@ class GridExchange:
                 yield Failure(client, "error", "the SuperLink took no message for it: it has left")
         started = time.monotonic()
         while waiting:
-            for message in self.grid.pull_messages(list(waiting)):
+            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // params.numel())):
                 # Popped: a second reply to the same message is not counted again.
                 answered = waiting.pop(message.metadata.reply_to_message_id, None)
                 if answered is not None:
@@ -110,6 +123,13 @@ class GridExchange:
                 return
             if waiting:
                 time.sleep(pause_after(waited))
+
+    def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
+        """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""
+        for start in range(0, len(numbers), at_once):
+            arrived = deque(self.grid.pull_messages(numbers[start : start + at_once]))
+            while arrived:
+                yield arrived.popleft()
 
     def messages(self, number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Message]:
         """One training message for each client; the parameters are encoded once."""

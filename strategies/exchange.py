@@ -11,6 +11,10 @@ from torch import Tensor
 from discreet.wire import Reply
 
 
+class MessagesTooLarge(OSError):
+    """The messages of a round do not fit what the server takes: nobody was asked, nothing is charged."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """A client that was asked and gave no usable reply. It counts as zero; noise and denominator stay.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.privacy.clipped_sum import ClippedSum, GridSum
@@ -18,6 +18,9 @@ from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
 from discreet.privacy.noise import RandomSource
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True, eq=False)

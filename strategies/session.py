@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TextIO
 
 from torch import Tensor, nn
 
@@ -14,10 +16,11 @@ import discreet
 from discreet.config import ConfigError, RunConfig
 from discreet.durable_ledger import DurableLedger
 from discreet.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
+from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.runs import Checkpoint, RunFolder, open_run_folder
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Task
+from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.models import (
     build_model,
@@ -27,12 +30,16 @@ from discreet.tasks.models import (
     load_parameters,
     named_parameters_of,
 )
+from discreet.tasks.partition import SAMPLED, Partition, task_partition
+from discreet.tasks.scattering import features_of, split_fixed
 from strategies.exchange import Exchange
 from strategies.settings import cohort_sampling, first_clip_norm, round_settings
 from strategies.statement import epsilon_lines, privacy_facts
 from strategies.training import Outcome, Plan, TrainingRun
 
 logger = logging.getLogger("discreet")
+
+COUNTED = ("natural", "shards")  # partitions that the data allow only for some numbers of clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +54,22 @@ class Session:
     checkpoint: Checkpoint
     source: RandomSource
 
-    def training(self, exchange: Exchange) -> TrainingRun:
-        """The rounds, with the clients that `exchange` asks."""
+    def training(self, exchange: Exchange, *, progress: TextIO | None = None) -> TrainingRun:
+        """The rounds, with the clients that `exchange` asks; `progress` as `TrainingRun` takes it."""
         return TrainingRun(
             plan_of(self.config),
             self.folder,
             ledger=self.ledger,
             exchange=exchange,
-            evaluate=partial(_evaluate, self.model, self.task),
+            evaluate=self._evaluation(),
             source=self.source,
+            progress=progress if self.config.operations.log_format == "text" else None,
         )
+
+    def _evaluation(self) -> Callable[[Tensor], Evaluation]:
+        """Of parameters, on the test set, whose fixed features are computed once."""
+        fixed, learned = split_fixed(self.model)
+        return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
 
 
 def prepare(config: RunConfig) -> Session:
@@ -74,12 +87,12 @@ def prepare(config: RunConfig) -> Session:
         seed = config.seed if config.seed is not None else secrets.randbits(31)
         model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
         check_model(model)
+        if config.data.partition in COUNTED:
+            data = config.data
+            task_partition(task, Partition(data.num_clients, data.partition, data.partition_seed, data.alpha))
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    if config.data.num_clients > len(task.train):
-        raise ConfigError(
-            f"data.num_clients must be at most the {len(task.train)} training examples (got {config.data.num_clients})"
-        )
+    _check_shares(config, len(task.train))
     folder = open_run_folder(config)
     ledger = folder.ledger(config)
     checkpoint = _start_from(folder, model, config)
@@ -87,6 +100,15 @@ def prepare(config: RunConfig) -> Session:
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
     _announce(config, folder)
     return Session(config, folder, ledger, task, model, checkpoint, source)
+
+
+def _check_shares(config: RunConfig, examples: int) -> None:
+    for name, wanted in (
+        ("num_clients", 0 if config.data.partition == SAMPLED else config.data.num_clients),
+        ("examples_per_client", config.data.examples_per_client or 0),
+    ):
+        if wanted > examples:
+            raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
 
 
 def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Checkpoint:
@@ -119,9 +141,9 @@ def _announce(config: RunConfig, folder: RunFolder) -> None:
     logger.info("run folder: %s", folder.path)
 
 
-def _evaluate(model: nn.Module, task: Task, params: Tensor) -> Evaluation:
+def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
     load_parameters(model, params)
-    return evaluate(model, task.test)
+    return evaluate(model, test)
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -152,6 +174,9 @@ def finish(session: Session, outcome: Outcome) -> None:
     }
     folder.write_model(tensors, metadata=metadata)
     folder.write_privacy(privacy_facts(config, session.ledger, outcome))
+    if config.operations.predictions:
+        write_predictions(folder.path)
+        write_indicators(folder.path)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
     for line in epsilon_lines(config, session.ledger, checkpoint):

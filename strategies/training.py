@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TextIO
 
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.durable_ledger import Charge, DurableLedger
@@ -22,7 +22,11 @@ from discreet.tasks.metrics import Evaluation
 from discreet.wire import EPSILONS, Reply
 from strategies.cohort import CohortSampling
 from strategies.exchange import Exchange, Failure, Replies
+from strategies.progress import Progress
 from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, UpdateRows, dp_fedavg_round
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet")
 
@@ -93,6 +97,7 @@ class TrainingRun:
       evaluate: loss and accuracy of parameters on the server's public test set.
       source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs
         no stored random state.
+      progress: the terminal to show on how far the run is; None for none.
     """
 
     def __init__(
@@ -104,9 +109,11 @@ class TrainingRun:
         exchange: Exchange,
         evaluate: Callable[[Tensor], Evaluation],
         source: RandomSource,
+        progress: TextIO | None = None,
     ) -> None:
         self.plan, self.folder, self.ledger = plan, folder, ledger
         self.exchange, self.evaluate, self.source = exchange, evaluate, source
+        self.progress = Progress(progress, plan.rounds)
         before = read_status(folder) or RunStatus("running", plan.rounds)
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
         self.connected = 0
@@ -116,7 +123,11 @@ class TrainingRun:
     def run(self, checkpoint: Checkpoint) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent."""
         write_status(self.folder, self.status)
-        outcome = self._run_rounds(checkpoint)
+        self.progress.begin(checkpoint.round)
+        try:
+            outcome = self._run_rounds(checkpoint)
+        finally:
+            self.progress.end()
         self.status = replace(self.status, state="stopped" if outcome.stopped else "finished", reason=outcome.stopped)
         write_status(self.folder, self.status)
         return outcome
@@ -194,7 +205,7 @@ class TrainingRun:
         tally = Tally(cohort=cohort_size)
         state, metrics = dp_fedavg_round(
             ServerState(checkpoint.round, checkpoint.params, checkpoint.velocity, checkpoint.clip_norm),
-            tally.accept(replies),
+            tally.accept(self.progress.counted(replies, cohort=cohort_size)),
             self.plan.settings,
             source=self._draw(checkpoint).child("noise"),
             charge=self._charge(checkpoint.round + 1),

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from discreet.config import ConfigError
 from discreet.reporting.choosing import choice_costs
 from discreet.reporting.drawing import canvas, log_axis, to_svg
+from discreet.reporting.effects import mean_line
 from discreet.reporting.epsilons import epsilon_curves, epsilons, spent_by_holder
 from discreet.reporting.frontier import frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
-from discreet.reporting.series import REST, cast_of
+from discreet.reporting.series import REST, cast_of, mean_series
 from discreet.reporting.table import repetitions_table, runs_table, to_csv
 from discreet.reports import report_of, write_run_report
 from discreet.runs import RunFolder
@@ -179,7 +180,32 @@ def test_with_more_groups_than_colours_the_most_accurate_have_them(tmp_path: Pat
     runs = [make_run(tmp_path / str(n), f"rounds={n + 1}", f"{NOISE}=1", accuracies=(n / 20,)) for n in range(12)]
     cast = cast_of(read(*runs))
     assert [cast.number(group) for group in cast.groups] == [REST] * 4 + list(range(8))
-    assert cast.legend[-1] == (REST, "4 more")
+    assert cast.legend[-1] == (REST, "4 more, in grey")
+
+
+def test_repetitions_are_drawn_as_their_mean_over_the_rounds_that_all_have(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", f"{NOISE}=1", "seed=3", accuracies=(0.2, 0.5, 0.9))
+    make_run(tmp_path / "1", f"{NOISE}=1", "seed=4", accuracies=(0.4, 0.9))
+    (group,) = group_runs(read_runs(find_runs([tmp_path])))
+    assert mean_series(group, "accuracy") == [(1.0, pytest.approx(0.3)), (2.0, pytest.approx(0.7))]
+    picture = report_of([tmp_path]).pictures[0]
+    assert "Thick lines are means" in picture.note
+    assert picture.svg.count("stroke-opacity: 0.35") == 2
+
+
+def test_with_too_many_lines_for_colours_their_mean_is_drawn_over_them() -> None:
+    whole, part = [[(1.0, n / 10), (2.0, n / 5)] for n in (1, 3)], [(1.0, 9.0)]
+    assert mean_line([*whole, part]) == [(1.0, pytest.approx(0.2)), (2.0, pytest.approx(0.4))]
+    assert mean_line([part, [(2.0, 3.0)]]) == []
+
+
+def test_what_is_the_same_in_every_run_is_said_once(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(noise), f"{NOISE}={noise}") for noise in (1, 2)]
+    table = runs_table(read(*runs))
+    assert table.same["delta"] == "0.001"
+    assert "noise_multiplier" not in table.same
+    assert set(table.without(table.same).columns) == {*table.columns} - {*table.same}
+    assert runs_table(read(runs[0])).same == {}
 
 
 class Page(HTMLParser):
@@ -255,6 +281,7 @@ def test_numbers_at_the_axes_keep_all_their_digits() -> None:
 def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
     assert html.count("none (epsilon = inf)") == 2
     assert "What choosing costs" in html
+    assert "The same in every run: rounds" in html
     assert "&lt;1&gt;" in html
     assert "<1>" not in html
 

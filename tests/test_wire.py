@@ -147,3 +147,13 @@ def test_a_malformed_order_is_refused_by_the_client(field: dict[str, float]) -> 
     record = RecordDict({"order": ConfigRecord(dict(config)), "parameters": parameters_record(torch.zeros(2))})
     with pytest.raises(MalformedMessage):
         decode_order(record)
+
+
+def test_a_vector_is_encoded_byte_for_byte_as_flower_does_it() -> None:
+    vector = torch.arange(5.0)
+    array = parameters_record(vector)["parameters"]
+    assert array == Array(vector.numpy())
+
+
+def test_finite_values_with_squares_beyond_float32_are_read() -> None:
+    assert decode(content(np.array([3e38, -3e38], dtype=np.float32))).update.tolist() == pytest.approx([3e38, -3e38])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from dp_accounting import DpEvent
-from scipy.optimize import brentq
-
-from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.ledger import PrivacyLedger
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 MAX_ROUNDS = 10_000_000
 NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
@@ -48,6 +48,11 @@ def noise_multiplier_for_epsilon(
         raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number of at least 1, not {count!r}")
+
+    # Imported where they are used: a client that calibrates nothing starts without them.
+    from scipy.optimize import brentq
+
+    from discreet.privacy.accounting import epsilon_spent
 
     def epsilon(noise: float) -> float:
         return epsilon_spent([(make_event(noise), count)], delta=delta, accountant=accountant)

@@ -11,19 +11,11 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dp_accounting import (
-    ComposedDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    NonPrivateDpEvent,
-    NoOpDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
@@ -40,6 +32,8 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
     >>> poisson_round_event(1.0, noise_multiplier=1.5)
     GaussianDpEvent(noise_multiplier=1.5)
     """
+    from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+
     if not 0.0 <= sampling_probability <= 1.0:
         raise ValueError(f"sampling_probability must be in 0 .. 1, not {sampling_probability}")
     _require_noise(noise_multiplier)
@@ -66,6 +60,8 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
     >>> fixed_size_round_event(10, population_size=100, noise_multiplier=2.0).event
     GaussianDpEvent(noise_multiplier=1.0)
     """
+    from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, SampledWithoutReplacementDpEvent
+
     if population_size < 1:
         raise ValueError(f"population_size must be at least 1, not {population_size}")
     if not 0 <= cohort_size <= population_size:
@@ -84,6 +80,7 @@ def event_to_json(event: DpEvent) -> str:
     Raises:
         ValueError: a kind of event that Discreet does not know, or a parameter out of range.
 
+    >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
     '{"event":{"kind":"gaussian","noise_multiplier":1.0},"kind":"poisson_sampled","sampling_probability":0.5}'
     """
@@ -128,7 +125,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    for kind, (event_type, fields) in _KINDS.items():
+    for kind, (event_type, fields) in _kinds().items():
         if type(event) is event_type:
             values = {name: codec.to_json(name, getattr(event, name)) for name, codec in fields.items()}
             return {"kind": kind, **values}
@@ -137,9 +134,10 @@ def _encode(event: DpEvent) -> dict[str, Any]:
 
 def _decode(value: Any) -> DpEvent:
     kind = value.get("kind") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"an event must have one of the kinds {', '.join(_KINDS)}, not {kind!r}")
-    event_type, fields = _KINDS[kind]
+    kinds = _kinds()
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"an event must have one of the kinds {', '.join(kinds)}, not {kind!r}")
+    event_type, fields = kinds[kind]
     given = value.keys() - {"kind"}
     if given != fields.keys():
         raise ValueError(f"an event of kind {kind} has the fields {sorted(fields)}, not {sorted(given)}")
@@ -163,16 +161,20 @@ _PROBABILITY = _Codec(_probability, _probability)
 _WHOLE = _Codec(_whole, _whole)
 _EVENTS = _Codec(lambda _, events: [_encode(event) for event in events], _decode_list)
 
-_KINDS: dict[str, tuple[type[DpEvent], dict[str, _Codec]]] = {
-    "gaussian": (GaussianDpEvent, _NOISE),
-    "laplace": (LaplaceDpEvent, _NOISE),
-    "poisson_sampled": (PoissonSampledDpEvent, {"sampling_probability": _PROBABILITY, **_EVENT}),
-    "sampled_without_replacement": (
-        SampledWithoutReplacementDpEvent,
-        {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT},
-    ),
-    "self_composed": (SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
-    "composed": (ComposedDpEvent, {"events": _EVENTS}),
-    "non_private": (NonPrivateDpEvent, {}),
-    "no_op": (NoOpDpEvent, {}),
-}
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
+    """The events that are known, by name. dp_accounting takes most of a second to import: not before it is needed."""
+    import dp_accounting as dp
+
+    sampled = {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT}
+    return {
+        "gaussian": (dp.GaussianDpEvent, _NOISE),
+        "laplace": (dp.LaplaceDpEvent, _NOISE),
+        "poisson_sampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _PROBABILITY, **_EVENT}),
+        "sampled_without_replacement": (dp.SampledWithoutReplacementDpEvent, sampled),
+        "self_composed": (dp.SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
+        "composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
+        "non_private": (dp.NonPrivateDpEvent, {}),
+        "no_op": (dp.NoOpDpEvent, {}),
+    }

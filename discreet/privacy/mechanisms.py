@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
-from scipy.special import log_ndtr
 from torch import Tensor
 
 from discreet.privacy.grid import Grid
 from discreet.privacy.noise import RandomSource
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Mechanism(Protocol):
@@ -86,6 +87,8 @@ class Gaussian:
 
     def event(self) -> DpEvent:
         """What one release costs."""
+        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
+
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         return GaussianDpEvent(self.noise_multiplier)
@@ -135,6 +138,8 @@ class Laplace:
 
     def event(self) -> DpEvent:
         """What one release costs."""
+        from dp_accounting import LaplaceDpEvent, NonPrivateDpEvent
+
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         return LaplaceDpEvent(self.noise_multiplier)
@@ -210,6 +215,8 @@ def laplace_step_sensitivity(learning_rate: float, *, l1_norm_clip: float, num_e
 
 def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """delta of one Gaussian release (Balle and Wang 2018, Theorem 8), by logarithms to keep small values."""
+    from scipy.special import log_ndtr
+
     above = float(log_ndtr(0.5 / noise_multiplier - epsilon * noise_multiplier))
     below = float(log_ndtr(-0.5 / noise_multiplier - epsilon * noise_multiplier))
     return -math.exp(above) * math.expm1(min(epsilon + below - above, 0.0))

@@ -13,7 +13,15 @@ from discreet.reporting.epsilons import Spent, spent_by_holder
 from discreet.reporting.records import RunRecord
 
 # What has to be equal for the same holder to hold the same data in two runs.
-SAME_DATA = ("data.name", "data.path", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed")
+SAME_DATA = (
+    "data.name",
+    "data.path",
+    "data.num_clients",
+    "data.partition",
+    "data.alpha",
+    "data.partition_seed",
+    "data.examples_per_client",
+)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 4)))
 # Colours of similar weight on white and on black, told apart with colour blindness too (and by their markers).
 LIGHT = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
 DARK = ("#6aa8ff", "#ff8a5c", "#3ecf9f", "#b99bff", "#e0b040", "#ff86c0", "#a9cf5f", "#a9b4c2")
+LETTER = 5.0  # the width of one in a legend, about
 SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
 
 _STYLE: Any = {
@@ -158,7 +159,8 @@ def alone(picture: Picture) -> str:
     # Points of the inner drawing are the units of the outer one.
     drawing = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', picture.svg, count=2)
     whole = height + 12 * len(lines) + 8 * bool(lines)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {whole:g}" width="{width:g}pt">'
+    wide = max([width, *(24 + LETTER * len(label) for _, label in picture.legend)])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {whole:g}" width="{wide:g}pt">'
     style = f"<style>{THEMES} text {{ font-family: system-ui, sans-serif; }}</style>"
     paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
     return f"{head}{style}{paper}{drawing}{''.join(lines)}</svg>\n"

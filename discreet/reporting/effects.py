@@ -61,14 +61,25 @@ def _effect(groups: Sequence[Group], name: str, tried: Sequence[str], outcome: O
             draw_line(axes, sorted(pairs), number if named else REST, linestyle=DASHES[number % len(DASHES)])
             if not named:
                 draw_dots(axes, pairs, REST)
+        if not named:
+            draw_line(axes, mean_line(list(lines.values())), 0)
         _scale(axes, [value for pairs in lines.values() for value, _ in pairs])
         axes.set_xlabel(short[name])
         axes.set_ylabel(outcome.name.lower())
         legend = tuple(enumerate(lines)) if named and len(lines) > 1 else ()
-        return Picture(title, to_svg(figure, title), legend, _NOTE)
+        return Picture(title, to_svg(figure, title), legend, _NOTE if named else f"{_NOTE} {_MEAN}")
 
 
 _NOTE = "After the last round; a line joins runs that are alike in all else that was tried, repetitions as their mean."
+
+_MEAN = "The thick line is the mean of the thin ones that have every value."
+
+
+def mean_line(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean of those lines that have every value; of others a mean would jump with what was tried where."""
+    values = sorted({value for pairs in lines for value, _ in pairs})
+    whole = [dict(pairs) for pairs in lines if len(pairs) == len(values)]
+    return [(value, fmean(line[value] for line in whole)) for value in values if whole]
 
 
 def _lines(

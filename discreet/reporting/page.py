@@ -19,22 +19,28 @@ _STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; }
-h3, figcaption strong { font-size: 1rem; margin: 0 0 0.25rem; }
+h3, figcaption strong { font-size: 1rem; margin: 0 0 0.25rem; } main > h3 { margin-top: 1.25rem; }
 p, li { max-width: 46rem; } .muted, figcaption p { color: var(--muted); font-size: 0.875rem; margin: 0.25rem 0; }
-.scroll { overflow-x: auto; border: 1px solid var(--grid); border-radius: 0.4rem; }
+.scroll { overflow: auto; max-height: 32rem; border: 1px solid var(--grid); border-radius: 0.4rem; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 td { white-space: nowrap; } td.words { white-space: normal; min-width: 11rem; } tr:last-child td { border-bottom: 0; }
 th { color: var(--muted); font-weight: 600; white-space: nowrap; }
-.pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
+thead th { position: sticky; top: 0; background: var(--paper); }
+.pictures { display: grid; gap: 1rem; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
 figure { margin: 0; padding: 0.75rem; border: 1px solid var(--grid); border-radius: 0.4rem; min-width: 0; }
 figure svg { display: block; width: 100%; height: auto; }
 ul.legend { list-style: none; margin: 0.25rem 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.1rem 1rem;
   font-size: 0.8125rem; }
+ul.legend li { padding-left: 1.2em; text-indent: -1.2em; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.25rem 0.75rem; margin: 0; font-size: 0.875rem; }
 dt { color: var(--muted); } dd { margin: 0; }
+dl.facts { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; }
 .warning { border-left: 0.25rem solid var(--series-1); padding-left: 0.75rem; }
 """
+
+MOST_MECHANISMS = 3  # written out in a card
 
 
 def page(records: Sequence[RunRecord], pictures: Sequence[Picture], costs: Sequence[ChoiceCost], now: datetime) -> str:
@@ -45,8 +51,8 @@ def page(records: Sequence[RunRecord], pictures: Sequence[Picture], costs: Seque
         _warnings(records),
         "<h2>What is protected</h2>",
         _protection(records),
-        "<h2>Runs</h2>",
-        _table(runs_table(records)),
+        "<h2>Result</h2>" if len(records) == 1 else "<h2>Runs</h2>",
+        _runs(records),
         _repetitions(records),
         "<h2>Pictures</h2>",
         '<div class="pictures">' + "".join(map(_figure, pictures)) + "</div>",
@@ -109,11 +115,16 @@ def _card(pairs: Sequence[tuple[Guarantee, RunRecord]], num_runs: int) -> str:
         "protects": guarantee.unit,
         "adjacency": guarantee.adjacency,
         "trusted": guarantee.trusted,
-        "mechanism": "; or ".join(dict.fromkeys(each.mechanism for each, _ in pairs)),
+        "mechanism": "; or ".join(_first(list(dict.fromkeys(each.mechanism for each, _ in pairs)))),
         "not covered": "; ".join(guarantee.not_covered),
     }
     listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items())
     return f"<figure><h3>{guarantee.name}-level{some}</h3><dl>{listed}</dl></figure>"
+
+
+def _first(mechanisms: Sequence[str]) -> Sequence[str]:
+    more = len(mechanisms) - MOST_MECHANISMS
+    return (*mechanisms[:MOST_MECHANISMS], f"{more} more: see the settings of the runs") if more > 0 else mechanisms
 
 
 def _epsilon_words(guarantee: Guarantee, records: Sequence[RunRecord]) -> str:
@@ -129,6 +140,18 @@ def _epsilon_words(guarantee: Guarantee, records: Sequence[RunRecord]) -> str:
         return f"{record.epsilon(guarantee.name):.4g} at delta {delta} ({record.config.privacy.accountant})"
     found = epsilons(spent[worst], record.config.privacy.delta)
     return f"at delta {delta}: " + "; ".join(f"{value:.4g} ({name})" for name, value in found.items())
+
+
+def _runs(records: Sequence[RunRecord]) -> str:
+    """A row a run; what is the same in every run is said once, so that the rest fits. One run needs no table."""
+    table = runs_table(records)
+    if len(records) == 1:
+        facts = zip(table.columns, table.rows[0], strict=True)
+        listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value or '-')}</dd></div>" for name, value in facts)
+        return f'<dl class="facts">{listed}</dl>'
+    same = ", ".join(f"{name} {value or '-'}" for name, value in table.same.items())
+    note = f'<p class="muted">The same in every run: {escape(same)}.</p>' if same else ""
+    return _table(table.without(table.same)) + note
 
 
 def _table(table: Table) -> str:

@@ -10,7 +10,7 @@ from discreet.reporting.effects import effects_of
 from discreet.reporting.epsilons import epsilon_curves, guarantee_names
 from discreet.reporting.frontier import frontier
 from discreet.reporting.records import Group, RunRecord
-from discreet.reporting.series import Cast, cast_of, draw_dots, draw_line, final_accuracy, final_epsilon
+from discreet.reporting.series import Cast, cast_of, draw_dots, draw_group, draw_line, final_accuracy, final_epsilon
 
 DIVERGED = 30.0  # largest over smallest loss beyond which the axis is logarithmic
 
@@ -32,14 +32,17 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
 def _per_round(cast: Cast, column: str, title: str) -> Picture:
     with canvas() as (figure, (axes,)):
         for group in cast.groups:
-            for record in group.records:
-                draw_line(axes, record.series(column), cast.number(group))
+            draw_group(axes, group, column, number=cast.number(group))
         _stretch(
             axes, [value for group in cast.groups for record in group.records for _, value in record.series(column)]
         )
         axes.set_ylabel(f"{column}, public test set")
         _count_rounds(axes)
-        return Picture(title, to_svg(figure, title), cast.legend)
+        return Picture(title, to_svg(figure, title), cast.legend, _MEANS if _repeated(cast) else "")
+
+
+def _repeated(cast: Cast) -> bool:
+    return any(len(group.records) > 1 for group in cast.groups)
 
 
 def _stretch(axes: Any, values: Sequence[float]) -> None:
@@ -85,22 +88,23 @@ def _clip_norm(cast: Cast) -> list[Picture]:
     title = "Clip norm, and the fraction of updates below it"
     with canvas(rows=2, height=1.5 * SIZE[1]) as (figure, (upper, lower)):
         for group in shown:
-            for record in group.records:
-                draw_line(upper, record.series("clip_norm"), cast.number(group))
-                draw_line(lower, record.series("fraction_below"), cast.number(group))
+            draw_group(upper, group, "clip_norm", number=cast.number(group))
+            draw_group(lower, group, "fraction_below", number=cast.number(group))
         log_axis(upper, "y", [value for group in shown for _, value in group.records[0].series("clip_norm")])
         upper.set_ylabel("clip norm")
         lower.set_ylabel("fraction below")
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
         _count_rounds(lower)
-        return [Picture(title, to_svg(figure, title), cast.legend, _CLIPPING)]
+        note = f"{_CLIPPING} {_MEANS}" if _repeated(cast) else _CLIPPING
+        return [Picture(title, to_svg(figure, title), cast.legend, note)]
 
 
 _CLIPPING = (
     "The fraction is what the server learns, with its noise. An adaptive clip norm moves until it is the target "
     "quantile (dotted); with a fixed one no fraction is asked for."
 )
+_MEANS = "Thick lines are means over runs that differ in nothing but their seed, thin ones of their colour the runs."
 _WAY = "One run, round by round: what more rounds bring, and what they cost."
 _FRONTIER = (
     "Each point is the end of a run. Ringed and joined: the frontier, settings that no other one beats in both (the "

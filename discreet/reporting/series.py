@@ -30,7 +30,7 @@ class Cast:
             return ()
         rows = sorted((number, label) for label, number in self.numbers.items())
         more = len(self.groups) - len(rows)
-        return (*rows, *(((REST, f"{more} more"),) if more else ()))
+        return (*rows, *(((REST, f"{more} more, in grey"),) if more else ()))
 
     def number(self, group: Group) -> int:
         """Of a group's colour, or `REST`."""
@@ -56,6 +56,22 @@ def final_accuracy(group: Group) -> float:
 def final_epsilon(group: Group, guarantee: str) -> float:
     """The largest epsilon of a group's runs."""
     return max(record.epsilon(guarantee) for record in group.records)
+
+
+def mean_series(group: Group, column: str) -> Pairs:
+    """(round, mean over a group's runs), of the rounds that each of them has."""
+    runs = [dict(record.series(column)) for record in group.records]
+    rounds = sorted(set.intersection(*(set(run) for run in runs)))
+    return [(number, sum(run[number] for run in runs) / len(runs)) for number in rounds]
+
+
+def draw_group(axes: Any, group: Group, column: str, *, number: int) -> None:
+    """A group's runs round by round: their mean, and behind it each of them, thin, where the group has a colour."""
+    if len(group.records) > 1 and number != REST:
+        for record in group.records:
+            xs, ys = zip(*record.series(column), strict=True) if record.series(column) else ((), ())
+            axes.plot(xs, ys, color=SERIES[number], linewidth=0.6, alpha=0.35, zorder=1)
+    draw_line(axes, mean_series(group, column), number)
 
 
 def draw_line(axes: Any, pairs: Pairs, number: int, **more: Any) -> None:

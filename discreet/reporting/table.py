@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from discreet.guarantees import GUARANTEES
@@ -18,6 +18,20 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def same(self) -> dict[str, str]:
+        """The columns in which all rows say the same, and what; empty where there is a single row."""
+        if len(self.rows) < 2:
+            return {}
+        columns = zip(self.columns, zip(*self.rows, strict=True), strict=True)
+        return {name: cells[0] for name, cells in columns if len(set(cells)) == 1}
+
+    def without(self, names: Collection[str]) -> Table:
+        """The other columns."""
+        kept = [number for number, name in enumerate(self.columns) if name not in names]
+        rows = tuple(tuple(row[number] for number in kept) for row in self.rows)
+        return Table(tuple(self.columns[number] for number in kept), rows)
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from discreet.tasks.examples import Examples, Task
+from discreet.tasks.folder import FOLDER, load_folder
 from discreet.tasks.images import load_cifar10, load_fashion_mnist, load_femnist, load_mnist
 from discreet.tasks.tabular import load_breast_cancer, load_digits
 from discreet.tasks.text import load_shakespeare
@@ -20,6 +21,7 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
     "cifar10": load_cifar10,
     "femnist": load_femnist,
     "shakespeare": load_shakespeare,
+    FOLDER: load_folder,
 }
 
 

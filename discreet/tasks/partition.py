@@ -16,30 +16,36 @@ from discreet.tasks.examples import Examples, Task
 
 _Parts = list[np.ndarray[Any, Any]]
 _SHARDS_PER_CLIENT = 2
+SAMPLED = "sampled"
 
 
 @dataclass(frozen=True)
 class Partition:
     """How training examples are dealt to clients; the same value always deals the same.
 
-    kind: "iid", "dirichlet", "shards" or "natural" (see `partition_indices`). alpha is read by "dirichlet"
-    only. Raises ValueError where a setting is out of range.
+    kind: "iid", "dirichlet", "shards" or "natural" (see `partition_indices`), or "sampled" (see `sampled_indices`).
+    alpha is read by "dirichlet" only, examples_per_client by "sampled". Raises ValueError where a setting is out of
+    range.
     """
 
     num_clients: int
     kind: str
     seed: int
     alpha: float = 0.5
+    examples_per_client: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in PARTITIONS:
-            raise ValueError(f"data.partition must be one of {', '.join(PARTITIONS)}, not {self.kind!r}")
+        if self.kind not in (*PARTITIONS, SAMPLED):
+            known = ", ".join((*PARTITIONS, SAMPLED))
+            raise ValueError(f"data.partition must be one of {known}, not {self.kind!r}")
         if self.num_clients < 1:
             raise ValueError(f"data.num_clients must be at least 1, not {self.num_clients}")
         if self.seed < 0:
             raise ValueError(f"data.partition_seed must be at least 0, not {self.seed}")
         if not (isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"data.alpha must be positive and finite, not {self.alpha}")
+        if self.kind == SAMPLED and (self.examples_per_client is None or self.examples_per_client < 1):
+            raise ValueError(f"data.examples_per_client must be at least 1, not {self.examples_per_client}")
 
 
 def partition_indices(
@@ -71,11 +77,34 @@ def partition_indices(
 def client_examples(task: Task, partition: Partition, client_id: int) -> Examples:
     """The training examples of one client; client_id in [0, num_clients), else ValueError.
 
-    The partition of a task is made once per process and then kept.
+    The partition of a task is made once per process and then kept; a sampled view is made anew each time.
     """
     if not 0 <= client_id < partition.num_clients:
         raise ValueError(f"client_id must lie in [0, {partition.num_clients}), not {client_id}")
+    if partition.kind == SAMPLED:
+        assert partition.examples_per_client is not None
+        count, each = len(task.train), partition.examples_per_client
+        return task.train.subset(
+            sampled_indices(client_id, num_examples=count, examples_per_client=each, seed=partition.seed)
+        )
     return task.train.subset(task_partition(task, partition)[client_id])
+
+
+def sampled_indices(client_id: int, *, num_examples: int, examples_per_client: int, seed: int) -> torch.Tensor:
+    """Which of `num_examples` examples a client of a sampled population views: different ones, decided by its number
+    and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap.
+
+    The time and memory are those of the view. Raises ValueError for more examples than there are.
+
+    >>> sampled_indices(999_999, num_examples=5, examples_per_client=5, seed=20731).sort().values
+    tensor([0, 1, 2, 3, 4])
+    """
+    if examples_per_client > num_examples:
+        raise ValueError(
+            f"data.examples_per_client: a view of {examples_per_client} of {num_examples} training examples"
+        )
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, client_id], dtype=np.uint64)))
+    return torch.from_numpy(generator.choice(num_examples, examples_per_client, replace=False, shuffle=False))
 
 
 @lru_cache(maxsize=8)

@@ -66,7 +66,8 @@ DP_SGD = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1.0"
 def digits_like(count: int = EXAMPLES) -> Task:
     """Random images of MNIST's shape: what they show does not change how long training takes."""
     generator = torch.Generator().manual_seed(SEED)
-    inputs, targets = torch.rand(count, 1, 28, 28, generator=generator), torch.arange(count) % 10
+    pixels, targets = torch.randint(256, (count, 1, 28, 28), generator=generator), torch.arange(count) % 10
+    inputs = pixels.float().div_(255)
     return Task("digits-like", Examples(inputs, targets), Examples(inputs[:10], targets[:10]), 10, (1, 28, 28))
 
 

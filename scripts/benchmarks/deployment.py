@@ -1,11 +1,11 @@
-"""A real federation under load: `python -m scripts.benchmarks.deployment --nodes 20`.
+"""A real federation under load: `python -m scripts.benchmark deployment`, or with another number of nodes
+`python -m scripts.benchmarks.deployment --nodes 40`.
 
 One SuperLink, a gate, and as many SuperNode processes as are asked for, all on this machine, with TLS and node keys.
-Three things are measured in it:
+Messages hold a model of a million parameters. Two things are measured side by side:
 
-- load: rounds per minute and the memory of the server, with messages of a model of a million parameters;
-- floor: a round of a ClientApp that does nothing, at the size of the default model;
-- ours: a round of Discreet's ClientApp at that size, as a multiple of the floor.
+- floor: a ClientApp that sends back what it was sent, and a ServerApp that adds up;
+- discreet: the same federation, the same model, with user-level privacy.
 
 Flower starts a process for every message. Where the machine has fewer cores than nodes, that is most of a round.
 """
@@ -14,88 +14,125 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from discreet.tasks.models import build_model
+import numpy as np
+from rich.console import Console
+
+from discreet.runs import RunFolder
+from scripts.benchmark import table_of
+from scripts.benchmarks.million import million
 from scripts.local_federation import Federation, federation_of, wait_until
+from scripts.superlink import server_apps
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
-MILLION = 1_000_000
+MODEL = f"{million.__module__}:{million.__name__}"
 PATIENCE_SECONDS = 3600.0
+LOOK_SECONDS = 1.0
 WARM_UP = 1  # the first round of a run installs the app on every node
+EXAMPLES = 30  # of each node
+CLASSES = 10  # of the task digits
+MEBIBYTE = 2**20
+
+Rows = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A series of rounds. `seconds` without the first round; `memory` in bytes, by process."""
-
-    name: str
-    nodes: int
-    size: int
-    seconds: list[float]
-    replies: list[int]
-    memory: dict[str, int]
-
-    @property
-    def median(self) -> float:
-        """Seconds of a round."""
-        return statistics.median(self.seconds)
-
-    def line(self) -> str:
-        """For people."""
-        memory = "  ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in self.memory.items())
-        return (
-            f"{self.name:6} {self.nodes} nodes  {self.size} parameters  {self.median:.2f} s a round  "
-            f"{60 / self.median:.2f} rounds a minute  replies {self.replies}  {memory}"
-        )
+def make_data(folder: Path) -> Path:
+    """Data of a node's own that allow this model: made up, since nothing is learned here."""
+    folder.mkdir(parents=True)
+    inputs = np.arange(EXAMPLES * 64, dtype=np.float32).reshape(EXAMPLES, 1, 8, 8) % 17
+    np.savez(folder / "made.npz", inputs=inputs, digit=np.arange(EXAMPLES) % CLASSES)
+    facts = f'format = "npz"\nfile = "made.npz"\ntarget = "digit"\nlow = 0\nhigh = 16\nmodel = "{MODEL}"\n'
+    (folder / "data.toml").write_text(facts)
+    return folder
 
 
-def peak_memory(federation: Federation) -> dict[str, int]:
-    """The largest resident memory so far of the SuperLink and the gate; empty where the system has no /proc."""
-    found = {}
-    for name, pid in _server_processes(federation):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                found[name] = int(line.split()[1]) * 1024
-    return found
+def rows(nodes: int = 20, rounds: int = 3, *, folder: Path | None = None) -> Rows:
+    """The floor's row and ours: replies in all rounds, seconds of a round (the median), rounds a minute.
+
+    Then the largest memory so far of the gate, the SuperLink (link) and the ServerApp (app).
+    """
+    with _folder(folder) as scratch:
+        words = ["--data", str(make_data(scratch / "data")), "--task", "digits"]
+        with federation_of(nodes, scratch, words=words) as federation:
+            floor = _row("floor", nodes, **_floor(federation, nodes=nodes, rounds=rounds))
+            ours = _row("discreet", nodes, **_discreet(federation, nodes=nodes, rounds=rounds))
+    return [floor | {"ratio": 1.0}, ours | {"ratio": ours["seconds"] / floor["seconds"]}]
+
+
+def _row(
+    what: str, nodes: int, *, seconds: list[float], replies: list[int], memory: Mapping[str, int]
+) -> dict[str, Any]:
+    median = statistics.median(seconds)
+    peaks = {f"{name} MiB": round(size / MEBIBYTE) for name, size in memory.items()}
+    return {"what": what, "nodes": nodes, "replies": sum(replies), "seconds": median, "a minute": 60 / median, **peaks}
+
+
+def _floor(federation: Federation, *, nodes: int, rounds: int) -> dict[str, Any]:
+    size = sum(parameter.numel() for parameter in million((1, 8, 8), CLASSES).parameters())
+    words = (f"nodes={nodes}", f"rounds={rounds + WARM_UP}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
+    folder, memory = _finish(federation, lambda: federation.run("floor", *words, app=EMPTY_APP))
+    facts = json.loads(folder.path.with_suffix(".json").read_text())
+    return {"seconds": facts["seconds"][WARM_UP:], "replies": facts["replies"][WARM_UP:], "memory": memory}
+
+
+def _discreet(federation: Federation, *, nodes: int, rounds: int) -> dict[str, Any]:
+    words = (f"rounds={rounds + WARM_UP}", f"data.num_clients={nodes}", f"sampling.min_nodes={nodes}")
+    light = (f"model.name={MODEL}", "training.epochs=1", f"training.batch_size={EXAMPLES}", "sampling.kind=everyone")
+    privacy = ("privacy.user.noise_multiplier=4", f"privacy.delta={0.5 / nodes}")
+    patient = f"server.round_timeout={PATIENCE_SECONDS}"
+    folder, memory = _finish(federation, lambda: federation.run("discreet", *words, *light, *privacy, patient))
+    measured = folder.read_metrics()[WARM_UP:]
+    seconds, replies = [row["seconds"] or 0.0 for row in measured], [int(row["replies"] or 0) for row in measured]
+    return {"seconds": seconds, "replies": replies, "memory": memory}
+
+
+def _finish(federation: Federation, start: Callable[[], RunFolder]) -> tuple[RunFolder, dict[str, int]]:
+    """Runs to the end, and looks at the memory meanwhile: a process that is gone can't be asked for its peak."""
+    folder, peaks = start(), dict[str, int]()
+    process = federation.processes[f"run-{folder.path.name}"]
+
+    def over() -> bool:
+        ended = process.poll() is not None
+        for name, pid in _server_processes(federation):
+            peaks[name] = max(peaks.get(name, 0), peak_memory(pid))
+        return ended
+
+    log = federation.log(f"run-{folder.path.name}")
+    wait_until(over, PATIENCE_SECONDS, f"{folder.path.name} is over; see {log}", every=LOOK_SECONDS)
+    return folder, peaks
 
 
 def _server_processes(federation: Federation) -> Iterator[tuple[str, int]]:
-    if not Path("/proc/self/task").is_dir():
-        return
-    yield "gate", federation.processes["gate"].pid
     starter = federation.processes["superlink"].pid
-    for child in Path(f"/proc/{starter}/task/{starter}/children").read_text().split():
-        yield "SuperLink", int(child)
+    yield "gate", federation.processes["gate"].pid
+    for child in children_of(starter):
+        yield "link", child
+    for app in server_apps(starter):
+        yield "app", app
 
 
-def empty_rounds(federation: Federation, name: str, *, nodes: int, rounds: int, size: int) -> Measured:
-    """Rounds of the ClientApp that does nothing."""
-    words = (f"nodes={nodes}", f"rounds={rounds + WARM_UP}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
-    result = federation.run(name, *words, app=EMPTY_APP).path.with_suffix(".json")
-    wait_until(result.exists, PATIENCE_SECONDS, f"{name} is over; see {federation.log(f'run-{name}')}")
-    wait_until(lambda: federation.processes[f"run-{name}"].poll() is not None, PATIENCE_SECONDS, f"{name} has ended")
-    facts = json.loads(result.read_text())
-    memory = {"ServerApp": facts["memory"], **peak_memory(federation)}
-    return Measured(name, nodes, size, facts["seconds"][WARM_UP:], facts["replies"][WARM_UP:], memory)
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started itself; none where the system has no /proc."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
-def our_rounds(federation: Federation, *, nodes: int, rounds: int, size: int) -> Measured:
-    """Rounds of Discreet with user-level privacy and the default model."""
-    words = (f"rounds={rounds + WARM_UP}", f"data.num_clients={nodes}", f"sampling.min_nodes={nodes}")
-    privacy = ("sampling.kind=everyone", "privacy.user.noise_multiplier=4", f"privacy.delta={0.5 / nodes}")
-    folder = federation.run("ours", *words, *privacy, f"server.round_timeout={PATIENCE_SECONDS}")
-    federation.finish(folder, seconds=PATIENCE_SECONDS)
-    rows = folder.read_metrics()[WARM_UP:]
-    seconds, replies = [row["seconds"] or 0.0 for row in rows], [int(row["replies"] or 0) for row in rows]
-    return Measured("ours", nodes, size, seconds, replies, peak_memory(federation))
+def peak_memory(pid: int) -> int:
+    """The largest resident memory of a process so far, in bytes; 0 where it can't be read."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 @contextmanager
@@ -109,27 +146,13 @@ def _folder(given: Path | None) -> Iterator[Path]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Measures, prints a line for each series, and writes them as JSON where asked."""
+    """Measures with another number of nodes than the section has."""
     parser = argparse.ArgumentParser(prog="python -m scripts.benchmarks.deployment", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20, help="SuperNode processes; each takes about 300 MB")
-    parser.add_argument("--rounds", type=int, default=5, help="of each series, after a first one that is not counted")
-    parser.add_argument("--size", type=int, default=MILLION, help="parameters of the messages under load")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--rounds", type=int, default=3, help="of each series, after a first one that is not counted")
     parser.add_argument("--folder", type=Path, help="where logs and runs are kept (default: a folder that is removed)")
     arguments = parser.parse_args(words)
-    nodes, rounds = arguments.nodes, arguments.rounds
-    ours = sum(parameter.numel() for parameter in build_model("mlp", (1, 8, 8), 10, seed=1).parameters())
-    with _folder(arguments.folder) as folder, federation_of(nodes, folder) as federation:
-        series = [empty_rounds(federation, "load", nodes=nodes, rounds=rounds, size=arguments.size)]
-        print(series[-1].line(), flush=True)
-        series.append(empty_rounds(federation, "floor", nodes=nodes, rounds=rounds, size=ours))
-        print(series[-1].line(), flush=True)
-        series.append(our_rounds(federation, nodes=nodes, rounds=rounds, size=ours))
-        print(series[-1].line(), flush=True)
-    ratio = series[2].median / series[1].median
-    print(f"ours / floor: {ratio:.2f}  ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([vars(measured) for measured in series], indent=2) + "\n")
+    Console().print(table_of(rows(arguments.nodes, arguments.rounds, folder=arguments.folder)))
     return 0
 
 

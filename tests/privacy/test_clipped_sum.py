@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from discreet.privacy import clipped_sum
 from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise import seeded_source
@@ -79,3 +81,27 @@ def test_every_value_released_from_a_grid_lies_on_it() -> None:
 @pytest.mark.parametrize("kind", ["float", "grid"])
 def test_no_updates_add_up_to_zero(kind: str) -> None:
     assert summed(kind, torch.zeros(0, 3), 1.0).total.tolist() == [0.0, 0.0, 0.0]
+
+
+@given(rows=ROWS, norm_clip=CLIPS)
+def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, norm_clip: float) -> None:
+    updates = torch.from_numpy(rows)
+    clipped, _ = clip_by_norm(updates.double(), norm_clip)
+    assert torch.allclose(summed("float", updates, norm_clip).total, clipped.sum(0), atol=1e-12 * norm_clip)
+
+
+@pytest.mark.parametrize("kind", ["float", "grid"])
+def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = seeded_source(54277).normal(600).view(3, 200) * torch.tensor([[1.0], [0.01], [5.0]])
+    rows[1, 7] = torch.nan
+    at_once = summed(kind, rows, 2.0).total
+    monkeypatch.setattr(clipped_sum, "CHUNK", 64)
+    assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 4), (1, 2)])
+def test_rows_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
+    for kind in ("float", "grid"):
+        total = summed(kind, torch.zeros(0, 3), 1.0)
+        with pytest.raises(ValueError, match="rows must be floating point of shape"):
+            total.add(torch.zeros(shape))

@@ -13,6 +13,8 @@ from discreet.reporting.records import find_runs, read_runs
 from discreet.reports import report_of
 from discreet.runs import RunFolder
 from scripts.simulate import main
+from tests.tasks.test_images import write_cifar, write_femnist, write_mnist
+from tests.tasks.test_text import write_play
 
 # (what makes it small, the guarantees that it gives)
 ALONE = {
@@ -32,6 +34,7 @@ ON_MNIST = {
     "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
+    "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
 # (what makes it small, the number of runs)
 SWEEPS = {
@@ -76,6 +79,44 @@ def test_an_experiment_on_mnist_runs_by_one_command(
     check(tmp_path / "run", guarantees)
 
 
+def images(folder: Path) -> Path:
+    write_mnist(folder)
+    return folder
+
+
+def letters(folder: Path) -> Path:
+    write_femnist(folder / "letters.npz")
+    return folder / "letters.npz"
+
+
+def photographs(folder: Path) -> Path:
+    write_cifar(folder)
+    return folder
+
+
+def play(folder: Path) -> Path:
+    speech = "Good morrow to you all, and to all a good night."
+    return Path(write_play(folder / "play.txt", [(name, speech) for name in ("ANNA", "BEN", "CLARA") for _ in "12345"]))
+
+
+# (what writes local files and gives data.path, the settings)
+LOCAL_FILES = {
+    "mnist": (images, ["model.name=cnn", "data.num_clients=3"]),
+    "fashion_mnist": (images, ["model.name=mlp", "data.num_clients=3"]),
+    "femnist": (letters, ["model.name=cnn", "data.partition=natural", "data.num_clients=18"]),
+    "cifar10": (photographs, ["model.name=cnn", "data.num_clients=2"]),
+    "shakespeare": (play, ["model.name=lstm", "data.partition=natural", "data.num_clients=3"]),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL_FILES)
+def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, settings = LOCAL_FILES[name]
+    few = ["rounds=1", "training.epochs=1", "sampling.kind=everyone", f"output_dir={tmp_path / 'run'}"]
+    run(monkeypatch, f"data.name={name}", f"data.path={write(tmp_path)}", *settings, *few)
+    check(tmp_path / "run", {"user"})
+
+
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, count = SWEEPS[name]
@@ -106,6 +147,21 @@ def test_plain_and_noised_runs_share_one_picture(tmp_path: Path, monkeypatch: py
         "local.kind none",
         *(f"local.kind gaussian, noise_multiplier {z}" for z in (0.1, 0.25, 0.5, 1, 2)),
     ]
+
+
+def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    run(monkeypatch, "experiment=homo_lr_dpsgd", "rounds=1", f"output_dir={folder}")
+    found = json.loads((folder / "indicators.json").read_text())["test"]
+    assert {"accuracy", "auc", "ks", "precision", "recall", "f1", "loss"} < {*found}
+    assert found["accuracy"] == pytest.approx(RunFolder(folder).read_metrics()[-1]["accuracy"])
+    assert (folder / "predictions.csv").read_text().count("\n") == 115
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_without_being_asked_a_run_writes_no_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "experiment=silos", "rounds=1", f"output_dir={tmp_path / 'run'}")
+    assert not (tmp_path / "run" / "predictions.csv").exists()
 
 
 def test_the_primihub_experiment_shows_its_accountant_beside_pld(

@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_table_is_said(
 
 ARRAYS = {
     "no inputs": ({"x": RAW[:2]}, "no array 'inputs'; it has x"),
-    "another shape": ({"inputs": RAW[:2, :5]}, "inputs have shape (2, 5), the model reads (n, 30,)"),
+    "another shape": ({"inputs": RAW[:2, :5]}, "inputs have shape (2, 5), the model reads (n, 30)"),
     "a missing value": ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "inputs[0] has a value that is missing"),
     "targets of another length": ({"inputs": RAW[:2], "targets": LABELS[:3]}, "targets have shape (3,), not (2,)"),
     "words": ({"inputs": RAW[:2].astype(str)}, "inputs must be numbers"),

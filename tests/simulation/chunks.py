@@ -14,6 +14,7 @@ from discreet.tasks.models import build_model, flatten_parameters
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SeededDraws
+from simulation.resident import Resident, resident
 from simulation.stacked_models import Stack, stack_of
 from simulation.stacked_training import stacked_updates
 from simulation.views import Numbers
@@ -40,6 +41,10 @@ class Clients:
         return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=generator))
 
     @property
+    def resident(self) -> Resident:
+        return resident(self.data, torch.device("cpu"))
+
+    @property
     def held(self) -> list[Numbers]:
         generator = torch.Generator().manual_seed(self.seed + 1)
         order = torch.randperm(sum(self.sizes) + 3, generator=generator)[: sum(self.sizes)]
@@ -60,7 +65,7 @@ class Clients:
 
     def together(self, how: LocalSettings) -> Tensor:
         chunk = Chunk(table_of(self.held), [how] * len(self.sizes), SeededDraws(self.sources()))
-        return stacked_updates(self.stack, self.start, self.data, chunk)
+        return stacked_updates(self.stack, self.start, self.resident, chunk)
 
     def alone(self, how: LocalSettings) -> Tensor:
         model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data

@@ -148,7 +148,7 @@ def exchange(chunk: int, workers: int, *, clients: int = 10**6) -> BatchedExchan
     some = Clients("logistic_regression", (4,), (30, 3))
     views = SampledViews(clients, len(some.data), 5, seed=31)
     config = load_config([*SMALL, "seed=7", "training.batch_size=2"])
-    return BatchedExchange(config, Engine(some.data, views, some.stack, chunk, workers), accounts=None)
+    return BatchedExchange(config, Engine(some.resident, views, some.stack, chunk, workers), accounts=None)
 
 
 def replies(chunk: int, workers: int, cohort: list[int]) -> list[Replies]:
@@ -210,4 +210,4 @@ def test_every_client_of_the_population_can_be_asked() -> None:
 def test_an_engine_trains_at_least_one_client(chunk: int, workers: int) -> None:
     some = Clients("logistic_regression", (4,), (3,))
     with pytest.raises(ValueError, match="must be at least 1"):
-        Engine(some.data, SampledViews(5, 3, 1, seed=3), some.stack, chunk, workers)
+        Engine(some.resident, SampledViews(5, 3, 1, seed=3), some.stack, chunk, workers)

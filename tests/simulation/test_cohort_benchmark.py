@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmarks import cohort, cohort_scale
+from scripts.benchmarks import cohort, cohort_scale, profile
 from scripts.benchmarks.cohort import digits_like
 
 
@@ -18,3 +18,17 @@ def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort_scale, "digits_like", lambda: digits_like(200))
     rows = cohort_scale.rows(scales=[(10**6, 20)], flute_rounds=2)
     assert [row["what"] for row in rows] == ["one round", "FLUTE's benchmark, 2 rounds"]
+
+
+def test_a_profile_has_shares_and_stays_below_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "digits_like", lambda: digits_like(2000))
+    monkeypatch.setattr(profile, "COPIED", 1000)
+    (limits, row) = profile.rows(repetitions=1, models=("logistic_regression",))
+    assert limits["gflop_per_second"] > 0
+    assert row["share_of_product_rate"] > 0
+    assert 0 < row["products"] + row["reading examples"] < 1
+
+
+def test_operations_are_those_of_the_products() -> None:
+    # Forward and the weight's gradient: two products of 784 x 10, two operations each; none to the input.
+    assert profile.operations_an_example("logistic_regression") == 4 * 784 * 10

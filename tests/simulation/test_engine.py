@@ -12,9 +12,8 @@ from discreet.config import ConfigError, load_config
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import MODELS, build_model, flatten_parameters
 from simulation.cohort import BatchedExchange
-from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of
+from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_stack
 from simulation.in_process import simulate
-from simulation.stacked_models import stack_of
 from simulation.views import SampledViews
 from strategies.exchange import Replies
 
@@ -44,7 +43,7 @@ def test_large_models_are_trained_fewer_at_a_time() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_project_has_its_passes_by_hand(name: str) -> None:
     shape = (12,) if name == "lstm" else (1, 28, 28)
-    assert stack_of(build_model(name, shape, 10, seed=5), shape) is not None
+    assert learned_stack(build_model(name, shape, 10, seed=5), shape) is not None
 
 
 def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
     stack = clients.stack
     chunk = Chunk(table_of(clients.held), [how] * len(clients.sizes), SeededDraws(clients.sources()))
     with torch.no_grad():
-        return span_sgd(stack, clients.start, clients.data, chunk)
+        return span_sgd(stack, clients.start, clients.resident, chunk)
 
 
 @settings(max_examples=25, deadline=None)

@@ -13,6 +13,7 @@ from discreet.privacy.noise import secure_source
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SecureDraws
+from simulation.resident import resident
 from simulation.stacked_training import stacked_updates
 from tests.simulation.chunks import Clients, apart
 
@@ -82,7 +83,7 @@ def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
     data = clients.data
     data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
     chunk = Chunk(table_of(clients.held), [SGD] * 3, SecureDraws(secure_source()))
-    updates = stacked_updates(clients.stack, clients.start, data, chunk)
+    updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
     assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
 
 
@@ -92,7 +93,7 @@ def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
     data.inputs[clients.held[0][2]] = torch.nan
     held = [clients.held[0], np.delete(clients.held[0], 2)]
     chunk = Chunk(table_of(held), [how] * 2, SecureDraws(secure_source()))
-    updates = stacked_updates(clients.stack, clients.start, data, chunk)
+    updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
     assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
 
 
@@ -102,7 +103,7 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     rare = LocalSettings(1, 1, 1.0, 0.0)
     how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
     chunk = Chunk(table_of(clients.held), how, SecureDraws(secure_source()))
-    first, second = stacked_updates(clients.stack, clients.start, clients.data, chunk).std(dim=1).tolist()
+    first, second = stacked_updates(clients.stack, clients.start, clients.resident, chunk).std(dim=1).tolist()
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.wire import REFUSED_CODE, Reply, decode_order, encode_reply
 from strategies.dp_fedavg import GridExchange, VirtualClients
-from strategies.exchange import Failure
+from strategies.exchange import Failure, MessagesTooLarge
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +106,23 @@ def test_a_duplicate_reply_counts_once() -> None:
 
 def test_all_clients_failing_is_a_round_without_replies() -> None:
     assert kinds(ask(FakeGrid({1: crashed, 2: garbage}), [1, 2])) == ["error", "malformed"]
+
+
+def test_messages_that_are_too_large_are_one_clear_error() -> None:
+    class FullGrid(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            return []  # what Flower's grid makes of HTTP 413
+
+    with pytest.raises(MessagesTooLarge, match=r"round 4 to 2 nodes, 2 parameters each, .* too large \(HTTP 413\)"):
+        ask(FullGrid({1: good, 2: good}), [1, 2])
+
+
+def test_a_message_that_is_not_taken_costs_one_reply() -> None:
+    class PartlyFullGrid(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            return ["", *super().push_messages(messages)[1:]]
+
+    assert kinds(ask(PartlyFullGrid({1: good, 2: good}), [1, 2])) == ["error", "good"]
 
 
 def test_an_empty_cohort_asks_nobody() -> None:

@@ -100,7 +100,7 @@ def test_dealing_prints_nothing(kind: str, capfd: pytest.CaptureFixture[str]) ->
         (1438, "iid", 0.5, 7, "1438 clients cannot share 1437 training examples"),
         (719, "shards", 0.5, 7, "1437 training examples are too few for 719 clients"),
         (0, "iid", 0.5, 7, "data.num_clients must be at least 1, not 0"),
-        (20, "iids", 0.5, 7, "data.partition must be one of iid, dirichlet, shards, natural, not 'iids'"),
+        (20, "iids", 0.5, 7, "data.partition must be one of iid, dirichlet, shards, natural, sampled, not 'iids'"),
         (20, "dirichlet", 0.0, 7, "data.alpha must be positive and finite, not 0.0"),
         (20, "dirichlet", float("nan"), 7, "data.alpha must be positive and finite, not nan"),
         (20, "dirichlet", float("inf"), 7, "data.alpha must be positive and finite, not inf"),
@@ -146,3 +146,22 @@ def test_a_partition_is_a_value() -> None:
     partition = Partition(20, "dirichlet", seed=7, alpha=0.3)
     assert partition == dataclasses.replace(partition)
     assert hash(partition) != hash(dataclasses.replace(partition, seed=8))
+
+
+def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None:
+    task = load_task("digits")
+    few, many = (Partition(clients, "sampled", seed=5, examples_per_client=30) for clients in (10, 10**6))
+    assert torch.equal(client_examples(task, few, 3).inputs, client_examples(task, many, 3).inputs)
+    rows = client_examples(task, many, 999_999).inputs.flatten(1)
+    assert len(rows.unique(dim=0)) == 30
+
+
+@pytest.mark.parametrize("each", [None, 0])
+def test_a_sampled_partition_needs_the_size_of_a_view(each: int | None) -> None:
+    with pytest.raises(ValueError, match=r"data\.examples_per_client must be at least 1"):
+        Partition(4, "sampled", seed=5, examples_per_client=each)
+
+
+def test_a_view_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a view of 1438 of 1437 training examples"):
+        client_examples(load_task("digits"), Partition(4, "sampled", seed=5, examples_per_client=1438), 0)

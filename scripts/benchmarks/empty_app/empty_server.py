@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +18,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds with every node; writes seconds, replies and the largest memory of this process to a file."""
+    """Rounds with every node; writes seconds and replies to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
     exchange = GridExchange(grid, "{}", timeout=float(settings["timeout"]), min_nodes=nodes)
@@ -34,8 +32,5 @@ def main(grid: Grid, context: Context) -> None:
         seconds.append(time.monotonic() - started)
         replies.append(count)
         print(f"round {number}/{rounds}  replies {count}  {seconds[-1]:.2f} s", flush=True)
-    # In KiB on Linux, in bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    facts = {"seconds": seconds, "replies": replies, "memory": memory}
+    facts = {"seconds": seconds, "replies": replies}
     Path(settings["output_dir"].strip("'")).with_suffix(".json").write_text(json.dumps(facts))

@@ -1,0 +1,374 @@
+"""Data of one's own: a folder with tables and a small description, `data.toml`, that says what is where.
+
+    format = "csv"                  # csv, parquet, npz, idx
+    file = "train.csv"              # for idx: the file of the inputs
+    target = "label"                # the column or array of the classes; for idx: the file of the labels
+    inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
+    low = 0                         # public ranges, one for all inputs or one for each: low..high becomes what the
+    high = 16                       # task's inputs lie in, 0..1 or -1..1
+    classes = ["benign", "malign"]  # where classes are words: their numbers are their places in this list
+    task = "digits"                 # left out: any task that they fit
+
+and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 where low and high are given):
+
+    test = "test.csv"               # the public test set, of the same form
+    test_target = "test-labels"     # for idx: the file of its labels
+    num_classes = 3                 # where classes are numbers
+    shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
+    owner = "patient"               # the column or array of whose each example is, for data.partition=natural
+    model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
+
+A range or a number of classes is a constant that is known without looking at the data: a minimum, a mean or a count of
+what occurs would be a release without an account.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.idx import read_idx
+
+Array = np.ndarray[Any, Any]
+
+FOLDER = "folder"  # the data.name of a task that a folder describes
+DESCRIPTION = "data.toml"
+SCALE = (-1.0, 1.0)
+
+
+class FolderError(ValueError):
+    """Data in a folder are missing, can't be read, or do not fit. The message may hold values of the data."""
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """What a task expects of an example.
+
+    Attributes:
+      input_shape, num_classes: as in `discreet.tasks.examples.Task`.
+      scale: what inputs lie in, where they are numbers.
+      tokens: inputs are whole numbers in [0, num_classes), as in text.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    scale: tuple[float, float] = (0.0, 1.0)
+    tokens: bool = False
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What `data.toml` says: see the head of this file."""
+
+    format: str
+    file: str
+    target: str
+    inputs: str | tuple[str, ...] | None = None
+    low: float | tuple[float, ...] | None = None
+    high: float | tuple[float, ...] | None = None
+    classes: tuple[str, ...] = ()
+    task: str | None = None
+    test: str | None = None
+    test_target: str | None = None
+    num_classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    owner: str | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in READERS:
+            raise FolderError(f"format must be one of {', '.join(READERS)} (got {self.format!r})")
+        if (self.low is None) != (self.high is None):
+            raise FolderError("low and high must be given together")
+        if self.low is not None and self.high is not None:
+            low, high = np.asarray(self.low, float), np.asarray(self.high, float)
+            if len({low.size, high.size} - {1}) > 1:
+                raise FolderError("low and high must be one number, or equally many")
+            if not np.all(high > low):
+                raise FolderError(f"high must be above low (got {self.high} and {self.low})")
+        if any(not isinstance(name, str) for name in self.classes):
+            raise FolderError("classes must be a list of texts; classes that are numbers need none")
+        if self.num_classes is not None and self.classes:
+            raise FolderError("num_classes and classes are both given: give one")
+        if self.num_classes is not None and not (isinstance(self.num_classes, int) and self.num_classes > 1):
+            raise FolderError(f"num_classes must be a whole number of at least 2 (got {self.num_classes!r})")
+        sizes = self.shape or ()
+        if not isinstance(sizes, tuple) or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise FolderError(f"shape must be a list of whole numbers above 0 (got {self.shape!r})")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What a file holds: inputs (n, ...), numbered targets (n,), owners (n,) where the description names them.
+
+    targets are None in a file without them, which only `read_more` takes.
+    """
+
+    inputs: Array
+    targets: Array | None
+    owners: Array | None = None
+
+
+def load_folder(path: str | None) -> Task:
+    """The task that the folder `path` describes: training examples, public test set, owners where it names them.
+
+    Raises:
+      FolderError: what is wrong, with the file, the row or the class.
+    """
+    if path is None:
+        raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
+    folder = Path(path).expanduser().resolve()
+    description = read_description(folder)
+    if description.test is None:
+        raise FolderError(f"{folder / DESCRIPTION} must give test, the file of the public test set")
+    target = description.test_target or description.target
+    test_set = replace(description, file=description.test, target=target, owner=None)
+    table, test_table = read_table(folder, description), read_table(folder, test_set)
+    shape = shape_of(description, table, folder)
+    owners = None if table.owners is None else np.unique(table.owners, return_inverse=True)[1]
+    return Task(
+        name=FOLDER,
+        train=examples_of(table, description, shape=shape, what=str(folder / description.file)),
+        test=examples_of(test_table, description, shape=shape, what=str(folder / description.test)),
+        num_classes=shape.num_classes,
+        input_shape=shape.input_shape,
+        owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
+    )
+
+
+def shape_of(description: DataDescription, table: Table, folder: Path) -> TaskShape:
+    """The task's shape as a folder describes it.
+
+    Raises:
+      FolderError: it does not say how many classes there are.
+    """
+    num_classes = description.num_classes or len(description.classes)
+    if num_classes < 2:
+        raise FolderError(f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public")
+    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE)
+
+
+def read_description(folder: Path) -> DataDescription:
+    """`data.toml` of a folder.
+
+    Raises:
+      FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
+    """
+    path = folder / DESCRIPTION
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FolderError(f"{path} is not TOML: {error}") from error
+    known = [field.name for field in fields(DataDescription)]
+    for key in settings:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise FolderError(f"{path} has an unknown key {key}" + (f"; did you mean {close[0]}?" if close else ""))
+    missing = [key for key in ("format", "file", "target") if not isinstance(settings.get(key), str)]
+    if missing:
+        raise FolderError(f"{path} must give {missing[0]} as a text")
+    words = [key for key in ("test", "test_target", "owner", "model") if not isinstance(settings.get(key, ""), str)]
+    if words:
+        raise FolderError(f"{path} must give {words[0]} as a text")
+    try:
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+        return DataDescription(**values)
+    except (FolderError, TypeError, ValueError) as error:
+        raise FolderError(f"{path}: {error}") from error
+
+
+def read_table(folder: Path, description: DataDescription) -> Table:
+    """The table that a description names, with targets.
+
+    Raises:
+      FolderError: the file is missing, can't be read, or lacks what the description names.
+    """
+    path, table = folder / description.file, _read(folder, description)
+    if table.targets is None:
+        raise FolderError(f"{path} has no column or array {description.target}")
+    if len(table.inputs) != len(table.targets):
+        raise FolderError(f"{path} has {len(table.inputs)} rows of inputs and {len(table.targets)} targets")
+    return table
+
+
+def _read(folder: Path, description: DataDescription) -> Table:
+    path = _file(folder, description.file)
+    try:
+        return READERS[description.format](folder, description)
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, FolderError) else FolderError(f"{path} can't be read: {error}") from error
+
+
+def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Inputs (n, *input_shape) of another file as the task of `folder` reads them, and targets where it has them.
+
+    The file ends in .csv, .parquet or .npz. Columns are found by the names that they have in the training table.
+
+    Raises:
+      FolderError: what is wrong.
+    """
+    description, kind = read_description(folder), file.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "parquet", "npz"):
+        raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
+    there = replace(description, format=kind, file=file.name, owner=None)
+    if kind != "npz" and description.inputs is None:
+        there = replace(there, inputs=_names(folder, description))
+    table = _read(file.parent, there)
+    inputs = inputs_of(table.inputs, description, shape=shape, what=str(file))
+    return inputs, None if table.targets is None else _targets(table.targets, shape, str(file))
+
+
+def examples_of(table: Table, description: DataDescription, *, shape: TaskShape, what: str) -> Examples:
+    """A table with targets as a task of this shape reads it, scaled; `what` names it in errors.
+
+    Raises:
+      FolderError: a number, a shape or a class does not fit.
+    """
+    assert table.targets is not None
+    return Examples(inputs_of(table.inputs, description, shape=shape, what=what), _targets(table.targets, shape, what))
+
+
+def inputs_of(values: Array, description: DataDescription, *, shape: TaskShape, what: str) -> torch.Tensor:
+    """Inputs (n, ...) as a task of this shape reads them, scaled.
+
+    Raises:
+      FolderError: their number does not fit, or one is missing or not finite.
+    """
+    size, found = math.prod(shape.input_shape), math.prod(values.shape[1:])
+    if found != size:
+        raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
+    if shape.tokens:
+        whole = np.asarray(values, np.int64)
+        if not np.array_equal(whole, values) or (
+            whole.size and not 0 <= whole.min() <= whole.max() < shape.num_classes
+        ):
+            raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_classes})")
+        return torch.from_numpy(whole.reshape(-1, *shape.input_shape))
+    numbers = np.asarray(values, np.float64).reshape(len(values), size)
+    wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
+    if len(wrong):
+        raise FolderError(f"{what} do not fit: an input of row {wrong[0]} is missing, NaN or infinite")
+    scaled = _scale(numbers, description, shape)
+    return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
+
+
+def _scale(numbers: Array, description: DataDescription, shape: TaskShape) -> Array:
+    if description.low is None:
+        return numbers
+    low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
+    for bound in (low, high):
+        if bound.ndim > 1 or bound.size not in (1, numbers.shape[1]):
+            raise FolderError(f"low and high must be one number or {numbers.shape[1]} of them")
+    # Clamped: a value outside the public range must not tell how far outside it is.
+    share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
+    return np.asarray(shape.scale[0] + share * (shape.scale[1] - shape.scale[0]))
+
+
+def _targets(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
+    if values.ndim != 1:
+        raise FolderError(f"{what}: targets must be one number a row, not an array of shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
+    whole = np.asarray(values).astype(np.int64)
+    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= shape.num_classes))
+    if len(outside):
+        row = int(outside[0])
+        raise FolderError(f"{what}: the class in row {row} is {values[row]}, not one of 0 to {shape.num_classes - 1}")
+    return torch.from_numpy(whole)
+
+
+def _file(folder: Path, name: str) -> Path:
+    path = folder / name
+    if path.resolve().parent != folder.resolve():
+        raise FolderError(f"{name} must lie in {folder} itself")
+    if not path.is_file():
+        raise FolderError(f"{path} is missing")
+    return path
+
+
+def _arrow_table(folder: Path, description: DataDescription) -> Any:
+    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+
+    path = _file(folder, description.file)
+    return parquet.read_table(path) if description.format == "parquet" else csv.read_csv(path)
+
+
+def _names(folder: Path, description: DataDescription) -> tuple[str, ...]:
+    """The columns of inputs of a table, where the description does not list them."""
+    names = _arrow_table(folder, description).column_names
+    return tuple(name for name in names if name not in (description.target, description.owner))
+
+
+def _read_columns(folder: Path, description: DataDescription) -> Table:
+    table, given = _arrow_table(folder, description), description.inputs
+    names = (given,) if isinstance(given, str) else given if given is not None else _names(folder, description)
+    for name in (*names, *_owner(description)):
+        if name not in table.column_names:
+            raise FolderError(f"{description.file} has no column {name}")
+    try:
+        parts = [np.asarray(table.column(name).to_numpy(), np.float64) for name in names]
+    except ValueError as error:
+        raise FolderError(f"a column of inputs in {description.file} does not hold numbers: {error}") from error
+    inputs = np.stack(parts, axis=1) if parts else np.zeros((table.num_rows, 0))
+    found = {name: table.column(name).to_numpy() for name in table.column_names if name not in names}
+    return _labelled(inputs, found, description)
+
+
+def _read_npz(folder: Path, description: DataDescription) -> Table:
+    name = description.inputs if description.inputs is not None else "inputs"
+    if not isinstance(name, str):
+        raise FolderError("inputs must be the name of one array in an npz file")
+    with np.load(_file(folder, description.file), allow_pickle=False) as arrays:
+        for wanted in (name, *_owner(description)):
+            if wanted not in arrays:
+                raise FolderError(f"{description.file} has no array {wanted}")
+        return _labelled(arrays[name], arrays, description)
+
+
+def _read_idx(folder: Path, description: DataDescription) -> Table:
+    if description.owner is not None:
+        raise FolderError("owner must be left out with idx, which holds one array a file")
+    labels = read_idx(_file(folder, description.target))
+    return Table(read_idx(_file(folder, description.file)), _numbered(labels, description))
+
+
+def _owner(description: DataDescription) -> tuple[str, ...]:
+    return () if description.owner is None else (description.owner,)
+
+
+def _labelled(inputs: Array, found: Mapping[str, Array], description: DataDescription) -> Table:
+    targets = _numbered(found[description.target], description) if description.target in found else None
+    return Table(inputs, targets, None if description.owner is None else found[description.owner])
+
+
+def _numbered(targets: Array, description: DataDescription) -> Array:
+    """Classes as numbers; words by their places in `classes`."""
+    if description.classes:
+        places = {name: place for place, name in enumerate(description.classes)}
+        unknown = [str(value) for value in targets if str(value) not in places]
+        if unknown:
+            raise FolderError(f"{description.file}: the class {unknown[0]} is not in classes")
+        return np.asarray([places[str(value)] for value in targets], np.int64)
+    try:
+        return np.asarray(targets, np.float64)
+    except ValueError as error:
+        raise FolderError(f"{description.file}: classes that are words must be listed in classes") from error
+
+
+READERS: Mapping[str, Callable[[Path, DataDescription], Table]] = {
+    "csv": _read_columns,
+    "parquet": _read_columns,
+    "npz": _read_npz,
+    "idx": _read_idx,
+}

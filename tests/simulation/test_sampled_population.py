@@ -1,0 +1,99 @@
+"""A population of any size from the command line: clients are views of the data, and none is held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app.nodes import share_of
+from discreet.config import ConfigError, RunConfig, load_config
+from discreet.guarantees import guarantees_of
+from discreet.runs import RunFolder
+from discreet.tasks.datasets import load_task
+from simulation.engine import engine_of
+from simulation.in_process import simulate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MILLION = 10**6
+WORDS = [
+    "data.partition=sampled",
+    f"data.num_clients={MILLION}",
+    "data.examples_per_client=10",
+    "privacy.user.noise_multiplier=0.5",
+    "privacy.delta=1e-7",
+    "sampling.probability=0.00005",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "rounds=2",
+    "seed=52081",
+]
+
+
+def run(folder: Path, *words: str) -> RunFolder:
+    simulate(load_config([*WORDS, *words, f"output_dir={folder}"]))
+    return RunFolder(folder)
+
+
+def test_both_engines_train_the_same_million_clients(tmp_path: Path) -> None:
+    alone, together = (run(tmp_path / engine, f"engine={engine}") for engine in ("one_by_one", "batched"))
+    first, second = alone.load_checkpoint(), together.load_checkpoint()
+    assert first is not None
+    assert second is not None
+    assert torch.allclose(first.params, second.params, atol=1e-5)
+    assert 20 < (alone.read_metrics()[0]["cohort"] or 0) < 100
+
+
+def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
+    config = load_config(WORDS)
+    task = load_task("digits")
+    views = engine_of(config, task).views
+    for client in (0, 7, MILLION - 1):
+        viewed = task.train.subset(torch.from_numpy(views.examples(client)))
+        held = share_of(config, client)
+        assert len(held) == 10
+        assert torch.equal(held.inputs, viewed.inputs)
+        assert torch.equal(held.targets, viewed.targets)
+
+
+def test_a_view_larger_than_the_data_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.examples_per_client must be at most the 1437 training examples"):
+        run(tmp_path / "run", "data.examples_per_client=1438")
+
+
+def not_covered(config: RunConfig) -> list[str]:
+    return [said for guarantee in guarantees_of(config) for said in guarantee.not_covered if "views overlap" in said]
+
+
+def test_every_guarantee_says_that_views_overlap() -> None:
+    assert len(not_covered(load_config(WORDS))) == 3
+    assert not_covered(load_config()) == []
+
+
+PEAK = """
+import resource, sys
+from discreet.config import load_config
+from simulation.in_process import simulate
+simulate(load_config(sys.argv[1:]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_population(tmp_path: Path) -> None:
+    """A thousand times the clients, the same cohort: a list of them alone would take 8 MB, and a view each 200 MB."""
+    peaks = []
+    for population in (MILLION // 1000, MILLION):
+        words = [
+            f"data.num_clients={population}",
+            f"sampling.probability={50 / population}",
+            f"output_dir={tmp_path}/{population}",
+        ]
+        command = [sys.executable, "-c", PEAK, *WORDS, *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert (peaks[1] - peaks[0]) * unit < 40 * 2**20

@@ -1,0 +1,263 @@
+"""One's own model and data: the example of the README, run; and what is refused, in one line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.account import Refused
+from client_app.nodes import node_client
+from discreet.config import ConfigError, load_config
+from discreet.runs import RunFolder
+from discreet.tasks.datasets import load_task
+from discreet.tasks.folder import FolderError
+from scripts.predict import main as predict
+from scripts.simulate import main as simulate_main
+from simulation.in_process import simulate
+from tests.client_app.clients import order
+from tests.test_readme import commands
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = ROOT / "examples" / "own"
+README = (ROOT / "README.md").read_text()
+MODEL = "examples.own.model:build"
+QUICK = ("rounds=2", "training.epochs=1", "seed=31013")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    shown, there = tomllib.loads(blocks("toml")[0]), tomllib.loads((OWN / "data.toml").read_text())
+    assert there == shown | {"model": MODEL}
+    assert blocks("python")[0] in (OWN / "model.py").read_text()
+
+
+def test_the_commands_of_the_readme_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    lines = [
+        [word.replace("outputs/", f"{tmp_path}/") for word in words]
+        for words in commands(ROOT / "README.md")
+        if "examples/own" in " ".join(words)
+    ]
+    assert [words[2] for words in lines] == ["scripts.simulate", "scripts.predict"]
+    monkeypatch.setattr("sys.argv", [*lines[0][2:], "rounds=3"])
+    simulate_main()
+    assert (RunFolder(tmp_path / "own").read_metrics()[-1]["accuracy"] or 0) > 0.6
+    assert predict(lines[1][3:]) == 0
+    assert (tmp_path / "own" / "said.csv").read_text().splitlines()[0].startswith("row,target,prediction")
+
+
+def test_the_clients_are_the_people_of_the_table() -> None:
+    task = load_task("folder", path=str(OWN))
+    assert task.owners is not None
+    assert len(task.owners.unique()) == 300
+    assert (task.input_shape, task.num_classes) == ((4,), 3)
+    assert float(task.train.inputs.abs().max()) <= 1
+
+
+def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
+    """A copy of the example's data whose description is changed."""
+    folder = tmp_path / "mine"
+    shutil.copytree(OWN, folder)
+    (folder / "data.toml").write_text(change((OWN / "data.toml").read_text()))
+    return folder
+
+
+def without(key: str) -> Callable[[str], str]:
+    return lambda text: re.sub(rf"(?m)^{key} = .*\n", "", text)
+
+
+WRONG = {
+    "no public test set": (without("test"), "must give test, the file of the public test set"),
+    "no classes": (
+        lambda text: text.replace('classes = ["rest", "walk", "run"]', ""),
+        "classes that are words must be listed",
+    ),
+    "a class that is not listed": (lambda text: text.replace('"walk", ', ""), "the class walk is not in classes"),
+    "a missing owner": (lambda text: text.replace('"person"', '"patient"'), "has no column patient"),
+    "a missing target": (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
+    "a shape that does not fit": (lambda text: text + "shape = [2, 3]\n", "4 inputs a row, not 6"),
+    "a shape that is none": (lambda text: text + "shape = [0]\n", "shape must be a list of whole numbers above 0"),
+    "ranges of another number": (
+        lambda text: text.replace("[200, 2, ", "[2, "),
+        "low and high must be one number, or equally many",
+    ),
+    "one class": (
+        lambda text: text.replace('classes = ["rest", "walk", "run"]', "num_classes = 1"),
+        "num_classes must be a whole number of at least 2",
+    ),
+    "both": (lambda text: text + "num_classes = 3\n", "num_classes and classes are both given"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path: Path, name: str) -> None:
+    change, message = WRONG[name]
+    with pytest.raises(FolderError, match=message) as error:
+        load_task("folder", path=str(owns(tmp_path, change)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_has_to_be_named() -> None:
+    with pytest.raises(ValueError, match=r"data\.path: data\.name=folder needs a folder with data\.toml"):
+        load_task("folder")
+
+
+def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((4, 2)), y=np.array([0, 1, 1, 0]))
+    (tmp_path / "data.toml").write_text('format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n')
+    with pytest.raises(FolderError, match="must give classes or num_classes: how many occur is not public"):
+        load_task("folder", path=str(tmp_path))
+
+
+# Builders for the tests below, named like any other: tests.test_own:name.
+notes = "not a function"
+
+
+def nothing(input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Not a module."""
+
+
+def too_few(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Linear(4, num_classes - 1)
+
+
+def wide(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Linear(5, num_classes)
+
+
+def norm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, num_classes))
+
+
+def dropout(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, num_classes))
+
+
+def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, num_classes))
+
+
+class Centred(nn.Module):
+    """Every output depends on every input of the batch, through their mean."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(inputs - inputs.mean(0))
+        return logits
+
+
+def centred(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Centred(num_classes)
+
+
+REFUSED = {
+    "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
+    "tests.test_own:gone": "tests.test_own has no 'gone'",
+    "tests.test_own:notes": "tests.test_own:notes is a str, not a function",
+    "tests.test_own:nothing": "tests.test_own:nothing gave a NoneType, not a torch.nn.Module",
+    "tests.test_own:owns": r"tests.test_own:owns\(\(4,\), 3\) failed",
+    "tests.test_own:too_few": r"gives \(3, 2\) for 3 inputs, not logits of shape \(3, 3\)",
+    "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
+    "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
+    "tests.test_own:centred": "mixes the examples of a batch",
+    "tests.test_own:dropout": "draws random numbers",
+    "tests.test_own:shared": "nn.Sequential with shared parameters or hooks",
+    "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    words = ["data.name=folder", f"data.path={OWN}", f"model.name='{name}'", f"output_dir={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match=REFUSED[name]) as error:
+        simulate(load_config(words))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["scripts.simulate", "data.name=folder", "data.path=/nowhere"])
+    with pytest.raises(SystemExit) as stopped:
+        simulate_main()
+    assert stopped.value.code == 2
+    assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
+
+
+def test_a_number_of_clients_that_is_not_that_of_the_owners_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    words = ["data.name=folder", f"data.path={OWN}", "data.partition=natural", "data.num_clients=299"]
+    with pytest.raises(ConfigError, match=r"data\.num_clients must be 300 for a natural partition"):
+        simulate(load_config([*words, f"output_dir={tmp_path / 'run'}"]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_own_model_has_example_level_privacy_too(tmp_path: Path) -> None:
+    off = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2"]
+    data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=5", f"model.name={MODEL}"]
+    few = ["sampling.kind=everyone", "training.batch_size=64", f"output_dir={tmp_path / 'run'}"]
+    simulate(load_config([*QUICK, *off, *data, *few]))
+    assert 0 < (RunFolder(tmp_path / "run").read_metrics()[-1]["epsilon_example"] or 0) < 10
+
+
+def write_rows(path: Path, head: str, *rows: str) -> Path:
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_predictions_find_columns_by_name_and_scale_them_as_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = ["data.name=folder", f"data.path={OWN}", "data.num_clients=50", "model.name=logistic_regression"]
+    simulate(load_config([*QUICK, *words, f"output_dir={run}"]))
+    one = write_rows(tmp_path / "one.csv", "steps,swing,pulse,warmth", "100,0.5,95,33")
+    other = write_rows(tmp_path / "other.csv", "warmth,pulse,swing,steps", "33,95,0.5,100")
+    said = []
+    for file in (one, other):
+        assert predict([str(run), "--data", str(file), "--out", str(tmp_path / "out.csv")]) == 0
+        said.append((tmp_path / "out.csv").read_text())
+    assert said[0] == said[1]
+    missing = write_rows(tmp_path / "missing.csv", "steps,swing,pulse", "100,0.5,95")
+    assert predict([str(run), "--data", str(missing)]) == 2
+    assert "missing.csv has no column warmth" in capsys.readouterr().err
+
+
+NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "data.name=folder", "data.num_clients=2")
+
+
+def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> None:
+    run = load_config([*NODE_RUN, f"model.name={MODEL}", "data.path=/the/servers"])
+    client = node_client(order(run), run, {"data": str(owns(tmp_path))})
+    assert len(client.examples) == 2400
+    assert sum(parameter.numel() for parameter in client.model.parameters()) == 4 * 16 + 16 + 32 + 16 * 3 + 3
+
+
+@pytest.mark.parametrize("name", ["tests.test_own:wide", "os:abort"])
+def test_a_node_imports_nothing_that_its_owner_has_not_named(name: str, tmp_path: Path) -> None:
+    run = load_config([*NODE_RUN, f"model.name='{name}'"])
+    with pytest.raises(Refused, match="is not the model that this node's"):
+        node_client(order(run), run, {"data": str(owns(tmp_path))})
+
+
+def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() -> None:
+    node = {"partition-id": 0, "num-partitions": 2}
+    digits = load_config([*NODE_RUN, "data.name=digits", "model.name='os:abort'"])
+    with pytest.raises(Refused, match="is not the model that this node's"):
+        node_client(order(digits), digits, node)
+    folder = load_config([*NODE_RUN, f"data.path={OWN}"])
+    with pytest.raises(Refused, match="this node has no data"):
+        node_client(order(folder), folder, node)
