@@ -27,7 +27,9 @@ RUN python -m venv --without-pip /opt/venv \
 FROM python:3.11-slim-bookworm
 
 # Volumes are made with the rights of these folders: any user number that compose.yml chooses can write to its own.
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin discreet \
+# Nothing is installed later, so what installs goes.
+RUN python -m pip uninstall --quiet --yes pip setuptools wheel \
+ && useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin discreet \
  && mkdir -m 0777 /runs /state /ledger /flwr
 COPY --from=build /opt/venv /opt/venv
 COPY pyproject.toml LICENSE README.md /opt/discreet/
@@ -39,9 +41,11 @@ COPY server_app /opt/discreet/server_app
 COPY scripts /opt/discreet/scripts
 # The base image comes without bytecode of the standard library, and nothing can be written later: a process for each
 # message would compile it each time. What is imported here is compiled once.
-RUN cd /opt/discreet && /opt/venv/bin/python -c "import client_app.app, server_app.app, scripts.superlink, scripts.gate, \
-scripts.supernode, scripts.status, flwr.cli.app, flwr.supernode.cli, flwr.superlink.cli, flwr.superlink.main, \
-flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request"
+RUN cd /opt/discreet && python -m compileall -q . \
+ && /opt/venv/bin/python -c "import client_app.app, server_app.app, scripts.superlink, scripts.patient_superlink, \
+scripts.gate, scripts.supernode, scripts.status, flwr.cli.app, flwr.supernode.cli, flwr.superlink.cli, \
+flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
+dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"
 
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/flwr \
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \

@@ -91,7 +91,7 @@ class DPClient(NumPyClient):
         self._check_order(order, run, params)
         local = round_privacy(run, round_number=order.round)
         settings = local_settings(run, len(self.examples))
-        self._check(run, settings, local)
+        check_asked(run, settings, local, num_examples=len(self.examples), policy=self.policy)
         # Charged, and on disk, before anything is computed that could leave.
         spent_example = self._charge_example(run, settings, order.round)
         spent_local = self._charge_local(run, local, order.round)
@@ -118,19 +118,6 @@ class DPClient(NumPyClient):
                 f"the model {run.model.name} has {size} parameters, the order holds {params.numel()}"
             )
 
-    def _check(self, run: RunConfig, settings: LocalSettings, local: LocalPrivacy | None) -> None:
-        noises: dict[str, float] = {}
-        if run.privacy.user.enabled:
-            noises[USER] = run.privacy.user.noise_multiplier or 0.0
-        if settings.example is not None:
-            noises[EXAMPLE] = settings.example.noise_multiplier
-            bound = 1 / max(1, len(self.examples))
-            if len(self.examples) > 1 and run.privacy.delta >= bound:
-                raise Refused("privacy.delta must be below 1 / n of this client's n examples")
-        if local is not None:
-            noises[LOCAL] = local.noise_multiplier
-        check_policy(self.policy, run, noise_multipliers=noises)
-
     def _charge_example(self, run: RunConfig, settings: LocalSettings, round_number: int) -> float:
         if settings.example is None or len(self.examples) == 0:
             return 0.0
@@ -153,6 +140,26 @@ class DPClient(NumPyClient):
         if self.account is None:
             raise Refused("this client has no ledger, and spends nothing it can't write down: start it with one")
         return self.account
+
+
+def check_asked(
+    run: RunConfig, settings: LocalSettings, local: LocalPrivacy | None, *, num_examples: int, policy: ClientPolicy
+) -> None:
+    """Looks at what a client with `num_examples` examples is asked, before anything is charged.
+
+    Raises:
+      Refused: the policy forbids it, or delta is too large for so many examples.
+    """
+    noises: dict[str, float] = {}
+    if run.privacy.user.enabled:
+        noises[USER] = run.privacy.user.noise_multiplier or 0.0
+    if settings.example is not None:
+        noises[EXAMPLE] = settings.example.noise_multiplier
+        if num_examples > 1 and run.privacy.delta >= 1 / num_examples:
+            raise Refused("privacy.delta must be below 1 / n of this client's n examples")
+    if local is not None:
+        noises[LOCAL] = local.noise_multiplier
+    check_policy(policy, run, noise_multipliers=noises)
 
 
 def local_settings(run: RunConfig, num_examples: int) -> LocalSettings:

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from scripts.federation import REPOSITORY, flower_environment
 
 
-def build_app(folder: Path) -> Path:
-    """The app of this checkout as one file (a FAB), as `flwr run` would send it."""
-    subprocess.run(["flwr", "build", "--app", str(REPOSITORY)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+def build_app(folder: Path, *, source: Path = REPOSITORY) -> Path:
+    """The app of a checkout as one file (a FAB) in `folder`, as `flwr run` would send it."""
+    environment = flower_environment(folder)
+    command = ["flwr", "build", "--app", str(source)]
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     (built,) = folder.glob("*.fab")
     return built
 
 
 def approve(app: Path, folder: Path) -> str:
     """Unpacks an app into `folder`/apps; gives its SHA-256, the first 8 digits of which Flower puts into its name."""
-    environment = os.environ | {"FLWR_HOME": str(folder.resolve())}
+    environment = flower_environment(folder.resolve())
     # "n": an app that is there already stays as it is.
     subprocess.run(["flwr", "install", str(app)], env=environment, check=True, input=b"n\n", stdout=subprocess.DEVNULL)
     return hashlib.sha256(app.read_bytes()).hexdigest()

@@ -29,7 +29,7 @@ SECTIONS = {
     "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
     "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
     "flower": "this app on Flower's Ray simulation against one process: clients per second, start-up",
-    "deployment": "a federation of 20 SuperNodes, a million parameters: rounds a minute, memory, the floor",
+    "deployment": "20 SuperNodes, a million parameters: rounds a minute, peak MiB of the server, the floor",
 }
 
 Rows = list[dict[str, Any]]

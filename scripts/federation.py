@@ -93,9 +93,14 @@ def _healthy(address: str) -> bool:
         return False
 
 
+def nodes_of(config: RunConfig) -> int:
+    """How many nodes a simulation of a configuration has; with more clients than that, each is several."""
+    return min(config.data.num_clients, MOST_NODES)
+
+
 def flwr_run(config: RunConfig, overrides: Sequence[str], *, home: Path, folder: Path) -> int:
     """Runs the app of this repository on a SuperLink of its own; streams its log. Gives `flwr`'s exit code."""
-    nodes = min(config.data.num_clients, MOST_NODES)
+    nodes = nodes_of(config)
     with simulation_superlink(home, folder=folder) as address, tempfile.TemporaryDirectory() as scratch:
         connection = (
             f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'

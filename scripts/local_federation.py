@@ -7,6 +7,7 @@ TLS and node authentication are on, with keys made for the occasion. To try it w
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -29,11 +30,12 @@ from scripts.superlink import CONNECTION, write_connection
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
+SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, where there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 
 
-def wait_until(holds: Callable[[], object], seconds: float, what: str) -> None:
-    """Returns as soon as `holds()` is true.
+def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
+    """Returns as soon as `holds()` is true; looks `every` so many seconds.
 
     Raises:
       TimeoutError: it is not by the deadline; the message names `what`.
@@ -42,7 +44,7 @@ def wait_until(holds: Callable[[], object], seconds: float, what: str) -> None:
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(every)
 
 
 def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
@@ -61,10 +63,12 @@ class Federation:
     Attributes:
       folder: everything that is written lies in it.
       secrets: what `make_secrets` made; the keys under `nodes/` are registered.
+      pause: seconds between two looks of each node for work.
     """
 
     folder: Path
     secrets: Path
+    pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
@@ -74,7 +78,7 @@ class Federation:
         self.home = self.folder / "home"
         self.environment = flower_environment(self.home) | {
             "OMP_NUM_THREADS": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
         self.authority = self.secrets / "ca.crt"
@@ -123,10 +127,11 @@ class Federation:
         ]
         return self.start(name, command)
 
-    def wait_for_nodes(self, names: Iterable[str]) -> None:
-        """Until each of these SuperNodes has been let in."""
+    def wait_for_nodes(self, names: Sequence[str]) -> None:
+        """Until each of these SuperNodes has been let in. They start side by side: many take longer."""
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
         for name in names:
-            wait_until(partial(self._is_let_in, name), START_SECONDS, f"{name} is connected")
+            wait_until(partial(self._is_let_in, name), seconds, f"{name} is connected")
 
     def _is_let_in(self, name: str) -> bool:
         return "SuperNode ID" in self.says(name)
@@ -202,14 +207,18 @@ def _signal(pid: int, number: int) -> None:
 
 
 @contextmanager
-def federation_of(count: int, folder: Path) -> Iterator[Federation]:
-    """A started federation of `count` nodes that share the demonstration data; every process ends with the block."""
+def federation_of(count: int, folder: Path, *, words: Sequence[str] = ()) -> Iterator[Federation]:
+    """A started federation of `count` nodes; every process ends with the block.
+
+    `words` tell each node of its data; by default they share the demonstration data.
+    """
     names = [f"node-{number}" for number in range(count)]
-    federation = Federation(folder, make_secrets(folder / "secrets", names))
+    pause = max(1, count) * SHORTEST_PAUSE
+    federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
     try:
         federation.start_superlink()
         for number, name in enumerate(names):
-            federation.start_node(name, "--partition", str(number), "--of", str(count))
+            federation.start_node(name, *(words or ("--partition", str(number), "--of", str(count))))
         federation.wait_for_nodes(names)
         yield federation
     finally:
@@ -217,16 +226,28 @@ def federation_of(count: int, folder: Path) -> Iterator[Federation]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Trains the experiment of docker-compose.yml over four nodes on this machine; words are overrides."""
-    with tempfile.TemporaryDirectory() as folder, federation_of(DEMONSTRATION_NODES, Path(folder)) as federation:
-        run = federation.run("run", "experiment=deployment", *words)
-        process, shown = federation.processes["run-run"], 0
-        while process.poll() is None or len(federation.says("run-run")) > shown:
-            text = federation.says("run-run")
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
-            time.sleep(LOOK_SECONDS)
+    """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.local_federation", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=DEMONSTRATION_NODES)
+    parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3")
+    arguments = parser.parse_args(words)
+    count = arguments.nodes
+    ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
+    with tempfile.TemporaryDirectory() as folder, federation_of(count, Path(folder)) as federation:
+        run = federation.run("run", *ours, *arguments.overrides)
+        _follow(federation, "run-run")
         return 0 if state_of(run) in ("finished", "stopped") else 1
+
+
+def _follow(federation: Federation, name: str) -> None:
+    """Prints a process's log until its end."""
+    shown, ended = 0, False
+    while not ended:
+        ended = federation.processes[name].poll() is not None
+        text = federation.says(name)
+        print(text[shown:], end="", flush=True)
+        shown = len(text)
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

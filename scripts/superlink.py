@@ -1,6 +1,6 @@
 """A SuperLink with TLS and node authentication on, and its nodes' keys registered: `python -m scripts.superlink`.
 
-It starts `flower-superlink`, waits until it answers, makes the public keys of a folder known to it, and ends with it.
+It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it, and ends with it.
 Its state (which nodes are known, which runs there were) is a file, so that it survives a restart.
 """
 
@@ -25,15 +25,17 @@ from scripts.healthy import healthy
 logger = logging.getLogger("discreet.superlink")
 
 CONNECTION = "deployment"
+STARTER = b"flower-superexec"  # the process of a SuperLink that starts ServerApps
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
+WATCH_SECONDS = 5.0
 APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which docker-compose.yml ends the container
 
 
 def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
     """The command line: nothing insecure, nothing installed at run time."""
     return [
-        "flower-superlink",
+        *(sys.executable, "-m", "scripts.patient_superlink"),
         *("--ssl-ca-certfile", str(secrets / "ca.crt")),
         *("--ssl-certfile", str(secrets / "server.crt")),
         *("--ssl-keyfile", str(secrets / "server.key")),
@@ -82,9 +84,14 @@ def _register_all(keys: Path) -> None:
 
 
 def server_apps(ancestor: int) -> list[int]:
-    """The ServerApp processes below a process; none where the system has no /proc."""
+    """The ServerApp processes below a process."""
+    return below(ancestor, b"flwr-serverapp")
+
+
+def below(ancestor: int, program: bytes) -> list[int]:
+    """The processes of a program below a process; none where the system has no /proc."""
     parents: dict[int, int] = {}
-    apps = []
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
@@ -92,9 +99,9 @@ def server_apps(ancestor: int) -> list[int]:
             parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue  # it has ended in the meantime
-        if any(word.endswith(b"flwr-serverapp") for word in words[:2]):
-            apps.append(pid)
-    return [pid for pid in apps if ancestor in _ancestors(pid, parents)]
+        if any(word.endswith(program) for word in words[:2]):
+            found.append(pid)
+    return [pid for pid in found if ancestor in _ancestors(pid, parents)]
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -153,8 +160,12 @@ def _serve(process: subprocess.Popen[bytes], arguments: argparse.Namespace, aske
     _register_all(arguments.keys or arguments.secrets / "public")
     if arguments.ready:
         arguments.ready.touch()
-    while process.poll() is None and not asked.wait(LOOK_SECONDS):
-        continue
+    started = below(process.pid, STARTER)
+    while process.poll() is None and not asked.wait(WATCH_SECONDS):
+        if started and not below(process.pid, STARTER):
+            # The SuperLink goes on without it, takes runs, and starts none: whoever started this has to do it again.
+            logger.error("the SuperLink's %s has ended: no run would start any more", STARTER.decode())
+            return
 
 
 if __name__ == "__main__":

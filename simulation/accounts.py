@@ -9,13 +9,13 @@ from functools import lru_cache
 from dp_accounting import DpEvent
 
 from client_app.account import Refused
-from client_app.client import local_settings
+from client_app.client import check_asked, local_settings
 from client_app.local_privacy import LocalPrivacy, check_pure_total
-from client_app.policy import ClientPolicy, budget_of, check_policy
+from client_app.policy import ClientPolicy, budget_of
 from client_app.training import LocalSettings, example_event, steps_of
 from discreet.config import RunConfig
 from discreet.durable_ledger import Charge, DurableLedger
-from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.guarantees import EXAMPLE, LOCAL
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.ledger import PrivacyLedger
 from strategies.exchange import Failure
@@ -175,16 +175,7 @@ class _Entry:
     def _check(self, settings: LocalSettings, size: int) -> None:
         if self.round_number > self.run.rounds:
             raise Refused(f"the order is for round {self.round_number}, and the run has rounds={self.run.rounds}")
-        noises: dict[str, float] = {}
-        if self.run.privacy.user.enabled:
-            noises[USER] = self.run.privacy.user.noise_multiplier or 0.0
-        if settings.example is not None:
-            noises[EXAMPLE] = settings.example.noise_multiplier
-            if size > 1 and self.run.privacy.delta >= 1 / size:
-                raise Refused("privacy.delta must be below 1 / n of this client's n examples")
-        if self.local is not None:
-            noises[LOCAL] = self.local.noise_multiplier
-        check_policy(ClientPolicy(), self.run, noise_multipliers=noises)
+        check_asked(self.run, settings, self.local, num_examples=size, policy=ClientPolicy())
 
     def _charge(self, guarantee: str, client: int, event: DpEvent, count: int) -> PrivacyLedger:
         budget = budget_of(ClientPolicy(), self.run, guarantee)

@@ -29,6 +29,8 @@ WRONG = {
     "data.num_clients=0": "data.num_clients must be",
     "data.partition=dirichlt": "did you mean dirichlet?",
     "data.alpha=0": "data.alpha must be",
+    "data.partition=sampled": "data.examples_per_client must be given with data.partition=sampled",
+    "data.examples_per_client=3": "data.partition must be sampled with data.examples_per_client (got iid)",
     "sampling.kind=binomial": "sampling.kind must be one of",
     "sampling.probability=1.5": "sampling.probability must be within",
     "sampling.probability=0": "expected cohort of zero clients",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.stratified import stratified_split
 
 # The split is part of the data set: fixed, public and stratified, the same in every run.
 _TEST_FRACTION = 0.2
@@ -38,9 +35,11 @@ BREAST_CANCER_RANGES = tuple(ranges[part] for part in range(3) for ranges in _CE
 
 def load_digits(path: str | None) -> Task:
     """Handwritten digits of scikit-learn: 1797 images (1, 8, 8) in [0, 1], 10 classes; no `path`."""
+    from sklearn.datasets import load_digits as load
+
     _refuse_path("digits", path)
-    table = _table("digits.csv.gz")
-    return _split("digits", (table[:, :-1] / 16.0).reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10)
+    inputs, targets = load(return_X_y=True)
+    return _split("digits", (inputs / 16.0).reshape(-1, 1, 8, 8), targets, 10)
 
 
 def load_breast_cancer(path: str | None) -> Task:
@@ -48,9 +47,11 @@ def load_breast_cancer(path: str | None) -> Task:
 
     Each feature is scaled by `BREAST_CANCER_RANGES`, public constants, and clamped to [-1, 1]; no `path`.
     """
+    from sklearn.datasets import load_breast_cancer as load
+
     _refuse_path("breast_cancer", path)
-    table = _table("breast_cancer.csv", header=1)
-    return _split("breast_cancer", scale_breast_cancer(table[:, :-1]), table[:, -1].astype(np.int64), 2)
+    inputs, targets = load(return_X_y=True)
+    return _split("breast_cancer", scale_breast_cancer(inputs), targets, 2)
 
 
 def scale_breast_cancer(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -65,27 +66,20 @@ def scale_breast_cancer(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return scaled
 
 
-def _table(file: str, *, header: int = 0) -> np.ndarray[Any, Any]:
-    """A table of scikit-learn as its file has it. Read without importing scikit-learn: a second in each process."""
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise FileNotFoundError("scikit-learn is not installed, and its data sets come with it")
-    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / file, delimiter=",", skiprows=header)
-
-
 def _refuse_path(name: str, path: str | None) -> None:
     if path is not None:
         raise ValueError(f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})")
 
 
 def _split(name: str, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], num_classes: int) -> Task:
-    features, classes = torch.from_numpy(inputs).float(), torch.from_numpy(targets).long()
-    rows = stratified_split(targets, test_fraction=_TEST_FRACTION, seed=_SPLIT_SEED)
-    train, test = (Examples(features[row], classes[row]) for row in map(torch.from_numpy, rows))
+    from sklearn.model_selection import train_test_split
+
+    parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=targets)
+    train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     return Task(
         name=name,
-        train=train,
-        test=test,
+        train=Examples(train_x.float(), train_y.long()),
+        test=Examples(test_x.float(), test_y.long()),
         num_classes=num_classes,
         input_shape=tuple(inputs.shape[1:]),
     )

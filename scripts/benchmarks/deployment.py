@@ -5,7 +5,7 @@ One SuperLink, a gate, and as many SuperNode processes as are asked for, all on 
 Messages hold a model of a million parameters. Two things are measured side by side:
 
 - floor: a ClientApp that sends back what it was sent, and a ServerApp that adds up;
-- discreet: the same federation, the same model, with user-level privacy.
+- ours: the same federation, the same model, with user-level privacy.
 
 Flower starts a process for every message. Where the machine has fewer cores than nodes, that is most of a round.
 """
@@ -56,13 +56,13 @@ def make_data(folder: Path) -> Path:
 def rows(nodes: int = 20, rounds: int = 3, *, folder: Path | None = None) -> Rows:
     """The floor's row and ours: replies in all rounds, seconds of a round (the median), rounds a minute.
 
-    Then the largest memory so far of the gate, the SuperLink (link) and the ServerApp (app).
+    Then the largest memory so far of the gate, the SuperLink (link) and the ServerApp (app), in MiB.
     """
     with _folder(folder) as scratch:
         words = ["--data", str(make_data(scratch / "data")), "--task", "digits"]
         with federation_of(nodes, scratch, words=words) as federation:
             floor = _row("floor", nodes, **_floor(federation, nodes=nodes, rounds=rounds))
-            ours = _row("discreet", nodes, **_discreet(federation, nodes=nodes, rounds=rounds))
+            ours = _row("ours", nodes, **_discreet(federation, nodes=nodes, rounds=rounds))
     return [floor | {"ratio": 1.0}, ours | {"ratio": ours["seconds"] / floor["seconds"]}]
 
 
@@ -70,7 +70,7 @@ def _row(
     what: str, nodes: int, *, seconds: list[float], replies: list[int], memory: Mapping[str, int]
 ) -> dict[str, Any]:
     median = statistics.median(seconds)
-    peaks = {f"{name} MiB": round(size / MEBIBYTE) for name, size in memory.items()}
+    peaks = {name: round(size / MEBIBYTE) for name, size in memory.items()}
     return {"what": what, "nodes": nodes, "replies": sum(replies), "seconds": median, "a minute": 60 / median, **peaks}
 
 

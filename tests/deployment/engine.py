@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +65,23 @@ def container_engine(folder: Path) -> Iterator[Engine]:
     scripts = Path(os.environ.get("DISCREET_CONTAINERS", REPOSITORY.parent / "shared" / "containers"))
     if not (scripts / "engine-up.sh").is_file():
         pytest.skip("needs a container engine, or scripts that start one: name their folder in DISCREET_CONTAINERS")
+    if os.getuid() != 0:
+        pytest.skip("needs a container engine: only root can start a private one")
     environment = {**os.environ, "LAB": str(folder / "engine")}
+    # Two such engines on one machine share a bridge and its firewall rules: the first to end takes the other's away.
+    with _alone(), _private_engine(scripts, environment, folder) as engine:
+        yield engine
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    with (Path(tempfile.gettempdir()) / "discreet-container-engine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _private_engine(scripts: Path, environment: Mapping[str, str], folder: Path) -> Iterator[Engine]:
     try:
         _script(scripts / "engine-up.sh", environment)
         _script(scripts / "base-image.sh", environment)

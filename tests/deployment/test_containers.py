@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from scripts.certificates import give_to, make_authority, make_node, make_server
 from scripts.federation import flower_environment, free_port
 from scripts.local_federation import wait_until
 from scripts.superlink import CONNECTION, write_connection
-from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
+from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -32,9 +33,12 @@ IMAGE_USER = 10001
 PROJECT = f"discreet-test-{os.getpid()}"
 # A guarantee that the server accounts, beside the nodes' own: both must be carried through everything.
 SETTINGS = (
-    "privacy.user.enabled=true privacy.user.noise_multiplier=16 privacy.user.clip.norm=1 server.round_timeout=90 "
+    "privacy.user.enabled=true privacy.user.noise_multiplier=16 privacy.user.clip.norm=1 server.round_timeout=150 "
     "privacy.example.max_epsilon=null"
 )
+
+
+MAIN = "/runs/main"
 
 
 @dataclass
@@ -45,8 +49,14 @@ class Deployment:
     folder: Path
     port: int
 
-    def compose(self, *words: str) -> str:
-        return self.engine.docker("compose", "-p", PROJECT, *words, folder=self.folder, **self.settings)
+    def compose(self, *words: str, **settings: str) -> str:
+        return self.engine.docker("compose", "-p", PROJECT, *words, folder=self.folder, **self.settings, **settings)
+
+    @property
+    def gateway(self) -> str:
+        """The address under which containers reach this machine."""
+        what = "{{(index .IPAM.Config 0).Gateway}}"
+        return self.engine.docker("network", "inspect", "--format", what, "bridge").strip()
 
     @property
     def settings(self) -> dict[str, str]:
@@ -70,18 +80,23 @@ class Deployment:
             self.compose("kill", "--signal", "KILL", service)
             self.compose("start", service)
 
-    def run(self, overrides: str) -> subprocess.Popen[bytes]:
-        home = self.folder.parent / "flwr"
-        write_connection(home, address=f"127.0.0.1:{self.port}", authority=self.folder / "secrets" / "ca.crt")
+    def run(self, overrides: str, *, output: str = MAIN) -> subprocess.Popen[bytes]:
+        home = self.write_connection()
         settings = self.folder.parent / "run.toml"
-        settings.write_text(f"overrides = {json.dumps(f'{overrides} {SETTINGS} output_dir=/runs/main')}\n")
+        settings.write_text(f"overrides = {json.dumps(f'{SETTINGS} {overrides} output_dir={output}')}\n")
         command = ["flwr", "run", ".", CONNECTION, "--stream", "--run-config", str(settings)]
         with (self.folder.parent / "flwr-run.log").open("ab") as log:
             return subprocess.Popen(command, cwd=self.folder, env=flower_environment(home), stdout=log, stderr=log)
 
-    def rows(self) -> list[dict[str, str]]:
+    def write_connection(self) -> Path:
+        """A FLWR_HOME that knows this deployment."""
+        home = self.folder.parent / "flwr"
+        write_connection(home, address=f"127.0.0.1:{self.port}", authority=self.folder / "secrets" / "ca.crt")
+        return home
+
+    def rows(self, output: str = MAIN) -> list[dict[str, str]]:
         answer = self.engine.try_docker(
-            *("compose", "-p", PROJECT, "exec", "-T", "superlink", "cat", "/runs/main/metrics.csv"),
+            *("compose", "-p", PROJECT, "exec", "-T", "superlink", "cat", f"{output}/metrics.csv"),
             folder=self.folder,
             **self.settings,
         )
@@ -94,13 +109,57 @@ class Deployment:
         return int(count), told["epsilon"]["user"]["spent"], told["epsilon"]["example"]["spent"]
 
 
+@dataclass
+class AloneNode:
+    """docker-compose.node.yml with files of its own, and nothing of the server's but ca.crt."""
+
+    deployment: Deployment
+
+    def __post_init__(self) -> None:
+        self.folder = self.deployment.folder.parent / "hospital-a"
+        self.secrets = self.folder / "secrets"
+        make_node(self.secrets, "hospital-a")
+        shutil.copy(self.deployment.folder / "secrets" / "ca.crt", self.secrets)
+        data = self.folder / "data"
+        data.mkdir()
+        head = ",".join([*(f"p{number}" for number in range(64)), "digit"])
+        rows = [
+            ",".join([*(str((row * 7 + column) % 17) for column in range(64)), str(row % 10)]) for row in range(200)
+        ]
+        (data / "scans.csv").write_text("\n".join([head, *rows]) + "\n")
+        (data / "data.toml").write_text('format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n')
+        approve(build_app(self.folder, source=self.deployment.folder), self.folder / "approved")
+        if os.getuid() == 0:
+            give_to(self.folder, IMAGE_USER)
+        self.server = "nowhere:1"
+
+    def compose(self, *words: str) -> str:
+        settings = {
+            "DISCREET_SERVER": self.server,
+            "DISCREET_NODE": "hospital-a",
+            "DISCREET_TASK": "digits",
+            "DISCREET_DATA": str(self.folder / "data"),
+            "DISCREET_SECRETS": str(self.secrets),
+            "DISCREET_APPROVED": str(self.folder / "approved"),
+            "DISCREET_POLICY": str(self.deployment.folder / "deployment" / "policies" / "node-0.json"),
+            **self.deployment.settings,
+        }
+        where = ("compose", "-p", f"{PROJECT}-node", "-f", "docker-compose.node.yml")
+        return self.deployment.engine.docker(*where, *words, folder=self.deployment.folder, **settings)
+
+    def start(self, server: str) -> None:
+        """Makes its key known to the server, as a person would, and starts it."""
+        self.server = server
+        home = self.deployment.write_connection()
+        command = [sys.executable, "-m", "scripts.certificates", "--folder", str(self.secrets), "register"]
+        environment = flower_environment(home) | {"PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([*command, CONNECTION, "hospital-a"], env=environment, check=True)
+        self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
+
+
 COUNT_RELEASES = (
     "from pathlib import Path; from discreet.durable_ledger import DurableLedger as L; "
     "l = L(Path('/runs/main/ledger.db')); assert l.verify() == []; print(len(l.releases()))"
-)
-INSTALL = (
-    "import sys; from pathlib import Path; from flwr.cli.install import install_from_fab; "
-    "print(install_from_fab(Path(sys.argv[1]).read_bytes(), skip_prompt=True))"
 )
 
 
@@ -115,12 +174,12 @@ def deployment(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = copy_of_the_tree(tmp_path_factory.mktemp("deployment") / "discreet")
     secrets = folder / "secrets"
     make_authority(secrets)
-    make_server(secrets, ["localhost"])
+    deployment = Deployment(engine, folder, free_port())
+    make_server(secrets, ["localhost", deployment.gateway])
     for number in range(NODES):
         make_node(secrets, f"node-{number}")
     if os.getuid() == 0:
         give_to(secrets, IMAGE_USER)
-    deployment = Deployment(engine, folder, free_port())
     try:
         yield deployment
     finally:
@@ -140,9 +199,8 @@ def test_the_image_is_small_and_holds_no_secret(
     with capsys.disabled():
         print(f"\nimage: {size / 1e9:.2f} GB, built in {seconds:.0f} s")
     assert size < LARGEST_IMAGE
-    names = (
-        "find /opt /runs /state /flwr -type f ( -name *.key -o -name *.pub -o -name *.crt -o -name uv -o -name pip )"
-    )
+    unwanted = " -o ".join(f"-name {name}" for name in ("*.key", "*.pub", "*.crt", "uv", "pip", "pip3"))
+    names = f"find /opt /usr/local/bin /runs /state /flwr -type f ( {unwanted} )"
     found = deployment.engine.docker("run", "--rm", "--network", "none", "discreet:latest", *names.split())
     assert found.split() == []
 
@@ -165,7 +223,7 @@ def test_a_node_reaches_the_gate_and_what_the_gate_lets_through(deployment: Depl
             deployment.in_service("node-0", "python", "-c", reach.format(host, 8000))
     post = (
         "import ssl, urllib.request as u; c = ssl.create_default_context(cafile='/run/secrets/ca.crt'); "
-        "u.urlopen(u.Request('https://gate:9092/v1/{}', data=b'', method='POST'), context=c)"
+        "u.urlopen(u.Request('https://gate:9092/v1/{}', b'', {{'Content-Type': 'application/protobuf'}}), context=c)"
     )
     for path in ("control/start-run", "runtime/acquire-task", "fleet/register-node"):
         with pytest.raises(AssertionError, match="404"):
@@ -220,34 +278,31 @@ def test_what_was_spent_outlives_down_and_up(deployment: Deployment) -> None:
     assert all(now > then for now, then in zip(deployment.spent(), before, strict=True))
 
 
-def test_a_node_with_approved_apps_runs_nothing_else(deployment: Deployment, tmp_path: Path) -> None:
-    app = build_app(tmp_path)
-    approve(app, tmp_path / "approved")
-    other = tmp_path / "other.fab"
-    other.write_bytes(app.read_bytes() + b"\0")  # a zip file may have something behind it, and its hash differs
-    for path in tmp_path.rglob("*"):
-        with suppress(PermissionError):
-            path.chmod(0o755)
-    mounts = ("--read-only", "--tmpfs", "/tmp", "--tmpfs", "/flwr:mode=1777", "--network", "none")
-    volumes = ("-v", f"{tmp_path}:/in:ro", "-v", f"{tmp_path / 'approved' / 'apps'}:/flwr/apps:ro")
+def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(deployment: Deployment) -> None:
+    deployment.compose("down", "--timeout", "20")
+    apart = AloneNode(deployment)
+    gate_port = str(free_port())
+    server = ("-f", "docker-compose.yml", "-f", "docker-compose.server.yml")
+    open_gate = {"DISCREET_GATE_PORT": gate_port, "DISCREET_OVERRIDES": "experiment=deployment"}
+    deployment.compose(*server, "up", "--wait", "--wait-timeout", str(int(UP_SECONDS)), **open_gate)
+    running = deployment.compose(*server, "ps", "--services", **open_gate)
+    assert sorted(running.split()) == ["gate", "superlink"]
+    try:
+        apart.start(f"{deployment.gateway}:{gate_port}")
+        alone = "data.num_clients=1 sampling.min_nodes=1 rounds=1"
+        assert deployment.run(alone, output="/runs/alone").wait(RUN_SECONDS) == 0
+        assert [row["replies"] for row in deployment.rows("/runs/alone")] == ["1"]
 
-    def try_app(name: str) -> str:
-        words = ("run", "--rm", *mounts, *volumes, "discreet:latest", "python", "-c", INSTALL, f"/in/{name}")
-        return deployment.engine.docker(*words)
-
-    assert "/flwr/apps/discreet.discreet" in try_app(app.name)
-    with pytest.raises(AssertionError, match="Read-only file system"):
-        try_app(other.name)
-
-
-def test_the_overrides_for_other_hosts_are_whole(deployment: Deployment) -> None:
-    server = deployment.compose("-f", "docker-compose.yml", "-f", "docker-compose.server.yml", "config", "--services")
-    assert sorted(server.split()) == ["gate", "superlink"]
-    node = {"DISCREET_SERVER": "fl.example.org:9092", "DISCREET_NODE": "node-0", "DISCREET_TASK": "digits"}
-    words = ("compose", "-f", "docker-compose.node.yml", "config", "--format", "json")
-    told = json.loads(deployment.engine.docker(*words, folder=deployment.folder, **node, DISCREET_DATA="/srv/data"))
-    apps = [volume for volume in told["services"]["node"]["volumes"] if volume["target"] == "/flwr/apps"]
-    assert apps[0]["read_only"] is True
+        (deployment.folder / "client_app" / "other.py").write_text('"""Code that the node has not approved."""\n')
+        assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 0
+        assert [row["replies"] for row in deployment.rows("/runs/other")] == ["0"]
+        told = deployment.in_service("superlink", "python", "-m", "scripts.status", "/runs/other")
+        assert "error 1" in told
+        assert "Read-only file system" in told
+    finally:
+        print(apart.compose("logs", "--tail", "40"))
+        apart.compose("down", "--volumes")
+        deployment.compose(*server, "down", "--timeout", "20", **open_gate)
 
 
 def test_down_with_volumes_leaves_nothing(deployment: Deployment) -> None:

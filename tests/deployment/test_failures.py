@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import threading
 import urllib.request
@@ -22,9 +23,10 @@ from discreet.wire import decode_order, encode_reply
 from scripts.federation import free_port
 from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from scripts.status import status_facts
+from scripts.superlink import CONNECTION
 from tests.deployment.raw_node import Behaviour, raw_node
 
-NODES = ["honest-0", "honest-1", "garbage", "silent", "late", "victim", "joins"]
+NODES = ["honest-0", "honest-1", "garbage", "silent", "late", "victim", "joins", "leaves"]
 FOUR = ("data.num_clients=4", "privacy.delta=0.001", "sampling.kind=everyone", "privacy.user.noise_multiplier=2")
 ROUND_SECONDS = 20
 ONE_AT_A_TIME = threading.Lock()  # the nodes of this process share one model
@@ -95,6 +97,15 @@ def test_strangers_are_refused(federation: Federation) -> None:
     assert "Failed to activate SuperNode" in federation.says("honest-0")
     assert "certificate verify failed" in federation.says("honest-1")
     assert not any("SuperNode ID" in federation.says(name) for name in ("honest-0", "honest-1", "no TLS", "no key"))
+
+
+def test_a_node_that_is_unregistered_is_sent_away(federation: Federation) -> None:
+    node = federation.start_node("leaves", "--partition", "0", "--of", "4")
+    federation.wait_for_nodes(["leaves"])
+    (number,) = re.findall(r"SuperNode ID: (\d+)", federation.says("leaves"))
+    flwr = federation.start("flwr", ["flwr", "supernode", "unregister", number, CONNECTION])
+    assert flwr.wait(START_SECONDS) == 0
+    wait_until(lambda: node.poll() is not None, START_SECONDS, "the node has been sent away")
 
 
 def test_a_round_loses_the_contribution_of_a_failed_node_and_nothing_else(

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from discreet.config import load_config
 from discreet.logs import FIELDS, log_to
@@ -26,6 +27,7 @@ from scripts.healthy import healthy
 from scripts.healthy import main as healthy_main
 from scripts.status import main as status_main
 from scripts.status import status_facts, status_lines
+from server_app.app import overrides_of
 from simulation.in_process import simulate
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
@@ -195,6 +197,15 @@ def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
         other.wait()
         with only_writer(tmp_path, patience=30.0):
             pass
+
+
+def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
+    context = Context(1, 1, {}, RecordDict(), {"overrides": "rounds=3 output_dir='/a b'"})
+    config = load_config(overrides_of(context))
+    assert (config.rounds, config.data.num_clients, config.output_dir) == (3, 4, "/a b")
+    monkeypatch.delenv("DISCREET_OVERRIDES")
+    assert load_config(overrides_of(Context(1, 1, {}, RecordDict(), {}))).data.num_clients == 200
 
 
 def test_a_healthcheck_needs_every_file(done: RunFolder, tmp_path: Path) -> None:

@@ -40,7 +40,11 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("engine", "guarantees"),
-    [("one_by_one", []), ("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"])],
+    [
+        ("one_by_one", []),
+        ("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]),
+        ("batched", ["data.partition=sampled", "data.examples_per_client=20"]),
+    ],
 )
 def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
     engine: str, guarantees: list[str], tmp_path: Path

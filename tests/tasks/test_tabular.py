@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-import sklearn.datasets
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.model_selection import train_test_split
 
 from discreet.tasks.datasets import load_task
-from discreet.tasks.stratified import stratified_split
 from discreet.tasks.tabular import BREAST_CANCER_RANGES, scale_breast_cancer
 
 
@@ -65,29 +57,3 @@ def test_scaling_refuses_another_number_of_features() -> None:
 def test_a_path_is_refused_where_none_is_read() -> None:
     with pytest.raises(ValueError, match=r"data\.path: digits .* reads no path"):
         load_task("digits", path="somewhere")
-
-
-@pytest.mark.parametrize(
-    ("name", "scale"), [("digits", lambda rows: rows / 16), ("breast_cancer", scale_breast_cancer)]
-)
-def test_the_data_and_their_split_are_those_of_scikit_learn(
-    name: str, scale: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
-) -> None:
-    inputs, targets = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
-    parts = train_test_split(scale(inputs), targets, test_size=0.2, random_state=20937, stratify=targets)
-    task = load_task(name)
-    for ours, theirs in zip((task.train, task.test), ((parts[0], parts[2]), (parts[1], parts[3])), strict=True):
-        assert np.array_equal(ours.inputs.flatten(1).numpy(), theirs[0].astype(np.float32))
-        assert np.array_equal(ours.targets.numpy(), theirs[1])
-
-
-@given(
-    sizes=st.lists(st.integers(6, 30), min_size=2, max_size=6),
-    fraction=st.floats(0.3, 0.6),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_stratified_split_is_that_of_scikit_learn(sizes: list[int], fraction: float, seed: int) -> None:
-    targets = np.random.default_rng(3).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    train, test = stratified_split(targets, test_fraction=fraction, seed=seed)
-    theirs = train_test_split(np.arange(len(targets)), test_size=fraction, random_state=seed, stratify=targets)
-    assert [train.tolist(), test.tolist()] == [part.tolist() for part in theirs]

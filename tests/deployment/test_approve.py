@@ -1,0 +1,31 @@
+"""An approved app is the one that `flwr run` would send, and it stays as it was approved."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from scripts.approve import main
+
+
+def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--folder", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    (app,) = (tmp_path / "apps").iterdir()
+    digest = told.split("SHA-256 ")[1].split(",")[0]
+    assert len(digest) == len(hashlib.sha256().hexdigest())
+    assert app.name.endswith(digest[:8])
+    assert (app / "client_app" / "app.py").is_file()
+    assert not (app / "tests").exists()
+
+    (app / "client_app" / "app.py").write_text("kept")
+    assert main(["--folder", str(tmp_path)]) == 0
+    assert (app / "client_app" / "app.py").read_text() == "kept"
+
+
+def test_a_file_that_is_no_app_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.b.0-1-0.12345678.fab").write_bytes(b"nothing")
+    assert main([str(tmp_path / "a.b.0-1-0.12345678.fab"), "--folder", str(tmp_path / "approved")]) == 2
+    assert "can't be approved" in capsys.readouterr().err

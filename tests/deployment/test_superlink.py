@@ -1,0 +1,40 @@
+"""The SuperLink that other organisations connect to: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from flwr.supercore import sql_mixin
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+
+from scripts.local_federation import START_SECONDS, Federation, make_secrets, wait_until
+from scripts.patient_superlink import WAIT_SECONDS, be_patient
+from scripts.superlink import STARTER, below, server_apps
+
+
+def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)
+    be_patient()
+    store = SqlObjectStore(":memory:")
+    store.initialize()
+    assert store.query("PRAGMA busy_timeout") == [{"timeout": 1000 * WAIT_SECONDS}]
+    assert {name for name, _ in sql_mixin.SQLITE_PRAGMAS} == {name for name, _ in before}
+
+
+@pytest.mark.slow
+def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
+    try:
+        federation.start_superlink()
+        process = federation.processes["superlink"]
+        (starter,) = below(process.pid, STARTER)
+        assert server_apps(process.pid) == []
+        os.kill(starter, signal.SIGKILL)
+        wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
+        assert process.returncode > 0
+        assert "no run would start any more" in federation.says("superlink")
+    finally:
+        federation.stop()
