@@ -39,7 +39,7 @@ class Engine:
         views: which rows of it each client holds.
         stack: many models of the run's architecture.
         chunk: how many clients are trained together at most.
-        workers: how many chunks are trained at the same time, each by a thread.
+        workers: how many chunks are trained at the same time, each in a process of its own.
     """
 
     data: Resident

@@ -48,7 +48,8 @@ def test_a_chunk_of_clients_is_each_of_them_alone(model: str, way: str) -> None:
 @pytest.mark.parametrize("way", ["sgd", "dp-sgd"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_the_larger_networks_too(shape: tuple[int, ...], way: str) -> None:
-    clients, how = Clients("cnn", shape, (5, 3, 2)), replace(WAYS[way], epochs=1, batch_size=3)
+    # With other seeds two values of a pool are so close that rounding decides which of them gets the gradient.
+    clients, how = Clients("cnn", shape, (5, 3, 2), seed=3), replace(WAYS[way], epochs=1, batch_size=3)
     assert apart(clients.together(how), clients.alone(how)) < 2e-4
 
 

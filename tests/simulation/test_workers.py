@@ -1,0 +1,125 @@
+"""Workers give replies in order, from memory that they share, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from simulation.workers import Workers, can_fork
+from strategies.exchange import Replies
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
+START = torch.tensor([1.0, 2.0])
+
+
+def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> Replies:
+    rows, scale = work
+    if scale < 0:
+        raise ValueError(f"scale must not be negative, not {scale}")
+    updates = params.mul(scale).add(offset).expand(rows, 2).clone()
+    return Replies(updates, torch.arange(rows) % 2 == 0, epsilon_example=scale)
+
+
+def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
+    return Workers(partial(scaled, offset=0.5), count=count, rows=3, num_params=2, forked=forked)
+
+
+def through(each: Workers[tuple[int, float]], works: list[tuple[int, float]]) -> Iterator[Replies]:
+    for work in works:
+        each.submit(work)
+        if each.full:
+            yield each.result()
+    while not each.idle:
+        yield each.result()
+
+
+@pytest.mark.parametrize("forked", KINDS)
+def test_replies_come_in_the_order_of_the_work(forked: bool) -> None:
+    each, works = workers(forked=forked), [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
+    try:
+        for params in (START, 10 * START):
+            each.begin(params)
+            for (rows, scale), replies in zip(works, through(each, works), strict=True):
+                assert torch.equal(replies.updates, (params * scale + 0.5).expand(rows, 2))
+                assert replies.below.tolist() == [True, False, True][:rows]
+                assert replies.epsilon_example == scale
+    finally:
+        each.close()
+
+
+@pytest.mark.parametrize("forked", KINDS)
+def test_what_fails_is_raised_and_the_next_round_starts_anew(forked: bool) -> None:
+    each = workers(forked=forked)
+    try:
+        each.begin(START)
+        with pytest.raises(ValueError, match="scale must not be negative"):
+            list(through(each, [(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
+        each.begin(START)
+        assert [replies.epsilon_example for replies in through(each, [(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
+    finally:
+        each.close()
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs Linux")
+def test_a_killed_worker_is_said() -> None:
+    each: Workers[int] = Workers(_killed, count=1, rows=1, num_params=2, forked=True)
+    try:
+        each.begin(START)
+        each.submit(0)
+        with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
+            each.result()
+    finally:
+        each.close()
+
+
+def _killed(params: Tensor, work: int) -> Replies:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+ORPHANS = """
+import os, sys, torch
+from simulation.workers import Workers
+from strategies.exchange import Replies
+
+def tell(params, work):
+    return Replies(torch.full((1, 1), float(os.getpid() - os.getppid())), torch.ones(1, dtype=torch.bool))
+
+each = Workers(tell, count=1, rows=1, num_params=1, forked=True)
+each.begin(torch.zeros(1))
+each.submit(0)
+print(os.getpid() + int(each.result().updates), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs Linux")
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip())
+        assert worker.is_dir()
+        parent.kill()
+        deadline = time.monotonic() + 30
+        while _runs(worker):
+            assert time.monotonic() < deadline, "the worker outlives its parent"
+
+
+def _runs(process: Path) -> bool:
+    try:
+        return process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
