@@ -31,6 +31,7 @@ ALONE = {
 FEW_OF_MNIST = ["data.num_clients=600", "sampling.kind=poisson", "sampling.probability=0.01"]
 ON_MNIST = {
     "mnist_one_silo": (FEW_OF_MNIST, {"example"}),
+    "mnist_one_silo_scattering": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
