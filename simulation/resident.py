@@ -10,7 +10,7 @@ from torch import Tensor
 from discreet.tasks.examples import Examples
 
 WHITE = 255
-PIECE = 4096
+PIECE = 512
 
 
 @dataclass(frozen=True, eq=False)

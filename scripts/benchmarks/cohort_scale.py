@@ -39,6 +39,7 @@ Row = dict[str, Any]
 # (population, expected cohort): more and more clients, and then larger and larger cohorts of all of them.
 SCALES = ((1000, 100), (10_000, 100), (100_000, 100), (1_000_000, 100), (1_000_000, 1000), (1_000_000, 10_000))
 FLUTE = (
+    "model.name=logistic_regression",
     "data.num_clients=1000",
     "sampling.probability=0.01",
     "training.learning_rate=0.03",
