@@ -11,6 +11,7 @@ The transform reads nothing but the one example and public constants, so it cost
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +80,23 @@ def split_fixed(model: nn.Module) -> tuple[Scattering | None, nn.Module]:
     return None, model
 
 
-@torch.no_grad()
 def features_of(fixed: Scattering, examples: Examples, *, batch_size: int = 500) -> Examples:
-    """The examples as the learning part of a model reads them, (n, out_features), on the device of `fixed`."""
+    """The examples as the learning part of a model reads them, (n, out_features), on the device of `fixed`.
+
+    Kept as long as the examples are: the runs of a sweep share them.
+    """
+    device = fixed.fine.device
+    known = _features.get(examples)
+    if known is None or known.inputs.device != device:
+        known = _features[examples] = _computed(fixed, examples, batch_size)
+    return known
+
+
+_features: WeakKeyDictionary[Examples, Examples] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _computed(fixed: Scattering, examples: Examples, batch_size: int) -> Examples:
     device = fixed.fine.device
     parts = [fixed(inputs.to(device)) for inputs in torch.split(examples.inputs, batch_size)]
     return Examples(torch.cat(parts), examples.targets.to(device))

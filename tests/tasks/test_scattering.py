@@ -76,6 +76,7 @@ def test_features_computed_once_are_those_of_the_whole_model() -> None:
     features = features_of(fixed, task.test, batch_size=7)
     assert torch.equal(features.targets, task.test.targets)
     torch.testing.assert_close(learned(features.inputs), model(task.test.inputs), rtol=0, atol=1e-5)
+    assert features_of(Scattering(task.input_shape), task.test) is features
 
 
 @pytest.mark.parametrize("privacy", ["user", "example"])
