@@ -110,8 +110,7 @@ class DPClient(NumPyClient):
 
     def _check_order(self, order: Order, run: RunConfig, params: Tensor) -> None:
         # Looked at before anything is charged.
-        if order.round > run.rounds:
-            raise Refused(f"the order is for round {order.round}, and the run has rounds={run.rounds}")
+        check_round(run, order.round)
         size = sum(parameter.numel() for parameter in self.model.parameters())
         if params.shape != (size,):
             raise MalformedMessage(
@@ -140,6 +139,12 @@ class DPClient(NumPyClient):
         if self.account is None:
             raise Refused("this client has no ledger, and spends nothing it can't write down: start it with one")
         return self.account
+
+
+def check_round(run: RunConfig, round_number: int) -> None:
+    """Raises Refused for a round beyond those of the run, which its settings do not account for."""
+    if round_number > run.rounds:
+        raise Refused(f"the order is for round {round_number}, and the run has rounds={run.rounds}")
 
 
 def check_asked(

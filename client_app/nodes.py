@@ -16,11 +16,12 @@ from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
 from discreet.durable_ledger import DurableLedger
 from discreet.privacy.noise import secure_source, seeded_source
+from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.models import OWN, build_model
-from discreet.tasks.partition import Partition, client_examples
+from discreet.tasks.partition import client_examples
 from discreet.wire import Order
 
 logger = logging.getLogger("discreet.client")
@@ -112,13 +113,7 @@ def accounts_itself(run: RunConfig) -> bool:
 
 def share_of(run: RunConfig, client_id: int) -> Examples:
     """One client's examples of the demonstration data. Loaded and dealt once per process."""
-    return client_examples(_task(run), partition_of(run), client_id)
-
-
-def partition_of(run: RunConfig) -> Partition:
-    """Who holds what of the demonstration data."""
-    data = run.data
-    return Partition(data.num_clients, data.partition, data.partition_seed, data.alpha, data.examples_per_client)
+    return client_examples(_task(run), partition_of(run.data), client_id)
 
 
 def model_of(run: RunConfig) -> nn.Module:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from dp_accounting import DpEvent
 
 from client_app.account import Refused
-from client_app.client import check_asked, local_settings
+from client_app.client import check_asked, check_round, local_settings
 from client_app.local_privacy import LocalPrivacy, check_pure_total
 from client_app.policy import ClientPolicy, budget_of
 from client_app.training import LocalSettings, example_event, steps_of
@@ -152,8 +152,8 @@ class _Entry:
         """Everything that follows from the size alone."""
         settings, refusal = local_settings(self.run, size), None
         try:
-            # The same rules in the same order as `DPClient.answer`; a test holds both to the same refusals.
-            self._check(settings, size)
+            check_round(self.run, self.round_number)
+            check_asked(self.run, settings, self.local, num_examples=size, policy=ClientPolicy())
         except Refused as met:
             refusal = str(met)
         charged = settings.example is not None and size > 0
@@ -171,11 +171,6 @@ class _Entry:
             spent = self._charge(LOCAL, client, self.local.event, 1)
             local, pure = self._epsilon(spent), pure_epsilon(spent.entries)
         return example, local, pure
-
-    def _check(self, settings: LocalSettings, size: int) -> None:
-        if self.round_number > self.run.rounds:
-            raise Refused(f"the order is for round {self.round_number}, and the run has rounds={self.run.rounds}")
-        check_asked(self.run, settings, self.local, num_examples=size, policy=ClientPolicy())
 
     def _charge(self, guarantee: str, client: int, event: DpEvent, count: int) -> PrivacyLedger:
         budget = budget_of(ClientPolicy(), self.run, guarantee)

@@ -8,6 +8,7 @@ updates pass through memory that all of them map.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import multiprocessing
 import os
@@ -100,10 +101,11 @@ class Workers(Generic[Work]):
             told = future.result()
         except BrokenProcessPool as error:
             raise RuntimeError("a worker process of the simulation was killed: is there enough memory?") from error
+        finally:
+            if slot is not None:
+                self._free.append(slot)
         if isinstance(told, Replies):
             return told
-        assert slot is not None
-        self._free.append(slot)
         return told.replies(self._slots[slot, : len(told.below)])
 
     def close(self) -> None:
@@ -126,8 +128,8 @@ def can_fork() -> bool:
 
 def _mapped(*shape: int) -> Tensor:
     """Float32 memory that processes forked later share; not in /dev/shm, which containers keep small."""
-    memory = mmap.mmap(-1, max(1, 4 * int(np.prod(shape))))
-    return torch.from_numpy(np.frombuffer(memory, dtype=np.float32)[: int(np.prod(shape))].reshape(shape))
+    memory = mmap.mmap(-1, 4 * math.prod(shape))
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.float32).reshape(shape))
 
 
 @dataclass(frozen=True, eq=False)

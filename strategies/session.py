@@ -19,18 +19,18 @@ from discreet.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
 from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.runs import Checkpoint, RunFolder, open_run_folder
+from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.models import (
     build_model,
     check_fits,
-    check_model,
     flatten_parameters,
     load_parameters,
     named_parameters_of,
 )
-from discreet.tasks.partition import SAMPLED, Partition, task_partition
+from discreet.tasks.partition import SAMPLED, task_partition
 from discreet.tasks.scattering import features_of, split_fixed
 from strategies.exchange import Exchange
 from strategies.settings import cohort_sampling, first_clip_norm, round_settings
@@ -86,10 +86,8 @@ def prepare(config: RunConfig) -> Session:
         check_fits(config.model.name, task)
         seed = config.seed if config.seed is not None else secrets.randbits(31)
         model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
-        check_model(model)
         if config.data.partition in COUNTED:
-            data = config.data
-            task_partition(task, Partition(data.num_clients, data.partition, data.partition_seed, data.alpha))
+            task_partition(task, partition_of(config.data))
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     _check_shares(config, len(task.train))

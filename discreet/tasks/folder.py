@@ -223,7 +223,7 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     there = replace(description, format=kind, file=file.name, owner=None)
     if kind != "npz" and description.inputs is None:
-        there = replace(there, inputs=_names(folder, description))
+        there = replace(there, inputs=_names(_arrow_table(folder, description), description))
     table = _read(file.parent, there)
     inputs = inputs_of(table.inputs, description, shape=shape, what=str(file))
     return inputs, None if table.targets is None else _targets(table.targets, shape, str(file))
@@ -304,15 +304,14 @@ def _arrow_table(folder: Path, description: DataDescription) -> Any:
     return parquet.read_table(path) if description.format == "parquet" else csv.read_csv(path)
 
 
-def _names(folder: Path, description: DataDescription) -> tuple[str, ...]:
+def _names(table: Any, description: DataDescription) -> tuple[str, ...]:
     """The columns of inputs of a table, where the description does not list them."""
-    names = _arrow_table(folder, description).column_names
-    return tuple(name for name in names if name not in (description.target, description.owner))
+    return tuple(name for name in table.column_names if name not in (description.target, description.owner))
 
 
 def _read_columns(folder: Path, description: DataDescription) -> Table:
     table, given = _arrow_table(folder, description), description.inputs
-    names = (given,) if isinstance(given, str) else given if given is not None else _names(folder, description)
+    names = (given,) if isinstance(given, str) else given if given is not None else _names(table, description)
     for name in (*names, *_owner(description)):
         if name not in table.column_names:
             raise FolderError(f"{description.file} has no column {name}")
