@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.settings import ConfigError, RunConfig
@@ -49,10 +49,23 @@ def _one_line(error: Exception) -> str:
     return f"setting {key}: {message}"
 
 
+def _writable(node: DictConfig) -> DictConfig:
+    """Frozen dataclasses make read-only nodes; where they are merged is where a file or a person may still write."""
+    OmegaConf.set_readonly(node, False)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            _writable(child)
+    return node
+
+
+_SCHEMA = _writable(OmegaConf.structured(RunConfig))  # made once: it takes longer than a merge
+
+
 def setting_names() -> list[str]:
     """Every public setting with its full dotted name, for instance `privacy.user.clip.norm`."""
 
-    return _leaves(OmegaConf.structured(RunConfig), "")
+    return _leaves(_SCHEMA, "")
 
 
 def _leaves(section: DictConfig, prefix: str) -> list[str]:
@@ -71,22 +84,10 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
       ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
     """
     plain = OmegaConf.to_container(settings, resolve=True) if isinstance(settings, DictConfig) else settings
-    schema = OmegaConf.structured(RunConfig)
     try:
-        # Frozen dataclasses make read-only nodes; the merge below is where a file or a person may still write.
-        with flag_override(schema, "readonly", False):
-            _writable(schema)
-            return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(schema, plain)))
+        return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(_SCHEMA, plain)))
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
-
-
-def _writable(node: DictConfig) -> None:
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none():
-            _writable(child)
 
 
 def load_config(overrides: Sequence[str] = ()) -> RunConfig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from discreet.privacy.ledger import PrivacyLedger
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+LOCK_SECONDS = 60.0  # how long a process waits for the others that use the same file
 SCHEMA = """
 create table if not exists facts (name text primary key, value text not null) without rowid;
 create table if not exists releases (
@@ -104,8 +106,8 @@ class DurableLedger:
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as connection:
-                connection.execute("pragma journal_mode = wal")
+            with closing(sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+                _switch_to_wal(connection)
                 connection.execute("pragma synchronous = full")
                 yield connection
         except sqlite3.DatabaseError as error:
@@ -208,13 +210,22 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> None:
     connection.execute("update facts set value = ? where name = 'rows'", (str(number),))
 
 
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    # The switch of a new file needs it alone for a moment. SQLite waits its timeout for every other lock, not for this.
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.002)
+
+
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     # "immediate": two processes that append take turns, and each chains to the row that is really the last.
     connection.execute("begin immediate")
-    try:
+    with connection:
         yield
-    except BaseException:
-        connection.execute("rollback")
-        raise
-    connection.execute("commit")

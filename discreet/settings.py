@@ -32,9 +32,10 @@ def _require(holds: bool, setting: str, rule: str, got: object) -> None:
 
 
 def _one_of(value: str, setting: str, names: Sequence[str]) -> None:
-    close = difflib.get_close_matches(value, names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    _require(value in names, setting, f"one of {', '.join(names)}", f"{value}{hint}")
+    if value not in names:
+        close = difflib.get_close_matches(value, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{setting} must be one of {', '.join(names)} (got {value}{hint})")
 
 
 def _positive(value: float, setting: str) -> None:

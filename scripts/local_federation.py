@@ -27,6 +27,7 @@ from scripts.certificates import make_authority, make_node, make_server
 from scripts.federation import REPOSITORY, flower_environment, free_port
 from scripts.healthy import healthy
 from scripts.superlink import CONNECTION, write_connection
+from scripts.warm.hand_over import SOCKET_VARIABLE
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
@@ -116,6 +117,13 @@ class Federation:
         url = f"https://127.0.0.1:{self.gate_port}/health"
         wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the gate answers")
         write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
+
+    def start_warm_clients(self) -> None:
+        """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
+        path = self.folder / "clients"
+        self.start("clients", [sys.executable, "-m", "scripts.warm_clients", "--socket", str(path)])
+        self.environment[SOCKET_VARIABLE] = str(path)
+        wait_until(path.exists, START_SECONDS, "ClientApps can be started")
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Starts a SuperNode with the key and the ledger of its name; `words` come last and win."""
@@ -207,18 +215,22 @@ def _signal(pid: int, number: int) -> None:
 
 
 @contextmanager
-def federation_of(count: int, folder: Path, *, words: Sequence[str] = ()) -> Iterator[Federation]:
+def federation_of(count: int, folder: Path, *, words: Sequence[str] = (), cold: bool = False) -> Iterator[Federation]:
     """A started federation of `count` nodes; every process ends with the block.
 
-    `words` tell each node of its data; by default they share the demonstration data.
+    `words` tell each node of its data; by default they share the demonstration data. `cold`: every ClientApp starts
+    from nothing, as Flower does it.
     """
     names = [f"node-{number}" for number in range(count)]
     pause = max(1, count) * SHORTEST_PAUSE
     federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
     try:
         federation.start_superlink()
+        if not cold:
+            federation.start_warm_clients()
         for number, name in enumerate(names):
-            federation.start_node(name, *(words or ("--partition", str(number), "--of", str(count))))
+            data = words or ("--partition", str(number), "--of", str(count))
+            federation.start_node(name, *data, *(["--cold"] if cold else []))
         federation.wait_for_nodes(names)
         yield federation
     finally:

@@ -23,8 +23,10 @@ from simulation.draws import Draws, SecureDraws, SeededDraws
 from simulation.engine import Engine
 from simulation.stacked_training import stacked_updates
 from simulation.views import Numbers
-from simulation.workers import Workers, can_fork
+from simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
 from strategies.exchange import Failure, Replies
+from strategies.round import UserPrivacy, empty_sum
+from strategies.settings import round_settings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
@@ -35,18 +37,12 @@ class BatchedExchange:
 
     The replies are those of `InProcessExchange`: with a seed every client draws from its own streams, and without one
     the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
-    the updates of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
+    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
     """
 
     def __init__(self, run: RunConfig, engine: Engine, *, accounts: Accounts | None) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
-        self._workers = Workers[_Work](
-            partial(_replies, run, engine),
-            count=engine.workers,
-            rows=engine.chunk,
-            num_params=engine.stack.layout.size,
-            forked=engine.workers > 1 and engine.data.device.type == "cpu" and can_fork(),
-        )
+        self._workers = _workers_of(engine, partial(_replies, run, round_settings(run).user, engine))
 
     def __enter__(self) -> Self:
         return self
@@ -72,9 +68,9 @@ class BatchedExchange:
             if admitted.clients:
                 self._workers.submit(_Work(admitted, local, round_number, clip_norm))
             if self._workers.full:
-                yield from _pieces(self._workers.result())
+                yield self._workers.result()
         while not self._workers.idle:
-            yield from _pieces(self._workers.result())
+            yield self._workers.result()
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""
@@ -99,8 +95,15 @@ class _Work:
     clip_norm: float
 
 
-def _replies(run: RunConfig, engine: Engine, params: Tensor, work: _Work) -> Replies:
-    """Trains a chunk from `params`."""
+def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
+    if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
+        size = engine.stack.layout.size
+        return ForkedWorkers(train, count=engine.workers, num_params=size)
+    return ThreadWorker(train)
+
+
+def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: Tensor, work: _Work) -> Replies:
+    """Trains a chunk from `params`, and adds it up."""
     draws, spent = _draws(run, work), work.admitted
     table = table_of([engine.views.examples(client) for client in spent.clients])
     chunk = Chunk(table, spent.settings, draws)
@@ -108,8 +111,10 @@ def _replies(run: RunConfig, engine: Engine, params: Tensor, work: _Work) -> Rep
     if work.local is not None:
         for row in range(len(updates)):
             updates[row] = release_update(updates[row], work.local, source=draws.local(row))
-    below = torch.cat([row_norms(piece) <= work.clip_norm for piece in _split(updates)])
-    return Replies(updates, below, spent.epsilon_example, spent.epsilon_local, spent.epsilon_local_pure)
+    total = empty_sum(updates.shape[1], work.clip_norm, user)
+    for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
+        total.add(piece, row_norms(piece) <= work.clip_norm)
+    return Replies(total.part(), spent.epsilon_example, spent.epsilon_local, spent.epsilon_local_pure)
 
 
 def _draws(run: RunConfig, work: _Work) -> Draws:
@@ -117,15 +122,3 @@ def _draws(run: RunConfig, work: _Work) -> Draws:
         return SecureDraws(secure_source())
     seeded = seeded_source(run.seed)
     return SeededDraws([seeded.child("client", work.round_number, client) for client in work.admitted.clients])
-
-
-def _split(rows: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(rows, max(1, PIECE // rows.shape[1]))
-
-
-def _pieces(replies: Replies) -> Iterator[Replies]:
-    """The same in parts of a few rows."""
-    spent = replies.epsilon_example, replies.epsilon_local, replies.epsilon_local_pure
-    updates = _split(replies.updates)
-    for rows, below in zip(updates, torch.split(replies.below, len(updates[0])), strict=True):
-        yield Replies(rows, below, *spent)

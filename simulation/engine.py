@@ -25,8 +25,8 @@ logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
 # far more to be kept busy). Measured: scripts/benchmarks/cohort.py.
-CHUNK_BYTES = {"cpu": 6 * 2**20, "cuda": 2**30}
-LARGEST_CHUNK = {"cpu": 32, "cuda": 1024}
+CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
+LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
 FEW = 4
 
 

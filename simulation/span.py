@@ -82,8 +82,7 @@ class Span:
 
     def write_change(self, rows: Tensor) -> None:
         """A^T X, the change of the weight, into `rows` (k, out, width)."""
-        for row, added, inputs in zip(rows, self.added, self.inputs, strict=True):
-            torch.mm(added.t(), inputs, out=row)
+        torch.bmm(self.added.transpose(1, 2), self.inputs, out=rows)
 
 
 def span_of(inputs: Tensor, weight: Tensor, *, momentum: float) -> Span:

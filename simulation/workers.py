@@ -2,7 +2,8 @@
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
 than one. Forked processes have the resident data set and the engine as they stand, without a copy; parameters and
-updates pass through memory that all of them map.
+sums pass through memory that all of them map. Work goes to them through pipes, written and read by the caller
+itself: an executor's threads came too late, and workers idled a third of the time.
 """
 
 from __future__ import annotations
@@ -13,165 +14,284 @@ import mmap
 import multiprocessing
 import os
 import signal
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from strategies.exchange import Replies
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
 Work = TypeVar("Work")
+Contravariant = TypeVar("Contravariant", contravariant=True)
+
+
+class WorkerKilled(RuntimeError):
+    """A worker is gone before it answered."""
+
+    def __init__(self) -> None:
+        super().__init__("a worker process of the simulation was killed: is there enough memory?")
+
+
 Train = Callable[[Tensor, Work], Replies]
 TrainAny = Callable[[Tensor, Any], Replies]
 
 
-class Workers(Generic[Work]):
-    """Trains pieces of work, several at a time, and gives the replies back in the order of the work.
-
-    Args:
-        train: of parameters (num_params,) and a piece of work, the replies. In a process it runs as it was when the
-            worker was forked, so that work and replies' numbers are all that travels.
-        count: how many at a time.
-        rows: the most clients that a piece of work has.
-        num_params: of the model.
-        forked: whether each worker is a process. Otherwise one thread does everything.
-    """
-
-    def __init__(self, train: Train[Work], *, count: int, rows: int, num_params: int, forked: bool) -> None:
-        self.count = count if forked else 1
-        self._train = train
-        self._waiting: deque[tuple[int | None, Future[Replies | _Told]]] = deque()
-        self._pool: Executor
-        self._params, self._slots = torch.empty(0), torch.empty(0)
-        self._free: deque[int] = deque()
-        self._forked = forked
-        if forked:
-            # One more than work: the replies of a piece are read while all workers have something to do.
-            self._params, self._slots = _mapped(1, num_params)[0], _mapped(count + 1, rows, num_params)
-            self._free.extend(range(count + 1))
-            start = partial(_start, train, self._params, self._slots, os.getpid())
-            self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=start)
-        else:
-            self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
+class Workers(Protocol[Contravariant]):
+    """Trains pieces of work, several at a time, and gives the replies back in the order of the work."""
 
     def begin(self, params: Tensor) -> None:
         """The parameters that work starts from, until the next call. What an earlier round left is given up."""
-        self._give_up()
-        if self._forked:
-            self._params.copy_(params)
-        else:
-            self._params = params
 
-    def submit(self, work: Work) -> None:
-        """Begins a piece of work. At most `count` + 1 pieces may stand before `result` is called."""
-        if not self._forked:
-            self._waiting.append((None, self._pool.submit(self._train, self._params, work)))
-            return
-        slot = self._free.popleft()
-        with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads. These children compute in one thread and take no lock.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._waiting.append((slot, self._pool.submit(_train_into, slot, work)))
+    def submit(self, work: Contravariant) -> None:
+        """Begins a piece of work. Not while `full`."""
 
     @property
     def full(self) -> bool:
         """Whether a result has to be taken before more is submitted."""
-        return len(self._waiting) > self.count
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to wait for."""
-        return not self._waiting
 
     def result(self) -> Replies:
-        """The replies of the oldest piece. Their updates may be overwritten by work that is submitted after."""
-        slot, future = self._waiting.popleft()
-        try:
-            told = future.result()
-        except BrokenProcessPool as error:
-            raise RuntimeError("a worker process of the simulation was killed: is there enough memory?") from error
-        finally:
-            if slot is not None:
-                self._free.append(slot)
-        if isinstance(told, Replies):
-            return told
-        return told.replies(self._slots[slot, : len(told.below)])
+        """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after."""
 
     def close(self) -> None:
         """Ends the workers."""
+
+
+class ThreadWorker(Generic[Work]):
+    """`Workers` as one thread, which trains a piece while the caller takes the one before.
+
+    Args:
+        train: of parameters (num_params,) and a piece of work, the replies.
+    """
+
+    def __init__(self, train: Train[Work]) -> None:
+        self._train, self._params = train, torch.empty(0)
+        self._waiting: deque[Future[Replies]] = deque()
+        self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
+
+    def begin(self, params: Tensor) -> None:
+        """See `Workers`."""
+        self._give_up()
+        self._params = params
+
+    def submit(self, work: Work) -> None:
+        """See `Workers`."""
+        self._waiting.append(self._pool.submit(self._train, self._params, work))
+
+    @property
+    def full(self) -> bool:
+        """See `Workers`."""
+        return len(self._waiting) > 1
+
+    @property
+    def idle(self) -> bool:
+        """See `Workers`."""
+        return not self._waiting
+
+    def result(self) -> Replies:
+        """See `Workers`."""
+        return self._waiting.popleft().result()
+
+    def close(self) -> None:
+        """See `Workers`."""
         self._give_up()
         self._pool.shutdown()
 
     def _give_up(self) -> None:
-        for _, future in self._waiting:
+        for future in self._waiting:
             future.cancel()
-        wait([future for _, future in self._waiting])
-        self._free.extend(slot for slot, _ in self._waiting if slot is not None)
+        wait(self._waiting)
         self._waiting.clear()
 
 
+class ForkedWorkers(Generic[Work]):
+    """`Workers` as processes, forked when the first work comes.
+
+    Args:
+        train: as it was when the workers were forked, so that work and replies' numbers are all that travels.
+        count: how many processes.
+        num_params: of the model.
+    """
+
+    def __init__(self, train: Train[Work], *, count: int, num_params: int) -> None:
+        places = QUEUED * count + 1
+        self._train, self._count = train, count
+        self._params = _mapped(num_params, dtype=torch.float32)
+        self._slots = _mapped(places, num_params, dtype=torch.float64)
+        self._free = deque(range(places))
+        self._processes: list[_Process] = []
+        self._waiting: deque[tuple[_Process, int]] = deque()
+
+    def begin(self, params: Tensor) -> None:
+        """See `Workers`."""
+        while self._waiting:
+            self._next()
+        self._params.copy_(params)
+
+    def submit(self, work: Work) -> None:
+        """See `Workers`."""
+        if not self._processes:
+            self._processes = [self._fork() for _ in range(self._count)]
+        slot = self._free.popleft()
+        try:
+            process = min(self._processes, key=_Process.left_to_do)
+            process.give(slot, work)
+        except (EOFError, OSError) as error:
+            raise WorkerKilled from error
+        self._waiting.append((process, slot))
+
+    @property
+    def full(self) -> bool:
+        """See `Workers`."""
+        return not self._free
+
+    @property
+    def idle(self) -> bool:
+        """See `Workers`."""
+        return not self._waiting
+
+    def result(self) -> Replies:
+        """See `Workers`.
+
+        Raises:
+          WorkerKilled: the process that had this work is gone.
+        """
+        told, slot = self._next()
+        if isinstance(told, Exception):
+            raise told
+        return told.with_values(self._slots[slot])
+
+    def close(self) -> None:
+        """See `Workers`."""
+        for process in self._processes:
+            process.end()
+        self._processes.clear()
+        self._waiting.clear()
+
+    def _next(self) -> tuple[_Told | Exception, int]:
+        process, slot = self._waiting.popleft()
+        self._free.append(slot)
+        try:
+            return process.take(), slot
+        except (EOFError, OSError) as error:
+            raise WorkerKilled from error
+
+    def _fork(self) -> _Process:
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        worker = context.Process(
+            target=_serve, args=(self._train, self._params, self._slots, there, os.getpid()), daemon=True
+        )
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads. These children compute in one thread and take no lock.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            worker.start()
+        there.close()
+        return _Process(worker, here)
+
+
 def can_fork() -> bool:
-    """Whether this system has workers that are processes: Linux."""
-    return hasattr(ctypes.CDLL(None), "prctl") and "fork" in multiprocessing.get_all_start_methods()
+    """Whether this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
+    return (
+        not multiprocessing.current_process().daemon
+        and hasattr(ctypes.CDLL(None), "prctl")
+        and "fork" in multiprocessing.get_all_start_methods()
+    )
 
 
-def _mapped(*shape: int) -> Tensor:
-    """Float32 memory that processes forked later share; not in /dev/shm, which containers keep small."""
-    memory = mmap.mmap(-1, 4 * math.prod(shape))
-    return torch.from_numpy(np.frombuffer(memory, dtype=np.float32).reshape(shape))
+def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Memory that processes forked later share; not in /dev/shm, which containers keep small."""
+    memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, eq=False)
 class _Told:
-    """Replies but for their updates, as they travel between processes: PyTorch would send a tensor by a file."""
+    """Replies but for the values of their sum, as they travel between processes: PyTorch would send a tensor by a file.
 
-    below: NDArray[np.bool_]
-    epsilon_example: float
-    epsilon_local: float
-    epsilon_local_pure: float
+    Attributes:
+        replies: with a sum of no parameters.
+        exact: whether the sum is of whole numbers.
+    """
 
-    def replies(self, updates: Tensor) -> Replies:
-        """With the updates again."""
-        below = torch.from_numpy(self.below)
-        return Replies(updates, below, self.epsilon_example, self.epsilon_local, self.epsilon_local_pure)
+    replies: Replies
+    exact: bool
 
-
-@dataclass(frozen=True, eq=False)
-class _Forked:
-    """What a worker process was forked with."""
-
-    train: TrainAny
-    params: Tensor
-    slots: Tensor
+    def with_values(self, slot: Tensor) -> Replies:
+        """The replies with the sum that stands in a slot, (num_params,)."""
+        values = slot.view(torch.int64) if self.exact else slot
+        return replace(self.replies, part=replace(self.replies.part, values=values))
 
 
-_forked: list[_Forked] = []
+def _told(replies: Replies, slot: Tensor) -> _Told:
+    values = replies.part.values
+    slot.view(values.dtype).copy_(values)
+    return _Told(replace(replies, part=replace(replies.part, values=torch.empty(0))), values.dtype == torch.int64)
 
 
-def _start(train: TrainAny, params: Tensor, slots: Tensor, parent: int) -> None:
-    """In a new worker: ends with its parent, however that ends, and leaves signals to it."""
+@dataclass(eq=False)
+class _Process:
+    """A worker as its parent sees it: the end of its pipe, how much it still has to do, and what was read early."""
+
+    worker: BaseProcess
+    pipe: Connection
+    given: int = 0
+    told: deque[_Told | Exception] = field(default_factory=deque)
+
+    def left_to_do(self) -> int:
+        """How many pieces of work it has not answered yet."""
+        while self.given and self.pipe.poll():
+            self._read()
+        return self.given
+
+    def give(self, slot: int, work: object) -> None:
+        self.pipe.send((slot, work))
+        self.given += 1
+
+    def take(self) -> _Told | Exception:
+        """The answer to the oldest piece of work that was not taken."""
+        if not self.told:
+            self._read()
+        return self.told.popleft()
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.worker.kill()
+        self.worker.join()
+
+    def _read(self) -> None:
+        self.told.append(self.pipe.recv())
+        self.given -= 1
+
+
+def _serve(train: TrainAny, params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
+    """A worker's life. It ends with its parent, however that ends, and leaves signals to it."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    _forked.append(_Forked(train, params, slots))
-
-
-def _train_into(slot: int, work: object) -> _Told:
-    (forked,) = _forked
-    replies = forked.train(forked.params, work)
-    forked.slots[slot, : len(replies.updates)] = replies.updates
-    return _Told(replies.below.numpy(), replies.epsilon_example, replies.epsilon_local, replies.epsilon_local_pure)
+    while True:
+        slot, work = pipe.recv()
+        try:
+            replies = train(params, work)
+        except Exception as error:  # noqa: BLE001  # the parent raises it
+            error.add_note("in a worker of the simulation:\n" + traceback.format_exc())
+            pipe.send(error)
+            continue
+        pipe.send(_told(replies, slots[slot]))

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from discreet.wire import Reply
+from strategies.cohort_sum import PartialSum
 
 
 class MessagesTooLarge(OSError):
@@ -29,16 +30,14 @@ class Failure:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What several clients reply at once, from a simulation that trains them together in the server's own process.
+    """What several clients reply at once, from a simulation that trains them together and adds them up.
 
     Attributes:
-      updates: (n, num_params), float32; the round clips them.
-      below: (n,), bool: each client's bit.
+      part: their part in the round's sum.
       epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their own accounts.
     """
 
-    updates: Tensor
-    below: Tensor
+    part: PartialSum
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0

@@ -46,7 +46,7 @@ class Progress:
         self._in_round, self._round = 0, self._round + 1
         self._show(cohort)
         for reply in replies:
-            clients = len(reply.below) if isinstance(reply, Replies) else 1
+            clients = reply.part.replies if isinstance(reply, Replies) else 1
             self._in_round, self._clients = self._in_round + clients, self._clients + clients
             self._show(cohort)
             yield reply

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
 from discreet.privacy.noise import RandomSource
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+from strategies.cohort_sum import CohortSum, PartialSum
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -93,14 +93,6 @@ class ClientUpdate:
     below: bool
 
 
-@dataclass(frozen=True, eq=False)
-class UpdateRows:
-    """Several clients' parts at once, as a simulation computes them: updates (n, num_params), bits (n,)."""
-
-    updates: Tensor
-    below: Tensor
-
-
 @dataclass(frozen=True)
 class RoundMetrics:
     """What may be said of a round.
@@ -118,7 +110,7 @@ class RoundMetrics:
 
 def dp_fedavg_round(
     state: ServerState,
-    updates: Iterable[ClientUpdate | UpdateRows],
+    updates: Iterable[ClientUpdate | PartialSum],
     settings: RoundSettings,
     *,
     source: RandomSource,
@@ -133,7 +125,8 @@ def dp_fedavg_round(
 
     Args:
       state: before the round.
-      updates: consumed one by one as they come; may be empty, and then the round releases noise alone.
+      updates: consumed as they come, each clipped here unless it is a part of this very sum; may be empty, and then
+        the round releases noise alone.
       settings: the public constants.
       source: of the noise.
       charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
@@ -142,18 +135,18 @@ def dp_fedavg_round(
       The state after the round, and what may be said of it.
     """
     user = settings.user
-    clipped = _sum_of(state, user)
-    below, replies = _add_up(updates, clipped)
+    cohort = empty_sum(state.params.numel(), state.clip_norm, user)
+    _add_up(updates, cohort)
     estimator, fraction = None, None
     if user is None:
-        total = clipped.total
+        total = cohort.clipped.total
     else:
         charge(user.event)
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
         mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
-        total = clipped.noised(mechanism, source.child("update"))
+        total = cohort.clipped.noised(mechanism, source.child("update"))
         if user.count_stddev is not None:
-            noised = _noised_count(below, user, source.child("count"))
+            noised = _noised_count(cohort.below, user, source.child("count"))
             estimator = QuantileEstimator(state.clip_norm, user.target_quantile, user.clip_learning_rate)
             estimator, fraction = estimator.update(noised, expected_cohort=settings.expected_cohort)
     change = (total / settings.expected_cohort).to(state.params.dtype)
@@ -164,28 +157,24 @@ def dp_fedavg_round(
         velocity=velocity,
         clip_norm=estimator.estimate if estimator else state.clip_norm,
     )
-    return after, RoundMetrics(state.clip_norm, fraction, replies)
+    return after, RoundMetrics(state.clip_norm, fraction, cohort.replies)
 
 
-def _sum_of(state: ServerState, user: UserPrivacy | None) -> ClippedSum | GridSum:
-    size, clip_norm = state.params.numel(), state.clip_norm
+def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:
+    """The sum that a round starts with."""
     if user is None or not user.on_grid:
-        return ClippedSum(size, clip_norm)
+        return CohortSum(num_params, clip_norm, None)
     noise_scale = user.update_noise_multiplier * clip_norm
-    grid = grid_for(clip_norm, size, largest_cohort=user.largest_cohort, noise_scale=noise_scale)
-    return GridSum(size, clip_norm, grid=grid)
+    grid = grid_for(clip_norm, num_params, largest_cohort=user.largest_cohort, noise_scale=noise_scale)
+    return CohortSum(num_params, clip_norm, grid)
 
 
-def _add_up(updates: Iterable[ClientUpdate | UpdateRows], clipped: ClippedSum | GridSum) -> tuple[int, int]:
-    below, replies = 0, 0
+def _add_up(updates: Iterable[ClientUpdate | PartialSum], total: CohortSum) -> None:
     for part in updates:
-        rows = part.updates if isinstance(part, UpdateRows) else part.update.unsqueeze(0)
-        bits = part.below.tolist() if isinstance(part, UpdateRows) else [part.below]
-        # Clipped again: nobody's clipping is trusted.
-        clipped.add(rows)
-        below += sum(1 if bit else -1 for bit in bits)
-        replies += len(bits)
-    return below, replies
+        if isinstance(part, PartialSum):
+            total.merge(part)
+        else:
+            total.add(part.update.unsqueeze(0), torch.tensor([part.below]))
 
 
 def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:

@@ -21,9 +21,10 @@ from discreet.status import RunStatus, after_round, read_status, write_status
 from discreet.tasks.metrics import Evaluation
 from discreet.wire import EPSILONS, Reply
 from strategies.cohort import CohortSampling
+from strategies.cohort_sum import PartialSum
 from strategies.exchange import Exchange, Failure, Replies
 from strategies.progress import Progress
-from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, UpdateRows, dp_fedavg_round
+from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -57,7 +58,7 @@ class Tally:
     refused: set[int] = field(default_factory=set)
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
 
-    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | UpdateRows]:
+    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
         """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them."""
         for reply in replies:
             if isinstance(reply, Failure):
@@ -69,7 +70,7 @@ class Tally:
             for name in EPSILONS:
                 self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
             if isinstance(reply, Replies):
-                yield UpdateRows(reply.updates, reply.below)
+                yield reply.part
             else:
                 yield ClientUpdate(reply.update, reply.below)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from discreet.durable_ledger import Charge, DurableLedger, LedgerError
 
 EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
+WRITERS, FILES = 4, 40
 FACTS = {"privacy.delta": 1e-3, "sampling.probability": 0.5}
 
 
@@ -100,3 +103,17 @@ def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
     ledger = DurableLedger(path)
     assert ledger.verify() == []
     assert [ledger.spent("example", holder=holder).num_releases for holder in ledger.holders("example")] == [20] * 3
+
+
+def test_a_new_file_may_be_opened_by_several_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(WRITERS)
+
+    def charge_a_new_file(number: int) -> None:
+        barrier.wait()
+        DurableLedger(path).charge([Charge(1, "example", str(number), EVENT)])
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for attempt in range(FILES):
+            path = tmp_path / f"{attempt}.db"
+            assert len(list(pool.map(charge_a_new_file, range(WRITERS)))) == WRITERS
+            assert len(DurableLedger(path).holders("example")) == WRITERS

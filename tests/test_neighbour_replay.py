@@ -21,9 +21,9 @@ from strategies.round import (
     ClientUpdate,
     RoundSettings,
     ServerState,
-    UpdateRows,
     UserPrivacy,
     dp_fedavg_round,
+    empty_sum,
     initial_state,
 )
 from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, order, params_of
@@ -105,7 +105,9 @@ def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
 
     def run(count: int, source: RandomSource) -> list[object]:
         state, how = initial_state(torch.zeros(3), clip_norm=C), RoundSettings(5.0, 1.0, 0.0, KINDS["on the grid"])
-        part = [UpdateRows(rows[:count], bits[:count])]
+        total = empty_sum(3, C, KINDS["on the grid"])
+        total.add(rows[:count], bits[:count])
+        part = [total.part()]
         state, _ = dp_fedavg_round(state, part, how, source=source, charge=lambda _: None)
         return [state]
 

@@ -25,6 +25,7 @@ Rows = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]
 Truths = NDArray[np.bool_]
 
+LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 GRID_MARGIN = 1 - 2.0**-36  # norms are right to 1e-12: what is scaled to this share of the clip is within it
 
 
@@ -48,9 +49,16 @@ class ClippedSum:
         for group in tiles.groups(rows):
             kept, norms = tiles.finite(group)
             scales = _scales(self.clip_norm * ROUNDING_MARGIN, norms, norms > self.clip_norm)
+            in_tile = tiles.single and kept is group  # from the look at their norms
             for where in tiles.columns():
-                part = tiles.doubles(kept[:, where], scales)
-                total[where] += part[0] if len(part) == 1 else part.sum(0)
+                if len(kept) == 1 and scales[0] == 1:
+                    total[where] += tiles.current(kept)[0] if in_tile else kept[0, where]
+                    continue
+                part = tiles.current(kept) if in_tile else tiles.doubles(kept[:, where])
+                if len(part) == 1:
+                    total[where] += np.multiply(part[0], scales[0], out=part[0])
+                else:
+                    total[where] += np.einsum("i,ij->j", scales, part)
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with noise for `clip_norm`, (size,), float64."""
@@ -122,9 +130,11 @@ class _Tiles:
     """The memory that rows of a size are worked on in: a tile at a time, made once."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.rows, self.single = size, max(1, CHUNK // max(1, size)), size <= CHUNK
-        self._doubles = np.empty(self.rows * min(size, CHUNK))
-        self._integers = np.empty(min(size, CHUNK), dtype=np.int64)
+        self.size, self.single = size, size <= LARGEST_TILE
+        self._width = max(1, size) if self.single else CHUNK
+        self.rows = max(1, CHUNK // self._width)
+        self._doubles = np.empty(self.rows * self._width)
+        self._integers = np.empty(self._width, dtype=np.int64)
 
     def groups(self, rows: Tensor) -> Iterator[Rows]:
         """Rows (n, size) in groups of as many as fit a tile, at least one."""
@@ -137,7 +147,7 @@ class _Tiles:
 
     def columns(self) -> Iterator[slice]:
         """The tiles of a group, by their columns."""
-        return (slice(start, start + CHUNK) for start in range(0, self.size, CHUNK))
+        return (slice(start, start + self._width) for start in range(0, self.size, self._width))
 
     def doubles(self, part: Rows, scales: Doubles | None = None) -> Doubles:
         """A tile in float64, each row by its scale. It is overwritten by the next one."""

@@ -49,8 +49,10 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
     rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     norms = row_norms(rows, order=order)
+    if bool(((norms <= norm_clip) & (norms < math.inf)).all()):
+        return rows.clone(), norms
     scale = torch.where(norms > norm_clip, norm_clip * ROUNDING_MARGIN / norms, 1.0)
+    clipped = rows.to(torch.float64, copy=True).mul_(scale.unsqueeze(1))
     # 0 * inf is NaN, so a row that is not finite is replaced, not scaled.
-    finite = torch.isfinite(norms).unsqueeze(1)
-    clipped = torch.where(finite, rows.to(torch.float64) * scale.unsqueeze(1), 0.0)
+    clipped[~torch.isfinite(norms)] = 0.0
     return clipped.to(rows.dtype), norms

@@ -6,8 +6,9 @@ import hashlib
 import hmac
 import math
 import os
+import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,25 @@ from torch import Tensor
 
 Words = npt.NDArray[np.uint64]
 
-CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache, and threads meet seldom
+CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
+PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 LOW_63_BITS = (1 << 63) - 1
-_ZEROS = bytes(8 * CHUNK)
+_HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
+_ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
+
+
+class _Scratch(threading.local):
+    """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for `pairs` of them."""
+
+    pairs = 0
+
+    def reserve(self, pairs: int) -> None:
+        if pairs > self.pairs:
+            self.pairs, self.words = pairs, torch.empty(2 * pairs, dtype=torch.int64)
+            self.cosine = torch.empty(pairs, dtype=torch.float64)
+
+
+_scratch = _Scratch()
 
 
 class RandomSource:
@@ -81,12 +98,8 @@ class RandomSource:
             RuntimeError: in another process than the one that built the source.
         """
         _check_count(count)
-        if os.getpid() != self._process:
-            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
         words = np.empty(count, dtype=np.uint64)
-        for start in range(0, count, CHUNK):
-            part = words[start : start + CHUNK].view(np.uint8)
-            self._cipher.update_into(_ZEROS[: part.nbytes], part.data)
+        self._fill(words)
         return words
 
     def uniform(self, count: int) -> Tensor:
@@ -96,30 +109,39 @@ class RandomSource:
             part.copy_(signed(self.words(len(part)) >> np.uint64(11)))
         return values.mul_(2.0**-53)
 
-    def normal(self, count: int, *, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`count` independent standard normal values, shape (count,).
+    def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`count` independent normal values of mean 0, shape (count,).
 
         Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8
         sigma and end at 9.4. Values are cast to `dtype` last.
 
         Args:
             count: how many; 0 gives an empty tensor.
+            stddev: their standard deviation, finite and >= 0.
             draws: how many draws are added, over sqrt(draws), for each value. 1 is the plain draw. With 2n
                 draws an attacker who knows how floating-point noise is made has to search all 2n of them (the
                 secure mode of Holohan and Braghin 2021; with their n = 2, draws = 4).
             dtype: a floating-point type.
 
         Raises:
-            ValueError: if count < 0 or draws < 1.
+            ValueError: if count < 0, draws < 1, or stddev is out of range.
         """
         if draws < 1:
             raise ValueError(f"draws must be >= 1, not {draws}")
-        values = _empty(count, dtype)
-        for part in _chunks(values):
-            total = self._normal_chunk(len(part))
-            for _ in range(draws - 1):
-                total += self._normal_chunk(len(part))
-            part.copy_(total if draws == 1 else total.mul_(1 / math.sqrt(draws)))
+        if not 0 <= stddev < math.inf:
+            raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
+        values, each = _empty(count, dtype), stddev / math.sqrt(draws)
+        for part in torch.split(values, 2 * PAIRS):
+            pairs = (len(part) + 1) // 2
+            cosine, sine = self._normal_pairs(pairs, each)
+            if draws > 1:
+                cosine, sine = cosine.clone(), sine.clone()
+                for _ in range(draws - 1):
+                    more = self._normal_pairs(pairs, each)
+                    cosine += more[0]
+                    sine += more[1]
+            part[:pairs].copy_(cosine)
+            part[pairs:].copy_(sine[: len(part) - pairs])
         return values
 
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -145,8 +167,23 @@ class RandomSource:
             if not (ranked[1:] == ranked[:-1]).any():
                 return torch.from_numpy(order.astype(np.int64, copy=False))
 
-    def _normal_chunk(self, count: int) -> Tensor:
-        return box_muller(signed(self.words(count + count % 2)))[:count]
+    def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
+        """What `box_muller` makes of the next 2 * pairs words: two float64 (pairs,), which the next call overwrites."""
+        _scratch.reserve(pairs)
+        words, cosine = _scratch.words[: 2 * pairs], _scratch.cosine[:pairs]
+        self._fill(words.numpy())
+        words[:pairs].bitwise_and_(LOW_63_BITS)
+        floats = words.view(torch.float64).copy_(words)  # in place of the words: less memory is touched
+        _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
+        return cosine, floats[pairs:]
+
+    def _fill(self, words: npt.NDArray[Any]) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
+        stream = words.view(np.uint8)
+        for start in range(0, len(stream), len(_ZEROS)):
+            part = stream[start : start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(part)], part.data)
 
 
 def secure_source() -> RandomSource:
@@ -184,14 +221,18 @@ def box_muller(words: Tensor) -> Tensor:
     results are the cosines' and the last m the sines'; pair i is (i, m + i).
     """
     half = len(words) // 2
-    radius = open_uniform(words[:half]).log_().mul_(-2.0).sqrt_()
-    angle = words[half:].double().mul_(math.pi * 2.0**-63)
     values = torch.empty(2 * half, dtype=torch.float64)
-    torch.cos(angle, out=values[:half])
-    torch.sin(angle, out=values[half:])
-    values[:half].mul_(radius)
-    values[half:].mul_(radius)
+    radius, angle = (words[:half] & LOW_63_BITS).double(), values[half:].copy_(words[half:])
+    _rotate(radius, angle, values[:half])
     return values
+
+
+def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
+    """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in place of `angle`."""
+    torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
+    radius.log_().mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
+    torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine).mul_(radius)
+    angle.sin_().mul_(radius)
 
 
 def laplace_values(words: Tensor) -> Tensor:

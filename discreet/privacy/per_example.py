@@ -118,12 +118,14 @@ def _add_clipped(
 ) -> tuple[Tensor, Tensor]:
     """Add the clipped gradients of n >= 1 examples to total, a new one if None; and the examples' norms, (n,)."""
     terms, finite_norms, norms = _finite_terms(objective, inputs, targets)
+    fresh = total is None
     if total is None:  # only now, when the backward pass has let go of its memory
-        total = objective.layout.zeros()
+        total = objective.layout.unwritten()
     clip = clip * (1 - _ROUNDING_MARGIN)
-    weights, parts = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_(), objective.layout.parts(total)
+    weights, parts = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_(), objective.layout.parts(total, fresh=fresh)
     while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
         terms.pop().add_to(parts, weights, clip)
+    parts.finish()
     return total, norms * _UNSCALE
 
 

@@ -35,8 +35,7 @@ from client_app.client import DPClient
 from client_app.policy import ClientPolicy
 from discreet.config import RunConfig, config_to_json, load_config
 from discreet.durable_ledger import DurableLedger
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
-from discreet.privacy.grid import grid_for
+from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.noise import secure_source
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
@@ -48,12 +47,15 @@ from simulation.cohort import BatchedExchange
 from simulation.engine import engine_of
 from simulation.views import PartitionViews, Views
 from strategies.exchange import Replies
+from strategies.round import empty_sum
+from strategies.settings import round_settings
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]
 
 MODELS = ("logistic_regression", "mlp", "cnn")
 EXAMPLES, CLIENTS, COHORT, SEED, CLIP_NORM = 60_000, 1000, 100, 20731, 0.1
+TURN_SECONDS = 0.3
 WORK = (
     "training.epochs=1",
     "training.batch_size=10",
@@ -89,12 +91,12 @@ def rows(
 
 
 def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
-    run = load_config([*WORK, f"model.name={name}"])
+    run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
     ways = {
         "plain loop of PyTorch": _plain_loop(run, task, views),
         "one by one": _one_by_one(run, task, views, None),
         "batched": _batched(run, task, views, None),
-        "batched, sums on the grid": _batched(run, task, views, None, on_grid=True),
+        "batched, sums on the grid": _batched(exact, task, views, None),
     }
     if importlib.util.find_spec("pfl"):
         model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
@@ -104,7 +106,7 @@ def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Ro
 
 
 def _dp_sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
-    run = load_config([*WORK, *DP_SGD, f"model.name={name}"])
+    run = load_config([*WORK, *DP_SGD, "privacy.noise=float", f"model.name={name}"])
     ledgers = [DurableLedger(folder / f"{name}-{number}.db") for number in range(2)]
     return {
         "DP-SGD, one by one": _one_by_one(run, task, views, ledgers[0]),
@@ -117,13 +119,16 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     cohort = min(COHORT, clients)
     for repetition in range(repetitions + 1):
         for way, rounds in ways.items():
-            few = cohort if "batched" in way else max(1, cohort // 10)
-            chosen = [(repetition * cohort + number) % clients for number in range(few)]
-            started = time.perf_counter()
-            rounds(chosen)
-            times[way].append((time.perf_counter() - started) / few)
-    # The first repetition warms up.
-    speeds = {way: 1 / median(values[1:]) for way, values in times.items()}
+            # Rounds cost nothing beside their clients where these are trained one by one.
+            few = max(1, cohort // 10) if "one by one" in way or "plain" in way else cohort
+            # Several rounds a turn: the first one finds the caches as another way left them. Turn 0 warms up.
+            turn, number = time.perf_counter(), repetition
+            while (started := time.perf_counter()) < turn + TURN_SECONDS:
+                rounds([(number * cohort + client) % clients for client in range(few)])
+                number += 1
+                if repetition:
+                    times[way].append((time.perf_counter() - started) / few)
+    speeds = {way: 1 / median(values) for way, values in times.items()}
     base, peer = next(speed for way, speed in speeds.items() if "one by one" in way), speeds.get("pfl-research")
     return [
         {"model": name, "way": way, "clients_per_second": speed, "ratio": speed / base}
@@ -172,21 +177,18 @@ def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger 
     return rounds
 
 
-def _batched(
-    run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None, *, on_grid: bool = False
-) -> Rounds:
+def _batched(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
     """The cohort as one computation."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     exchange = BatchedExchange(run, engine_of(run, task, views=views), accounts=accounts)
-    start = flatten_parameters(model)
-    size = len(start)
+    start, user = flatten_parameters(model), round_settings(run).user
 
     def rounds(clients: Sequence[int]) -> None:
-        total = GridSum(size, CLIP_NORM, grid=grid_for(CLIP_NORM, size)) if on_grid else ClippedSum(size, CLIP_NORM)
+        total = empty_sum(len(start), CLIP_NORM, user)
         for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
             assert isinstance(replies, Replies)
-            total.add(replies.updates)
+            total.merge(replies.part)
 
     return rounds
 

@@ -7,7 +7,8 @@ Messages hold a model of a million parameters. Two things are measured side by s
 - floor: a ClientApp that sends back what it was sent, and a ServerApp that adds up;
 - ours: the same federation, the same model, with user-level privacy.
 
-Flower starts a process for every message. Where the machine has fewer cores than nodes, that is most of a round.
+Both are measured twice: with each ClientApp started anew, as Flower does it, and forked from a process that is ready
+(`scripts.warm_clients`). Where the machine has fewer cores than nodes, starting ClientApps is most of a round.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import numpy as np
 from rich.console import Console
 
 from discreet.runs import RunFolder
+from examples.million import million
 from scripts.benchmark import table_of
-from scripts.benchmarks.million import million
 from scripts.local_federation import Federation, federation_of, wait_until
 from scripts.superlink import server_apps
 
@@ -54,16 +55,19 @@ def make_data(folder: Path) -> Path:
 
 
 def rows(nodes: int = 20, rounds: int = 3, *, folder: Path | None = None) -> Rows:
-    """The floor's row and ours: replies in all rounds, seconds of a round (the median), rounds a minute.
+    """The floor's rows and ours: replies in all rounds, seconds of a round (the median), rounds a minute, and the ratio
+    of seconds to Flower's floor.
 
     Then the largest memory so far of the gate, the SuperLink (link) and the ServerApp (app), in MiB.
     """
+    found = []
     with _folder(folder) as scratch:
         words = ["--data", str(make_data(scratch / "data")), "--task", "digits"]
-        with federation_of(nodes, scratch, words=words) as federation:
-            floor = _row("floor", nodes, **_floor(federation, nodes=nodes, rounds=rounds))
-            ours = _row("ours", nodes, **_discreet(federation, nodes=nodes, rounds=rounds))
-    return [floor | {"ratio": 1.0}, ours | {"ratio": ours["seconds"] / floor["seconds"]}]
+        for how, cold in (("started anew", True), ("ready", False)):
+            with federation_of(nodes, scratch / ("cold" if cold else "warm"), words=words, cold=cold) as federation:
+                found.append(_row(f"floor, apps {how}", nodes, **_floor(federation, nodes=nodes, rounds=rounds)))
+                found.append(_row(f"ours, apps {how}", nodes, **_discreet(federation, nodes=nodes, rounds=rounds)))
+    return [row | {"ratio": row["seconds"] / found[0]["seconds"]} for row in found]
 
 
 def _row(

@@ -137,13 +137,14 @@ def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_pa
 
 def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> torch.Tensor:
-        raise ValueError("the target 7 of /home/owner/data is out of range")
+        raise ValueError("the target 7 of owner/data.csv is out of range")
 
     monkeypatch.setattr(client_app.client, "local_update", fails)
     reply = send(ordered(run_of(*OFF)))
     assert reply.has_error()
     assert reply.error.code != REFUSED_CODE
     assert "7" not in str(reply.error.reason)
+    assert "owner" not in str(reply.error.reason)
 
 
 def test_a_client_that_is_asked_to_evaluate_refuses() -> None:

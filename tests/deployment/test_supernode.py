@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from flwr.common.config import parse_config_args
 
 from discreet.durable_ledger import Charge, DurableLedger
 from scripts.supernode import main
+from scripts.warm.hand_over import SOCKET_VARIABLE
 
 COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
 
@@ -26,6 +29,8 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return 0
 
     monkeypatch.setattr(os, "execvp", become)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv(SOCKET_VARIABLE, "one that runs already")
     return commands
 
 
@@ -97,3 +102,21 @@ def test_a_path_that_flower_would_read_wrongly_is_refused(
     assert start(folder, "--partition", "0", "--of", "1") == 2
     assert "quotation mark" in capsys.readouterr().out
     assert executed == []
+
+
+def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
+    tmp_path: Path, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+    words = ("--partition", "1", "--of", "4")
+    assert start(tmp_path, *words, "--cold") == start(tmp_path, *words) == 0
+    assert started == []
+    monkeypatch.delenv(SOCKET_VARIABLE)
+    assert start(tmp_path, *words) == 0
+    assert started[0][1:4] == ["-m", "scripts.warm_clients", "--socket"]
+    assert os.environ[SOCKET_VARIABLE] == started[0][4]
+    found = shutil.which("flwr-clientapp")
+    assert found is not None
+    assert Path(found).parent.name == "warm"
+    assert len(executed) == 3

@@ -96,6 +96,7 @@ def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch
     rows[1, 7] = torch.nan
     at_once = summed(kind, rows, 2.0).total
     monkeypatch.setattr(clipped_sum, "CHUNK", 64)
+    monkeypatch.setattr(clipped_sum, "LARGEST_TILE", 128)
     assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
 
 

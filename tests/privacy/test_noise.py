@@ -17,9 +17,10 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.noise import CHUNK, RandomSource, box_muller, secure_source, seeded_source
+from discreet.privacy.noise import CHUNK, PAIRS, RandomSource, box_muller, secure_source, seeded_source
 
 ALARM = 1e-4
+PIECE = 2 * PAIRS  # words that make normal values at a time
 
 
 def has_stddev(sample: torch.Tensor, stddev: float, *, kurtosis: float = 3.0) -> bool:
@@ -182,8 +183,8 @@ def test_the_radius_of_a_word_is_what_its_63_bits_say(word: int) -> None:
 def test_the_two_values_of_a_pair_and_neighbouring_values_are_unrelated() -> None:
     """Six correlations, each normal: false alarm 6 * 1e-6."""
     sample = seeded_source(97301).normal(400_000, dtype=torch.float64)
-    chunks = sample[: 6 * CHUNK].reshape(6, 2, -1)
-    couples = [(sample[1:], sample[:-1]), (chunks[:, 0].flatten(), chunks[:, 1].flatten())]
+    pieces = sample[: 3 * PIECE].reshape(3, 2, -1)
+    couples = [(sample[1:], sample[:-1]), (pieces[:, 0].flatten(), pieces[:, 1].flatten())]
     for left, right in couples:
         for power in (1, 2, 3):
             both = torch.stack((left**power, right**power))
@@ -195,6 +196,16 @@ def test_a_secure_mode_value_is_the_sum_of_four_draws_over_two() -> None:
     four = [plain.normal(1000, dtype=torch.float64) for _ in range(4)]
     secure = seeded_source(46073).normal(1000, draws=4, dtype=torch.float64)
     assert torch.allclose(secure, sum(four[1:], four[0]) / 2, rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("stddev", [1e-300, 1e-160, 0.7, 1e160, 1e300])
+@pytest.mark.parametrize("draws", [1, 4])
+def test_a_stddev_scales_the_values_before_they_are_cast(draws: int, stddev: float) -> None:
+    plain = seeded_source(17203).normal(5001, draws=draws, dtype=torch.float64)
+    wide = seeded_source(17203).normal(5001, stddev=stddev, draws=draws, dtype=torch.float64)
+    torch.testing.assert_close(wide / stddev, plain, rtol=1e-14, atol=1e-15)
+    assert torch.equal(seeded_source(17203).normal(5001, stddev=stddev, draws=draws), wide.float())
+    assert not seeded_source(17203).normal(9, stddev=0.0, draws=draws).any()
 
 
 def test_values_are_drawn_in_float64_and_cast_last() -> None:
@@ -246,6 +257,9 @@ def test_impossible_counts_are_refused() -> None:
             draw(-1)
     with pytest.raises(ValueError, match="draws must be >= 1"):
         source.normal(3, draws=0)
+    for stddev in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="stddev must be finite and >= 0"):
+            source.normal(3, stddev=stddev)
 
 
 @pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1])
@@ -253,3 +267,20 @@ def test_a_draw_of_any_length_has_no_value_twice(count: int) -> None:
     sample = seeded_source(88007).normal(count, dtype=torch.float64).sort().values.tolist()
     assert len(sample) == count
     assert all(left < right for left, right in pairwise(sample))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5, 3 * PIECE + 2])
+def test_normal_values_are_those_of_each_piece_of_words(count: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        drawn = seeded_source(50923).normal(count, dtype=torch.float64)
+    finally:
+        torch.set_num_threads(before)
+    source, expected = seeded_source(50923), [torch.zeros(0, dtype=torch.float64)]
+    for start in range(0, count, PIECE):
+        size = min(PIECE, count - start)
+        words = torch.from_numpy(source.words(size + size % 2).view(np.int64))
+        expected.append(box_muller(words)[:size])
+    torch.testing.assert_close(drawn, torch.cat(expected), rtol=1e-14, atol=1e-15)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from discreet.privacy.ghost.methods import Layout
 from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
 from tests.privacy.test_per_example_oracle import assert_matches, clipped_sum, single_gradients
 
@@ -250,3 +251,29 @@ def test_half_precision_is_refused(dtype: torch.dtype) -> None:
     model = nn.Linear(2, 2).to(dtype)
     with pytest.raises(ValueError, match="float32 or all float64"):
         clipped_gradient_sum(model, torch.ones(1, 2, dtype=dtype), targets=torch.tensor([0]), l2_norm_clip=1.0)
+
+
+class Partly(nn.Module):
+    """A perceptron with a frozen layer, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.unused = perceptron(), nn.Parameter(torch.ones(5))
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+@pytest.mark.parametrize("build", [*IMAGE_MODELS, Characters, Partly])
+def test_what_stood_in_the_memory_of_a_sum_does_not_matter(
+    build: Callable[[], nn.Module], micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs, targets = batch(build, 5, seed=3571)
+    expected, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5, micro_batch=micro_batch)
+    monkeypatch.setattr(Layout, "unwritten", lambda layout: layout.zeros().fill_(math.nan))
+    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5, micro_batch=micro_batch)
+    torch.testing.assert_close(total, expected)
+    assert total.isfinite().all()

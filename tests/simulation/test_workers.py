@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulation.workers import Workers, can_fork
+from simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
+from strategies.cohort_sum import PartialSum
 from strategies.exchange import Replies
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,12 +29,13 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> R
     rows, scale = work
     if scale < 0:
         raise ValueError(f"scale must not be negative, not {scale}")
-    updates = params.mul(scale).add(offset).expand(rows, 2).clone()
-    return Replies(updates, torch.arange(rows) % 2 == 0, epsilon_example=scale)
+    values = (params * scale + offset).double() if scale % 2 else (params * scale).long()
+    return Replies(PartialSum(values, -rows, rows, 0.5, None), epsilon_example=scale)
 
 
 def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
-    return Workers(partial(scaled, offset=0.5), count=count, rows=3, num_params=2, forked=forked)
+    train = partial(scaled, offset=0.5)
+    return ForkedWorkers(train, count=count, num_params=2) if forked else ThreadWorker(train)
 
 
 def through(each: Workers[tuple[int, float]], works: list[tuple[int, float]]) -> Iterator[Replies]:
@@ -51,9 +54,10 @@ def test_replies_come_in_the_order_of_the_work(forked: bool) -> None:
         for params in (START, 10 * START):
             each.begin(params)
             for (rows, scale), replies in zip(works, through(each, works), strict=True):
-                assert torch.equal(replies.updates, (params * scale + 0.5).expand(rows, 2))
-                assert replies.below.tolist() == [True, False, True][:rows]
-                assert replies.epsilon_example == scale
+                expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
+                assert replies.part.values.dtype == expected.dtype
+                assert torch.equal(replies.part.values, expected)
+                assert (replies.part.below, replies.part.replies, replies.epsilon_example) == (-rows, rows, scale)
     finally:
         each.close()
 
@@ -74,7 +78,7 @@ def test_what_fails_is_raised_and_the_next_round_starts_anew(forked: bool) -> No
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_a_killed_worker_is_said() -> None:
-    each: Workers[int] = Workers(_killed, count=1, rows=1, num_params=2, forked=True)
+    each: Workers[int] = ForkedWorkers(_killed, count=1, num_params=2)
     try:
         each.begin(START)
         each.submit(0)
@@ -84,6 +88,12 @@ def test_a_killed_worker_is_said() -> None:
         each.close()
 
 
+@pytest.mark.skipif(not can_fork(), reason="needs Linux")
+def test_a_process_of_a_pool_has_no_workers() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert not pool.apply(can_fork)
+
+
 def _killed(params: Tensor, work: int) -> Replies:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
@@ -91,16 +101,17 @@ def _killed(params: Tensor, work: int) -> Replies:
 
 ORPHANS = """
 import os, sys, torch
-from simulation.workers import Workers
+from simulation.workers import ForkedWorkers
+from strategies.cohort_sum import PartialSum
 from strategies.exchange import Replies
 
 def tell(params, work):
-    return Replies(torch.full((1, 1), float(os.getpid() - os.getppid())), torch.ones(1, dtype=torch.bool))
+    return Replies(PartialSum(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None))
 
-each = Workers(tell, count=1, rows=1, num_params=1, forked=True)
+each = ForkedWorkers(tell, count=1, num_params=1)
 each.begin(torch.zeros(1))
 each.submit(0)
-print(os.getpid() + int(each.result().updates), flush=True)
+print(os.getpid() + int(each.result().part.values), flush=True)
 sys.stdin.read()
 """
 

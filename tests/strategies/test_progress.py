@@ -15,6 +15,7 @@ import torch
 
 from discreet.logs import ERASE
 from discreet.wire import Reply
+from strategies.cohort_sum import PartialSum
 from strategies.exchange import Failure, Replies
 from strategies.progress import Progress
 
@@ -39,7 +40,7 @@ class Clock:
 
 
 def replies(count: int) -> Iterable[Reply | Replies | Failure]:
-    several = Replies(torch.zeros(count - 2, 1), torch.ones(count - 2, dtype=torch.bool))
+    several = Replies(PartialSum(torch.zeros(1), 0, count - 2, 1.0, None))
     return [Reply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
 
 

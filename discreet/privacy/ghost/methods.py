@@ -20,7 +20,7 @@ from discreet.privacy.ghost.merge import merge
 from discreet.privacy.ghost.recorder import Recorder, Records, Use
 from discreet.privacy.ghost.recurrent import RECURRENT_RULES
 from discreet.privacy.ghost.stack import plain_layers, stacked_backward, stacked_forward
-from discreet.privacy.ghost.terms import Entry, Rows, Slot, Term
+from discreet.privacy.ghost.terms import Entry, Parts, Rows, Slot, Term
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,12 +60,14 @@ class Layout:
         """A flat vector for a sum over examples, (num_params,)."""
         return self.parameters[0].new_zeros(sum(self.sizes), requires_grad=False)
 
-    def parts(self, total: Tensor) -> list[Tensor]:
-        """Views into the flat vector, shaped as the parameters."""
-        pieces = torch.split_with_sizes(total, self.sizes)
-        return [
-            piece if len(shape) == 1 else piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)
-        ]
+    def unwritten(self) -> Tensor:
+        """Memory for a sum over examples, (num_params,), that holds anything."""
+        return self.parameters[0].new_empty(sum(self.sizes), requires_grad=False)
+
+    def parts(self, total: Tensor, *, fresh: bool = False) -> Parts:
+        """The parts of a flat vector, which is `fresh` where it is `unwritten`."""
+        pieces = zip(torch.split_with_sizes(total, self.sizes), self.shapes, strict=True)
+        return Parts([piece if len(shape) == 1 else piece.view(shape) for piece, shape in pieces], fresh=fresh)
 
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""

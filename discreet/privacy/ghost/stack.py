@@ -16,6 +16,9 @@ from discreet.privacy.ghost.terms import Entry, Pair, Slot
 Step = Callable[[nn.Module, Tensor], Tensor]
 Back = Callable[[nn.Module, Tensor, Tensor], Tensor]  # from the layer, its outputs and the gradients there
 
+# Autograd's own: a product with a mask takes eight times as long.
+_relu_backward = torch.ops.aten.threshold_backward.default
+
 _FORWARD: dict[type[nn.Module], Step] = {
     nn.Flatten: lambda layer, values: values.flatten(layer.start_dim, layer.end_dim),  # type: ignore[arg-type]
     nn.Linear: lambda layer, values: torch.nn.functional.linear(values, layer.weight, layer.bias),  # type: ignore[arg-type]
@@ -24,7 +27,7 @@ _FORWARD: dict[type[nn.Module], Step] = {
 }
 _BACKWARD: dict[type[nn.Module], Back] = {
     nn.Linear: lambda layer, outputs, grads: grads @ layer.weight,  # type: ignore[operator]
-    nn.ReLU: lambda layer, outputs, grads: grads * (outputs > 0),
+    nn.ReLU: lambda layer, outputs, grads: _relu_backward(grads, outputs, 0),
     nn.Tanh: lambda layer, outputs, grads: torch.addcmul(grads, grads * outputs, outputs, value=-1),
 }
 

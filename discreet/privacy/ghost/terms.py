@@ -46,6 +46,36 @@ def mass(norms: Tensor, order: int) -> Tensor:
     return norms if order == 1 else norms * norms
 
 
+class Parts:
+    """The parameters' parts of a flat vector, shaped as the parameters.
+
+    Args:
+      values: views into the flat vector.
+      fresh: whether their memory was never written. A part is then zeroed when it is first asked for, unless its first
+        sum is written over it.
+    """
+
+    def __init__(self, values: Sequence[Tensor], *, fresh: bool) -> None:
+        self._values, self._fresh = values, set(range(len(values))) if fresh else set()
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index in self._fresh:
+            self._fresh.discard(index)
+            self._values[index].zero_()
+        return self._values[index]
+
+    def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
+        """Adds factor * left @ right to a part that is a matrix."""
+        keep = 0 if index in self._fresh else 1
+        self._fresh.discard(index)
+        self._values[index].addmm_(left, right, beta=keep, alpha=factor)
+
+    def finish(self) -> None:
+        """Zeroes what nothing was added to."""
+        while self._fresh:
+            self._values[self._fresh.pop()].zero_()
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """The index of a parameter in model.parameters(), and its shape.
@@ -57,7 +87,7 @@ class Slot:
     shape: torch.Size
     kernel_last: bool = False
 
-    def add(self, parts: Sequence[Tensor], values: Tensor, factor: float) -> None:
+    def add(self, parts: Parts, values: Tensor, factor: float) -> None:
         """Add factor * values, in this slot's layout, to the parameter's part."""
         if self.kernel_last:
             out, width, *kernel = self.shape
@@ -66,12 +96,12 @@ class Slot:
             values = values.view(self.shape)
         parts[self.index].add_(values, alpha=factor)
 
-    def add_product(self, parts: Sequence[Tensor], grads: Tensor, inputs: Tensor, factor: float) -> None:
+    def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
         """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy where the layout allows."""
         if self.kernel_last:
             self.add(parts, grads @ inputs, factor)
         else:
-            parts[self.index].addmm_(grads, inputs, alpha=factor)
+            parts.add_product(self.index, grads, inputs, factor)
 
 
 class Term(Protocol):
@@ -80,7 +110,7 @@ class Term(Protocol):
     def mass(self, order: int) -> Tensor:
         """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm (order 2)."""
 
-    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
 
 
@@ -117,7 +147,7 @@ class Rows:
         values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
         return mass(row_norms(values, order), order)
 
-    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
 
 
@@ -149,7 +179,7 @@ class Pair:
         inputs = mass(row_norms(self.inputs, order), order)
         return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
 
-    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads.t()
         if self.weight is not None:
             self.weight.add_product(parts, grads * weights, self.inputs, factor)
@@ -190,7 +220,7 @@ class Outer:
         largest = (inputs.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)).sqrt().sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
-    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
         self.slot.add_product(parts, grads.flatten(0, 1).t(), self.inputs.flatten(0, 1), factor)
 
@@ -226,7 +256,7 @@ class Lookup:
         rows.index_add_(0, place.flatten(), self.grads.flatten(0, 1))
         return self.grads.new_zeros(count).index_add_(0, keys // entries, mass(row_norms(rows, order), order))
 
-    def add_to(self, parts: Sequence[Tensor], weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
         parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
 

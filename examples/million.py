@@ -1,4 +1,4 @@
-"""A model of somebody's own, `model.name=scripts.benchmarks.million:million`: a perceptron of a million parameters."""
+"""A model of somebody's own, `model.name=examples.million:million`: a perceptron of a million parameters."""
 
 from __future__ import annotations
 

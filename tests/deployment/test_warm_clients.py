@@ -1,0 +1,83 @@
+"""What has ClientApps ready does what Flower's command does, and that command runs where it is not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.federation import REPOSITORY
+from scripts.local_federation import wait_until
+from scripts.warm.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
+
+SHIM = REPOSITORY / "scripts" / "warm" / COMMAND
+START_SECONDS = 120.0
+OF_THE_APP = ("client_app", "discreet", "strategies", "simulation", "server_app", "scripts", "conf")
+
+# A parent of its own, so that a test can end it.
+PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]]); sys.stdin.read()"
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The parent of a process that serves, and where that listens."""
+    path = tmp_path_factory.mktemp("warm") / "clients"
+    words = [sys.executable, "-c", PARENT, "-m", "scripts.warm_clients", "--socket", str(path)]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdin=subprocess.PIPE) as parent:
+        wait_until(path.exists, START_SECONDS, "it listens")
+        yield parent, path
+        parent.kill()
+
+
+def run(path: Path | None, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Flower's way to start a ClientApp, with the shim first on the PATH."""
+    search = os.pathsep.join([str(SHIM.parent), str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"PATH": search} | ({SOCKET_VARIABLE: str(path)} if path else {})
+    return subprocess.run([COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
+
+
+def test_words_output_and_exit_code_are_those_of_flowers_command(
+    listening: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
+) -> None:
+    _, path = listening
+    helped, refused = run(path, tmp_path, "--help"), run(path, tmp_path, "--no-such-word")
+    assert helped.returncode == 0
+    assert "Run a Flower ClientApp" in helped.stdout
+    assert refused.returncode == 2
+    assert "flwr-clientapp: error:" in refused.stderr
+
+
+def test_each_message_has_a_process_of_its_own(listening: tuple[subprocess.Popen[bytes], Path]) -> None:
+    _, path = listening
+    assert [hand_over(str(path), ["--no-such-word"]) for _ in range(3)] == [2, 2, 2]
+
+
+def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
+    own = tmp_path / COMMAND
+    own.write_text('#!/bin/sh\necho "own $1"\nexit 7\n')
+    own.chmod(0o755)
+    for path in (None, tmp_path / "nobody"):
+        ran = run(path, tmp_path, "word")
+        assert (ran.returncode, ran.stdout) == (7, "own word\n")
+
+
+def test_the_apps_own_modules_are_set_aside_and_no_thread_runs() -> None:
+    code = (
+        "import os, sys; from scripts.warm_clients import load; load(); "
+        f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
+        "print('torch' in sys.modules, len(os.listdir('/proc/self/task')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\nTrue 1\n"
+
+
+def test_it_ends_with_the_process_that_started_it(listening: tuple[subprocess.Popen[bytes], Path]) -> None:
+    parent, path = listening
+    parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not path.exists(), START_SECONDS, "it has ended")
+    assert hand_over(str(path), []) is None
