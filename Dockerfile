@@ -43,8 +43,8 @@ COPY scripts /opt/discreet/scripts
 # message would compile it each time. What is imported here is compiled once.
 RUN cd /opt/discreet && python -m compileall -q . \
  && /opt/venv/bin/python -c "import client_app.app, server_app.app, scripts.superlink, scripts.patient_superlink, \
-scripts.gate, scripts.supernode, scripts.status, flwr.cli.app, flwr.supernode.cli, flwr.superlink.cli, \
-flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
+scripts.gate, scripts.supernode, scripts.patient_supernode, scripts.status, flwr.cli.app, flwr.supernode.cli, \
+flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"
 
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/flwr \

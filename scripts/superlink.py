@@ -14,18 +14,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from discreet.logs import log_to
 from scripts.certificates import register_node
 from scripts.healthy import healthy
+from scripts.processes import STARTER, below
 
 logger = logging.getLogger("discreet.superlink")
 
 CONNECTION = "deployment"
-STARTER = b"flower-superexec"  # the process of a SuperLink that starts ServerApps
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
@@ -86,28 +86,6 @@ def _register_all(keys: Path) -> None:
 def server_apps(ancestor: int) -> list[int]:
     """The ServerApp processes below a process."""
     return below(ancestor, b"flwr-serverapp")
-
-
-def below(ancestor: int, program: bytes) -> list[int]:
-    """The processes of a program below a process; none where the system has no /proc."""
-    parents: dict[int, int] = {}
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
-            # The name in parentheses may hold anything; the parent is the second field after it.
-            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue  # it has ended in the meantime
-        if any(word.endswith(program) for word in words[:2]):
-            found.append(pid)
-    return [pid for pid in found if ancestor in _ancestors(pid, parents)]
-
-
-def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
-    while pid in parents:
-        pid = parents[pid]
-        yield pid
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -1,8 +1,8 @@
 """A SuperNode that is checked before it connects: `python -m scripts.supernode`.
 
 Its data are read and compared with the task, its policy is read, its ledger is opened and its chain verified; then this
-process becomes `flower-supernode`, with TLS and the node's own key. Beside it stands another one that has what a
-ClientApp needs loaded (`scripts.warm_clients`).
+process becomes `flower-supernode` (`scripts.patient_supernode`), with TLS and the node's own key. Beside it stands
+another one that has what a ClientApp needs loaded (`scripts.warm_clients`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
         f"{name}={value}" if isinstance(value, int) else f'{name}="{value}"' for name, value in config.items()
     )
     command = [
-        *("flower-supernode", "--superlink", arguments.superlink),
+        *(sys.executable, "-m", "scripts.patient_supernode", "--superlink", arguments.superlink),
         *("--root-certificates", str(arguments.authority)),
         *("--auth-supernode-private-key", str(arguments.key)),
         *("--host", "127.0.0.1", "--port", str(arguments.port), "--node-config", words),
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks, and becomes `flower-supernode`; 2 where something is wrong."""
+    """Checks, and becomes a SuperNode; 2 where something is wrong."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     try:

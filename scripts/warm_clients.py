@@ -40,6 +40,9 @@ def load() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in LOADED:
         importlib.import_module(name)
+    from discreet.object_pauses import look_for_objects_soon
+
+    look_for_objects_soon()
     sys.meta_path.insert(0, KeptModules(OF_THE_APP))
     for name in [name for name in sys.modules if name.split(".")[0] == COMMANDS]:
         del sys.modules[name]

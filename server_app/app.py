@@ -19,6 +19,7 @@ from flwr.superlink.grid import InMemoryGrid
 from discreet.config import ConfigError, RunConfig, config_to_json, load_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from discreet.object_pauses import look_for_objects_soon
 from discreet.run_lock import only_writer
 from discreet.status import write_status
 from discreet.telemetry import serving_metrics
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     """One run. What is wrong with the configuration is said in one line before any client is asked."""
     try:
         log_to(sys.stdout)
+        look_for_objects_soon()
         config = load_config(overrides_of(context))
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)

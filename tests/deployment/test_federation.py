@@ -14,6 +14,7 @@ from client_app.nodes import share_of
 from discreet.config import load_config
 from discreet.durable_ledger import DurableLedger
 from discreet.runs import RunFolder
+from discreet.status import read_status
 from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from scripts.status import status_lines
 from simulation.in_process import simulate
@@ -59,6 +60,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         federation.stop()
 
 
+def all_replied(federation: Federation, folder: RunFolder, count: int) -> None:
+    """The last round has that many replies; says what the nodes saw where it has not."""
+    replies = folder.read_metrics()[-1]["replies"]
+    status = read_status(folder)
+    seen = "\n".join(f"--- {name}\n{federation.says(name)[-3000:]}" for name in NODES)
+    assert replies == count, f"failures of the round: {status and status.failures}\n{seen}"
+
+
 def rounds_of(folder: RunFolder) -> list[int]:
     return [int(row["round"] or 0) for row in folder.read_metrics()]
 
@@ -83,12 +92,12 @@ def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Fed
 
 
 def test_each_node_keeps_an_account_of_its_own(federation: Federation) -> None:
-    row = RunFolder(federation.folder / "private").read_metrics()[-1]
-    assert row["replies"] == 4
+    folder = RunFolder(federation.folder / "private")
+    all_replied(federation, folder, 4)
     ledgers = [DurableLedger(federation.folder / f"{name}.db") for name in NODES]
     spent = [ledger.spent("example").epsilon(0.001, "pld") for ledger in ledgers]
     assert all(epsilon > 0 for epsilon in spent)
-    assert row["epsilon_example"] == pytest.approx(max(spent))
+    assert folder.read_metrics()[-1]["epsilon_example"] == pytest.approx(max(spent))
 
 
 def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp_path: Path) -> None:
@@ -99,7 +108,7 @@ def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp
     simulate(load_config(["rounds=2", *FOUR, *NONE, "resume=true", f"output_dir={simulated}"]))
     plain = federation.run("plain", "rounds=2", PATIENT, "resume=true", *FOUR, *NONE)
     federation.finish(plain)
-    assert plain.read_metrics()[-1]["replies"] == 4
+    all_replied(federation, plain, 4)
     expected, found = (load_file(folder / "model.safetensors") for folder in (simulated, plain.path))
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=2e-6)
@@ -113,6 +122,6 @@ def test_a_policy_refuses_a_weak_configuration(federation: Federation) -> None:
     wait_until(lambda: federation.says("node-3").count("SuperNode ID") == 2, START_SECONDS, "node 3 is back")
     weak = federation.run("weak", "rounds=1", PATIENT, *FOUR, *WEAK)
     federation.finish(weak)
-    assert weak.read_metrics()[-1]["replies"] == 3
+    all_replied(federation, weak, 3)
     assert "refused: the policy of this client allows epsilon up to 3" in federation.says("node-3")
     assert any("refused 1" in line for line in status_lines(weak))

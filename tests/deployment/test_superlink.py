@@ -12,7 +12,8 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from scripts.local_federation import START_SECONDS, Federation, make_secrets, wait_until
 from scripts.patient_superlink import WAIT_SECONDS, be_patient
-from scripts.superlink import STARTER, below, server_apps
+from scripts.processes import STARTER, below
+from scripts.superlink import server_apps
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Pat
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words) == 0
     (command,) = executed
-    assert command[0] == "flower-supernode"
+    assert command[:3] == [sys.executable, "-m", "scripts.patient_supernode"]
     assert "--insecure" not in command
     config = parse_config_args([command[command.index("--node-config") + 1]])
     assert config == {

@@ -1,0 +1,209 @@
+"""What a SuperNode does when ClientApps end without a reply, or leave one that nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode, Status, SubStatus
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from scripts import patient_supernode
+from scripts.patient_supernode import LOOK_SECONDS, Pauses, be_patient, push_messages
+
+RUN, NODE = 7, 11
+WAIT_SECONDS = 30.0
+
+
+class Node:
+    """A node's state, what it has sent, and a ClientApp that a test plays."""
+
+    def __init__(self) -> None:
+        self.store = InMemoryObjectStore()
+        self.state = InMemoryNodeState(self.store)
+        self.state.store_run(Run.create_empty(RUN))
+        self.sent: list[Message] = []
+        self.pushing: threading.Thread | None = None
+
+    def takes(self, name: str) -> Message:
+        """A message of the server, with a task for it, as Flower's SuperNode writes both down."""
+        self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="")
+        message = Message(RecordDict({name: ArrayRecord({})}), dst_node_id=NODE, message_type="train")
+        start_client_internal._insert_message(message, self.state, self.store)
+        return message
+
+    def starts(self) -> int:
+        """A ClientApp for the first task that waits for one."""
+        (task,) = self.state.get_tasks(statuses=[Status.PENDING])
+        assert self.state.claim_task(task.task_id)
+        assert self.state.activate_task(task.task_id)
+        return task.task_id
+
+    def reads(self) -> Message:
+        (message,) = self.state.get_messages_legacy(run_ids=[RUN], is_reply=False, limit=1)
+        return message
+
+    def ends(self, task: int, *, failed: bool = False) -> None:
+        assert self.state.finish_task(task, SubStatus.FAILED if failed else SubStatus.COMPLETED, "")
+
+    def replies(self, message: Message, name: str, *, whole: bool = True) -> Message:
+        reply = Message(RecordDict({name: ArrayRecord({})}), reply_to=message)
+        if whole:
+            start_client_internal._insert_message(reply, self.state, self.store)
+        else:
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            self.state.store_message(reply)
+            self.store.preregister(RUN, get_object_tree(reply))
+        return reply
+
+    def pushes(self) -> None:
+        """Sends in a thread, as long as it takes."""
+        self.pushing = threading.Thread(
+            target=push_messages, args=(self.state, self.store, self._send, lambda *_: None), daemon=True
+        )
+        self.pushing.start()
+
+    def done(self) -> list[Message]:
+        assert self.pushing is not None
+        self.pushing.join(WAIT_SECONDS)
+        assert not self.pushing.is_alive()
+        assert not self.state.msg_store
+        return self.sent
+
+    def _send(self, message: Message, tree: ObjectTree, _: float) -> tuple[set[str], str]:
+        self.sent.append(message)
+        return {tree.object_id}, "session"
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, RUN)
+    return Node()
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_push_messages", "time"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
+    monkeypatch.setattr(patient_supernode, "look_for_objects_soon", lambda: None)
+
+
+def wait_for(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_reply_is_waited_for_and_sent(node: Node) -> None:
+    message = node.takes("order")
+    node.pushes()
+    task = node.starts()
+    time.sleep(2 * LOOK_SECONDS)
+    assert node.sent == []
+    node.replies(node.reads(), "reply")
+    node.ends(task)
+    (sent,) = node.done()
+    assert sent.metadata.reply_to_message_id == message.metadata.message_id
+    assert not sent.has_error()
+
+
+def test_a_reply_that_is_left_over_does_not_stand_for_the_next(node: Node) -> None:
+    lost = node.takes("lost")
+    task = node.starts()
+    node.replies(node.reads(), "left over")
+    node.ends(task)
+    # What Flower does where it could not confirm a message: it forgets it, and sends nothing.
+    node.state.delete_messages(message_ids=[lost.metadata.message_id])
+
+    message = node.takes("order")
+    node.pushes()
+    wait_for(lambda: len(node.sent) == 1)
+    task = node.starts()
+    node.replies(node.reads(), "reply")
+    node.ends(task)
+    assert [sent.metadata.reply_to_message_id for sent in node.done()] == [
+        lost.metadata.message_id,
+        message.metadata.message_id,
+    ]
+
+
+def test_a_client_app_that_ended_before_it_took_its_message_is_started_once_more(node: Node) -> None:
+    message = node.takes("order")
+    node.pushes()
+    node.ends(node.starts(), failed=True)
+    wait_for(lambda: node.state.get_tasks(statuses=[Status.PENDING]))
+    task = node.starts()
+    node.replies(node.reads(), "reply")
+    node.ends(task)
+    (sent,) = node.done()
+    assert sent.metadata.reply_to_message_id == message.metadata.message_id
+    assert not sent.has_error()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_the_server_is_told_where_no_reply_will_come(node: Node, reads: bool) -> None:
+    node.takes("order")
+    node.pushes()
+    for _ in range(1 if reads else 2):
+        wait_for(lambda: node.state.get_tasks(statuses=[Status.PENDING]))
+        task = node.starts()
+        if reads:
+            node.reads()
+        node.ends(task, failed=True)
+    (sent,) = node.done()
+    assert isinstance(sent.error, Error)
+    assert sent.error.code == ErrorCode.CLIENT_APP_CRASHED
+
+
+def test_half_a_reply_is_not_waited_for_once_its_client_app_has_ended(node: Node) -> None:
+    node.takes("order")
+    node.pushes()
+    task = node.starts()
+    node.replies(node.reads(), "half", whole=False)
+    time.sleep(2 * LOOK_SECONDS)
+    assert node.pushing is not None
+    assert node.pushing.is_alive()
+    node.ends(task, failed=True)
+    node.done()
+
+
+def test_a_node_whose_starter_has_ended_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This process has no SuperExec below it.
+    monkeypatch.setattr(patient_supernode, "WATCH_SECONDS", 0.0)
+    node.takes("order")
+    with pytest.raises(patient_supernode.StarterEndedError, match="flower-superexec has ended"):
+        push_messages(node.state, node.store, node._send, lambda *_: None)
+
+
+@pytest.mark.usefixtures("patience")
+def test_it_stands_where_flower_calls_its_own() -> None:
+    assert {"_push_messages", "time", "sleep"} <= set(start_client_internal.start_client_internal.__code__.co_names)
+    before = start_client_internal._push_messages
+    be_patient()
+    assert start_client_internal._push_messages is not before
+    assert isinstance(start_client_internal.__dict__["time"], Pauses)
+
+
+def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:
+    clock, slept = [0.0], list[float]()
+    pauses = Pauses(lambda: clock[0], slept.append)
+    for now in (0.0, 1.0, 10.0, 100.0):
+        clock[0] = now
+        pauses.sleep(3)
+    pauses.worked()
+    pauses.sleep(3)
+    pauses.sleep(0.1)
+    assert slept == [0.5, 0.5, 2.0, 3.0, 0.5, 0.1]
