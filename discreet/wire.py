@@ -56,7 +56,8 @@ class Reply:
 
     Attributes:
       round: the round that was asked for.
-      update: the clipped change of the parameters, (num_params,), float32.
+      update: the clipped change of the parameters, (num_params,), float32. Not to be written to: one that was decoded
+        lies in the memory of its message.
       below: the bit b, whether the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 where the guarantee is off. They are not noised: docs/privacy.md says what they give away.
@@ -166,11 +167,12 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
     update = _floats(arrays[UPDATE], UPDATE)
     if update.shape != (num_params,):
         raise MalformedMessage(f"the update must have the shape ({num_params},), got {update.shape}")
-    vector = np.empty(num_params, dtype=np.float32)
-    if not _copied(update, vector):
+    with np.errstate(over="ignore"):
+        vector = np.require(update, np.float32, ("C", "ALIGNED"))
+    if not _all_finite(vector):
         raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
-    return Reply(round_number, torch.from_numpy(vector), bool(below), *spent)
+    return Reply(round_number, _tensor(vector), bool(below), *spent)
 
 
 def _array(vector: Tensor) -> Array:
@@ -188,15 +190,27 @@ def _header(count: int) -> bytes:
     return header.getvalue()
 
 
-def _copied(values: Floats, into: NDArray[np.float32]) -> bool:
-    """Copies values (n,) and says whether all are finite there: by pieces, looked at while they are in the cache."""
-    with np.errstate(over="ignore"):
-        for start in range(0, len(values), PIECE):
-            piece = into[start : start + PIECE]
-            np.copyto(piece, values[start : start + PIECE], casting="same_kind")
-            if not np.isfinite(piece).all():
-                return False
-    return True
+def _all_finite(values: NDArray[np.float32]) -> bool:
+    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; where it
+    is not, each is looked at, by pieces, so that nothing of their size is made on the way.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(np.dot(values, values)):
+            return True
+    return all(np.isfinite(values[start : start + PIECE]).all() for start in range(0, len(values), PIECE))
+
+
+class _Memory:
+    """The memory of an array, of which it does not say that it can't be written to."""
+
+    def __init__(self, values: NDArray[np.float32]) -> None:
+        self.values = values  # keeps the memory
+        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
+
+
+def _tensor(values: NDArray[np.float32]) -> Tensor:
+    """A tensor in the same memory. PyTorch has none that can't be written to, and warns: whoever has one must not."""
+    return torch.from_numpy(np.asarray(_Memory(values)))
 
 
 def _floats(array: Array, name: str) -> Floats:

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from discreet.privacy import clipped_sum
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.clipped_sum import LARGEST_TILE, SUMMED_AT_ONCE, ClippedSum, GridSum, surely_within
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
@@ -106,3 +106,36 @@ def test_rows_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
         total = summed(kind, torch.zeros(0, 3), 1.0)
         with pytest.raises(ValueError, match="rows must be floating point of shape"):
             total.add(torch.zeros(shape))
+
+
+@given(
+    size=st.integers(1, 3 * SUMMED_AT_ONCE),
+    clip_norm=st.floats(2.0**-32, 2.0**60) | st.just(math.inf),
+    share=st.floats(0.99, 1.01) | st.floats(0, 2),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_float32_is_sure_of_is_so(size: int, clip_norm: float, share: float, seed: int) -> None:
+    row = np.random.default_rng(seed).standard_cauchy(size)
+    row = (row * (share * min(clip_norm, 1e15) / np.linalg.norm(row))).astype(np.float32)
+    norm = np.linalg.norm(row.astype(np.float64))
+    sure = surely_within(row, clip_norm)
+    assert not (sure and norm > clip_norm)
+    assert sure or norm > clip_norm * (1 - 2.0**-8) or clip_norm < 2.0**-30
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("clip_norm", [1.0, math.inf])
+def test_float32_is_not_sure_of_what_is_not_finite(value: float, clip_norm: float) -> None:
+    assert not surely_within(np.array([0.0, value], dtype=np.float32), clip_norm)
+
+
+def test_a_long_row_that_is_surely_within_is_added_as_it_is() -> None:
+    rows = torch.full((3, LARGEST_TILE + 5), 2.0**-12)
+    rows[1, -1] = math.inf
+    rows[2] *= 2.0**20
+    total = ClippedSum(rows.shape[1], 1.0)
+    total.add(rows)
+    clipped, _ = clip_by_norm(rows, 1.0)
+    assert surely_within(rows[0].numpy(), 1.0)
+    torch.testing.assert_close(total.total, clipped.double().sum(0), rtol=1e-6, atol=0)
