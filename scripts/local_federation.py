@@ -23,6 +23,7 @@ from pathlib import Path
 
 from discreet.runs import RunFolder
 from discreet.status import read_status
+from scripts import warm_clients
 from scripts.certificates import make_authority, make_node, make_server
 from scripts.federation import REPOSITORY, flower_environment, free_port
 from scripts.healthy import healthy
@@ -121,7 +122,7 @@ class Federation:
     def start_warm_clients(self) -> None:
         """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
-        self.start("clients", [sys.executable, "-m", "scripts.warm_clients", "--socket", str(path)])
+        self.start("clients", warm_clients.command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
         wait_until(path.exists, START_SECONDS, "ClientApps can be started")
 

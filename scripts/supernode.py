@@ -21,6 +21,7 @@ from client_app.node_data import NodeDataError, load_node_data
 from client_app.policy import policy_from
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
+from scripts import warm_clients
 from scripts.warm import hand_over
 from scripts.warm.hand_over import SOCKET_VARIABLE
 
@@ -99,7 +100,7 @@ def start_warm_clients() -> None:
     """
     if SOCKET_VARIABLE not in os.environ:
         path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
-        subprocess.Popen([sys.executable, "-m", "scripts.warm_clients", "--socket", str(path)])
+        subprocess.Popen(warm_clients.command(path))
         os.environ[SOCKET_VARIABLE] = str(path)
     first = [str(Path(hand_over.__file__).parent), str(Path(sys.executable).parent)]
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])

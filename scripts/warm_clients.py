@@ -2,7 +2,8 @@
 
 Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that process's time, so
 this one imports both, once, and forks for each message: every message still has a process of its own, which ends with
-it, and runs the app that came with the run, whose own modules are not kept here.
+it, and runs the app that came with the run: its own modules are kept here for the very same files alone
+(`scripts.warm.kept_modules`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ LOADED = (
 OF_THE_APP = ("client_app", "discreet")
 COMMANDS = "scripts"  # forgotten: an app may bring a package of this name
 LOOK_SECONDS = 1.0
+
+
+def command(path: Path) -> list[str]:
+    """What starts this, listening at `path`."""
+    return [sys.executable, "-m", "scripts.warm_clients", "--socket", str(path)]
 
 
 def load() -> None:

@@ -48,7 +48,7 @@ class ClippedSum:
         """Clips rows (n, size) and adds them; rows that are not finite add zero."""
         tiles, total = self._tiles, self.total.numpy()
         for group in tiles.groups(rows):
-            if len(group) == 1 and not tiles.single and surely_within(group[0], self.clip_norm):
+            if not tiles.single and surely_within(group[0], self.clip_norm):  # a row of many tiles comes alone
                 total += group[0]
                 continue
             kept, norms = tiles.finite(group)
