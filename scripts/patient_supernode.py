@@ -77,7 +77,9 @@ def push_messages(state: InMemoryNodeState, object_store: ObjectStore, send: Sen
     """
     started_again: set[str] = set()
     watch = time.monotonic() + WATCH_SECONDS
-    while waiting := _entries(state, replies=False):
+    # The one just taken comes last. What a run that was killed has left behind is not waited for.
+    taken = [entry.message.metadata.message_id for entry in _entries(state, replies=False)][-1:]
+    while waiting := [e for e in _entries(state, replies=False) if e.message.metadata.message_id in taken]:
         at_work = _at_work(state)  # looked at before the replies: a ClientApp is at work until its reply lies there
         if _entries(state, replies=True):
             complete = CompleteReplies(object_store, lambda: _at_work(state))
