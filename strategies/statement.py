@@ -93,7 +93,9 @@ def _floating_point(
             "delta_slack": "not bounded",
         }
     releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round
-    epsilon = _epsilons(name, config, ledger, checkpoint)[config.privacy.accountant]
+    stated = _epsilons(name, config, ledger, checkpoint).values()
+    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
+    epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
     slack = releases * bound(checkpoint.params.numel() + 1, LARGEST_SCALE)

@@ -21,6 +21,7 @@ Words = npt.NDArray[np.uint64]
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
 PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 LOW_63_BITS = (1 << 63) - 1
+_FEW_BITS = 1 << 43  # 63 bits below this say little of how small a uniform is: more are drawn, once in a million
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
 _ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
 
@@ -147,12 +148,25 @@ class RandomSource:
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
         """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape (count,).
 
-        By inversion in float64, 63 bits and a sign: the tails follow the law to 40 and end at 44.4.
+        By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin with 20 zeros: the
+        tails follow the law as far as a draw can reach, and end nowhere.
         """
         values = _empty(count, dtype)
         for part in _chunks(values):
-            part.copy_(laplace_values(signed(self.words(len(part)))))
+            words = signed(self.words(len(part)))
+            drawn = laplace_values(words)
+            for index in ((words & LOW_63_BITS) < _FEW_BITS).nonzero().flatten().tolist():
+                word = int(words[index])
+                drawn[index] = math.copysign(self._tail(word & LOW_63_BITS), word)
+            part.copy_(drawn)
         return values
+
+    def _tail(self, bits: int) -> float:
+        """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43 follow the zeros."""
+        length = 63
+        while bits < _FEW_BITS:
+            bits, length = bits << 64 | int(self.words(1)[0]), length + 64
+        return length * math.log(2) - math.log(bits + 0.5)
 
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
@@ -236,7 +250,11 @@ def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) 
 
 
 def laplace_values(words: Tensor) -> Tensor:
-    """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign."""
+    """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign.
+
+    They end at 44.4, so that they are a first look at a draw, not a draw: `RandomSource.laplace` and
+    `rounded_noise` go on with more bits in the tail.
+    """
     return open_uniform(words).log_().copysign_(words)
 
 

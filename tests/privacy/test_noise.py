@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Iterable
 from itertools import pairwise, permutations
 
 import mpmath
@@ -17,7 +18,7 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.noise import CHUNK, PAIRS, RandomSource, box_muller, secure_source, seeded_source
+from discreet.privacy.noise import CHUNK, PAIRS, RandomSource, box_muller, laplace_values, secure_source, seeded_source
 
 ALARM = 1e-4
 PIECE = 2 * PAIRS  # words that make normal values at a time
@@ -223,6 +224,44 @@ def test_laplace_follows_its_law_and_not_another_scale() -> None:
     assert has_stddev(sample[:50_000], math.sqrt(2), kurtosis=6)
     assert not has_stddev(0.9 * sample[:50_000], math.sqrt(2), kurtosis=6)
     assert not has_stddev(1.1 * sample[:50_000], math.sqrt(2), kurtosis=6)
+
+
+def source_of(words: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> RandomSource:
+    """A source whose stream is these words."""
+    source, stream = seeded_source(29611), iter(words)
+    monkeypatch.setattr(source, "words", lambda count: np.array([next(stream) for _ in range(count)], dtype=np.uint64))
+    return source
+
+
+@pytest.mark.parametrize("sign", [0, 1 << 63])
+@pytest.mark.parametrize(
+    "words", [[(1 << 63) - 1], [1 << 43], [(1 << 43) - 1, 7], [1, 2**64 - 1], [0, 1 << 62], [0, 0, 0, 5, 1 << 63]]
+)
+def test_a_laplace_value_is_right_at_the_edges_of_its_bits(
+    words: list[int], sign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = float(source_of([words[0] | sign, *words[1:]], monkeypatch).laplace(1)[0])
+    bits = sum(word << 64 * place for place, word in enumerate(reversed(words)))
+    with mpmath.workdps(50):
+        exact = -mpmath.log((mpmath.mpf(bits) + 0.5) / mpmath.mpf(2) ** (64 * len(words) - 1))
+        assert float(abs(abs(drawn) - exact)) < 1e-13 * max(1.0, float(exact))
+    assert math.copysign(1.0, drawn) == (-1 if sign else 1)
+
+
+def exponential_beyond_the_first_word(sample: np.ndarray) -> bool:
+    return bool(stats.kstest(sample - 63 * math.log(2), "expon").pvalue > ALARM)
+
+
+def test_laplace_tails_do_not_end_where_the_first_word_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law has no memory: beyond the least that 63 bits can say, 43.7, the rest is exponential again."""
+    count, rest = 3000, seeded_source(71453)
+    heads = dict.fromkeys(range(0, 2 * count, 2), 0)
+    words = (heads.get(place, int(word)) for place, word in enumerate(rest.words(2 * count)))
+    source = source_of(words, monkeypatch)
+    sample = np.array([float(source.laplace(1)[0]) for _ in range(count)])
+    assert exponential_beyond_the_first_word(sample)
+    cut = np.abs(laplace_values(torch.zeros(count, dtype=torch.int64)).numpy())
+    assert not exponential_beyond_the_first_word(cut)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

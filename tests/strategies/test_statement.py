@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from discreet.config import load_config
+from discreet.privacy.grid import laplace_grid_slack
+from discreet.privacy.rounded_noise import LARGEST_SCALE
 from simulation.in_process import simulate
 
 SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
@@ -41,6 +44,16 @@ def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(kind: 
     assert set(said["user"]["epsilon"].values()) == {"inf"}
     assert (said["local"]["adjacency"], said["local"]["trusted"]) == ("replace", "nobody but the client itself")
     assert (said["local"]["epsilon"]["pure"] == "inf") == (kind == "gaussian")
+
+
+def test_the_slack_of_laplace_noise_is_enough_for_its_pure_epsilon(tmp_path: Path) -> None:
+    words = ["privacy.local.kind=laplace", "privacy.local.noise_multiplier=0.1", "privacy.delta=0.1"]
+    local = statement(tmp_path / "run", *NO_USER, *words, "sampling.kind=everyone")["local"]
+    pure, at_delta = local["epsilon"]["pure"], local["epsilon"]["pld"]
+    slack = 2 * laplace_grid_slack(28 * 28 * 10 + 10 + 1, LARGEST_SCALE)  # two rounds
+    assert pure == 20
+    assert at_delta < 19.9
+    assert local["floating_point"]["delta_slack"] == pytest.approx((1 + math.exp(20)) * slack, rel=1e-9)
 
 
 @pytest.mark.parametrize(("kind", "amplified"), [("poisson", True), ("everyone", False)])
