@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,26 +92,62 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
         raise ConfigError(_one_line(error)) from error
 
 
-def load_config(overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> RunConfig:
     """Composes `conf/` with Hydra overrides and checks the result.
 
     >>> load_config(["rounds=3"]).rounds
     3
 
+    Args:
+      overrides: as on the command line, without lists.
+      of_sweep: they are one run of a sweep, whose experiment may be a sweep itself.
+
     Raises:
-      ConfigError: one line that names the setting.
+      ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
     # Imported here: a client reads settings as JSON, and does without Hydra.
-    from hydra import compose, initialize_config_dir
+    from hydra import compose
+    from hydra.types import RunMode
+
+    with hydra_on_conf(overrides):
+        settings = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
+        if settings.hydra.mode == RunMode.MULTIRUN and not of_sweep:
+            words = " ".join(overrides)
+            raise ConfigError(f"{words} is a sweep of several runs, not one: python -m scripts.simulate {words}")
+        OmegaConf.set_struct(settings, False)
+        del settings["hydra"]
+        return parse_config(settings)
+
+
+@contextmanager
+def hydra_on_conf(overrides: Sequence[str]) -> Iterator[None]:
+    """Hydra, initialized on `conf/`; what it finds wrong with the overrides is a ConfigError in one line."""
+    from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, OverrideParseException
 
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            return parse_config(compose(config_name="config", overrides=list(overrides)))
+            yield
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override} is no NAME=VALUE that can be read: {_one_line(error)}") from error
     except HydraException as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(_said_of(_one_line(error), overrides)) from error
+
+
+def _said_of(message: str, overrides: Sequence[str]) -> str:
+    """Hydra's message, or a better one if it is about a list or about an experiment that does not exist."""
+    if "Ambiguous value" in message or "requires --multirun" in message:
+        word = next(word for word in overrides if f"'{word}'" in message)
+        return f"{word} is a list of values: python -m scripts.simulate --multirun {word} makes a run of each"
+    missing = re.search(r"Could not find 'experiment/(.*)'", message)
+    if missing is None:
+        return message
+    names = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
+    close = difflib.get_close_matches(missing[1], names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ";"
+    return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"
 
 
 def config_to_json(config: RunConfig) -> str:

@@ -1,38 +1,41 @@
 """The same experiment as `flwr run`, in one process and without Ray: `python -m scripts.simulate rounds=5`.
 
-Hydra's command line: overrides, `--help`, `--cfg job`, and sweeps with `--multirun`.
+Hydra's command line: overrides, `--help`, `--cfg job`, and sweeps with `--multirun`. A sweep that was ended goes on
+with `--multirun resume=true hydra.sweep.dir=FOLDER`: runs that are done are kept, the others are resumed or started.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from discreet.config import CONF, ConfigError, load_config, parse_config
+from discreet.config import CONF, ConfigError, RunConfig, load_config, parse_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from scripts.sweep import Sweep, check_sweep, run_in, sweep_of
 from simulation.in_process import simulate
 
+logger = logging.getLogger("discreet")
 
-@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def _job(settings: DictConfig) -> None:
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode == RunMode.MULTIRUN and settings.output_dir is None:
-        # One folder for a sweep, one below it for each job: Hydra has chosen them.
-        OmegaConf.update(settings, "output_dir", str(Path(hydra_config.runtime.output_dir).resolve()))
-    try:
-        config = parse_config(settings)
-        log_to(sys.stdout, log_format=config.operations.log_format, over_progress=True)
+
+def _run(config: RunConfig, sweep: Sweep | None) -> None:
+    log_to(sys.stdout, log_format=config.operations.log_format, over_progress=True)
+    if sweep is None:
         simulate(config, progress=sys.stdout)
-    except (ConfigError, LedgerError) as error:
-        # Hydra would show where it was raised, in forty lines.
-        _refuse(error)
+        return
+    job = HydraConfig.get()
+    name, mine = sweep.name(int(job.job.num) + 1), run_in(Path(job.runtime.output_dir).resolve(), config)
+    if mine is None:
+        logger.info("%s has ended already, and is kept", name)
+        return
+    logger.info("%s", name)
+    simulate(mine, progress=sys.stdout)
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -44,11 +47,24 @@ def main() -> None:
     """Checks the overrides before Hydra starts, so that what is wrong is one line; exit code 2."""
     words = sys.argv[1:]
     try:
-        if not any(word.startswith("-") for word in words):
+        sweep = sweep_of(words)
+        if sweep is not None:
+            print(f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in {sweep.folder}")
+            check_sweep(sweep)
+            sys.argv[1:] = sweep.words
+        elif not any(word.startswith("-") for word in words):
             load_config(words)
-        _job()
     except ConfigError as error:
         _refuse(error)
+
+    def job(settings: DictConfig) -> None:
+        try:
+            _run(parse_config(settings), sweep)
+        except (ConfigError, LedgerError) as error:
+            # Hydra would show where it was raised, in forty lines.
+            _refuse(error)
+
+    hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)()
 
 
 if __name__ == "__main__":

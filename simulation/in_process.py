@@ -21,7 +21,7 @@ from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
 from simulation.engine import CHUNK_BYTES, engine_of, learned_stack
 from strategies.exchange import Exchange, Failure
-from strategies.session import Session, finish, prepare
+from strategies.session import Session, checked, finish, prepare
 from strategies.training import Outcome
 
 logger = logging.getLogger("discreet")
@@ -59,8 +59,7 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
-    _refuse_uncovered(config, not_batched(config))
-    check_device(config)
+    _check_engine(config)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     session = prepare(config)
@@ -76,6 +75,17 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
         outcome = session.training(exchange, progress=progress).run(session.checkpoint)
         finish(session, outcome)
     return outcome
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError if `simulate` would refuse the configuration; starts nothing and opens no folder."""
+    _check_engine(config)
+    checked(config)
+
+
+def _check_engine(config: RunConfig) -> None:
+    _refuse_uncovered(config, not_batched(config))
+    check_device(config)
 
 
 def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:

@@ -79,18 +79,9 @@ def prepare(config: RunConfig) -> Session:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
       LedgerError: a run is resumed under other privacy settings.
     """
-    config = resolve_noise(config)
-    plan_of(config)
-    try:
-        task = load_task(config.data.name, path=config.data.path)
-        check_fits(config.model.name, task)
-        seed = config.seed if config.seed is not None else secrets.randbits(31)
-        model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
-        if config.data.partition in COUNTED:
-            task_partition(task, partition_of(config.data))
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    _check_shares(config, len(task.train))
+    config, task = checked(config)
+    seed = config.seed if config.seed is not None else secrets.randbits(31)
+    model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
     folder = open_run_folder(config)
     ledger = folder.ledger(config)
     checkpoint = _start_from(folder, model, config)
@@ -98,6 +89,25 @@ def prepare(config: RunConfig) -> Session:
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
     _announce(config, folder)
     return Session(config, folder, ledger, task, model, checkpoint, source)
+
+
+def checked(config: RunConfig) -> tuple[RunConfig, Task]:
+    """The configuration with its noise resolved, and its data: all that is checked before a run folder is opened.
+
+    Raises:
+      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
+    """
+    config = resolve_noise(config)
+    plan_of(config)
+    try:
+        task = load_task(config.data.name, path=config.data.path)
+        check_fits(config.model.name, task)
+        if config.data.partition in COUNTED:
+            task_partition(task, partition_of(config.data))
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    _check_shares(config, len(task.train))
+    return config, task
 
 
 def _check_shares(config: RunConfig, examples: int) -> None:

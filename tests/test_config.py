@@ -47,7 +47,12 @@ WRONG = {
     "privacy.example.enabled=true": "privacy.example.target_epsilon are both missing",
     "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
     "resume=true": "output_dir must be given with resume=true",
-    "experiment=nowhere": "experiment/nowhere",
+    "experiment=silo": "there is no experiment=silo; did you mean silos? There are adaptive_clipping, ",
+    "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: python -m scripts.simulate experiment=",
+    "rounds=2,3": "rounds=2,3 is a list of values: python -m scripts.simulate --multirun rounds=2,3 makes a run of each",
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
+    "rounds": "rounds is no NAME=VALUE that can be read",
+    "rounds=range(2,5)": "python -m scripts.simulate --multirun rounds=range(2,5)",
 }
 
 
@@ -104,7 +109,7 @@ def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes(path: Path) -> None:
-    assert load_config([f"experiment={path.stem}"]).rounds >= 1
+    assert load_config([f"experiment={path.stem}"], of_sweep=path.stem.endswith("_sweep")).rounds >= 1
 
 
 def test_a_configuration_survives_its_json_form() -> None:

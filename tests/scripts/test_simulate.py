@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from discreet.config import load_config
-from discreet.runs import RunFolder
+from discreet.config import ConfigError, load_config
+from discreet.runs import Checkpoint, RunFolder
+from scripts.simulate import main
+from scripts.sweep import sweep_of
 from simulation.in_process import simulate
+from strategies.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]
@@ -37,6 +41,69 @@ def test_a_sweep_leaves_one_run_folder_for_each_job(tmp_path: Path) -> None:
     kinds = [RunFolder(path).read_config().privacy.user.clip.kind for path in runs]
     assert kinds == ["adaptive", "fixed"]
     assert all((path / "privacy.json").exists() for path in runs)
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["scripts.simulate", "--multirun", *words])
+    main()
+
+
+def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sweep(monkeypatch, f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_sweep_goes_on_where_it_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn, draw = [0], TrainingRun.draw_cohort
+
+    def killed_in_round_4(run: TrainingRun, checkpoint: Checkpoint) -> list[int]:
+        drawn[0] += 1
+        if drawn[0] == 4:
+            raise KeyboardInterrupt
+        return draw(run, checkpoint)
+
+    there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
+    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, SystemExit)):
+        patched.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
+        sweep(monkeypatch, there, *SMALL, "rounds=2", "privacy.user.noise_multiplier=1,2,4")
+    before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
+    lines = [path.read_text().splitlines() for path in before]
+    assert list(map(len, lines)) == [3, 2]
+    sweep(monkeypatch, "resume=true", there)
+    printed = capsys.readouterr().out
+    assert "run 1 of 3 (privacy.user.noise_multiplier=1) has ended already, and is kept" in printed
+    assert "run 3 of 3 (privacy.user.noise_multiplier=4)" in printed
+    assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
+    folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
+    assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
+    assert [len(folder.ledger(folder.read_config()).releases()) for folder in folders] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        ("resume=true",): "hydra.sweep.dir=FOLDER: name its folder",
+        ("resume=true", "hydra.sweep.dir={}/none"): "holds none",
+        ("hydra.sweep.dir={}",): "holds a sweep already: resume=true goes on with it",
+        ("hydra.sweep.dir={}", "resume=true", "rounds=3,4"): "was started with rounds=1,2: give the same settings or",
+    }.items(),
+)
+def test_a_sweep_that_is_not_the_one_in_the_folder_is_refused(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    plan = {"hydra": {"overrides": {"hydra": [], "task": ["rounds=1,2"]}}}
+    OmegaConf.save(OmegaConf.create(plan), tmp_path / "multirun.yaml")
+    with pytest.raises(ConfigError) as error:
+        sweep_of(["--multirun", *(word.format(tmp_path) for word in words)])
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "batched"])
