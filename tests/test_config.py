@@ -49,7 +49,7 @@ WRONG = {
     "resume=true": "output_dir must be given with resume=true",
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adaptive_clipping, ",
     "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: python -m scripts.simulate experiment=",
-    "rounds=2,3": "rounds=2,3 is a list of values: python -m scripts.simulate --multirun rounds=2,3 makes a run of each",
+    "rounds=2,3": "is a list of values: python -m scripts.simulate --multirun rounds=2,3 makes a run of each",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
     "rounds": "rounds is no NAME=VALUE that can be read",
     "rounds=range(2,5)": "python -m scripts.simulate --multirun rounds=range(2,5)",

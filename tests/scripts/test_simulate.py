@@ -70,8 +70,8 @@ def test_a_sweep_goes_on_where_it_was_ended(
         return draw(run, checkpoint)
 
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
-    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, SystemExit)):
-        patched.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
+    monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
         sweep(monkeypatch, there, *SMALL, "rounds=2", "privacy.user.noise_multiplier=1,2,4")
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]
