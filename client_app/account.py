@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from discreet.durable_ledger import Charge, DurableLedger
@@ -16,13 +18,36 @@ class Refused(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Budget:
+    """The largest epsilon that may be spent, at the delta of whoever set it."""
+
+    epsilon: float
+    delta: float
+
+
+def check_budgets(guarantee: str, budgets: Sequence[Budget], epsilon: Callable[[float], float]) -> None:
+    """Compares what would be spent, `epsilon` of a delta, with each budget.
+
+    Raises:
+      Refused: it would pass one of them.
+    """
+    for budget in budgets:
+        after = epsilon(budget.delta)
+        if after > budget.epsilon * (1 + 1e-9):
+            raise Refused(
+                f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} "
+                f"of {budget.epsilon:g} at delta {budget.delta:g}"
+            )
+
+
+@dataclass(frozen=True)
 class ClientAccount:
     """Charges a client's example-level and local guarantees to its own ledger, and stops at a budget.
 
     Attributes:
       ledger: on the client's disk; in a simulation one file holds all virtual clients.
       holder: which client of that file.
-      delta, accountant: how epsilon is computed.
+      delta, accountant: how the epsilon that is reported is computed: those of the run.
     """
 
     ledger: DurableLedger
@@ -40,20 +65,20 @@ class ClientAccount:
 
         return pure_epsilon(self.ledger.spent(guarantee, holder=self.holder).entries)
 
-    def charge(self, guarantee: str, event: DpEvent, *, count: int, round_number: int, budget: float | None) -> float:
+    def charge(
+        self, guarantee: str, event: DpEvent, *, count: int, round_number: int, budgets: Sequence[Budget]
+    ) -> float:
         """Writes a charge to disk and returns the epsilon spent with it.
 
         Raises:
-          Refused: the epsilon would pass the budget. Nothing is charged.
+          Refused: the epsilon would pass a budget. Nothing is charged.
         """
         charge = Charge(round_number, guarantee, self.holder, event, count)
         while True:
             spent = self.ledger.spent(guarantee, holder=self.holder)
-            after = spent.record(event, count).epsilon(self.delta, self.accountant)
-            if budget is not None and after > budget * (1 + 1e-9):
-                raise Refused(
-                    f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} of {budget:g}"
-                )
-            # A node may serve two runs at once: where the other one has charged since, the budget is looked at again.
+            after = spent.record(event, count)
+            epsilon = partial(after.epsilon, accountant=self.accountant)
+            check_budgets(guarantee, budgets, epsilon)
+            # A node may serve two runs at once: where the other one has charged since, the budgets are looked at again.
             if self.ledger.charge_after(spent.num_releases, charge):
-                return after
+                return epsilon(self.delta)

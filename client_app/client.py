@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from client_app.account import ClientAccount, Refused
 from client_app.local_privacy import LocalPrivacy, check_pure_total, release_step, release_update, round_privacy
-from client_app.policy import ClientPolicy, budget_of, check_policy
+from client_app.policy import ClientPolicy, budgets_of, check_policy
 from client_app.training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
 from discreet.config import RunConfig, config_from_json
 from discreet.guarantees import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
@@ -125,15 +126,15 @@ class DPClient(NumPyClient):
             example_event(len(self.examples), settings),
             count=steps_of(len(self.examples), settings),
             round_number=round_number,
-            budget=budget_of(self.policy, run, EXAMPLE),
+            budgets=budgets_of(self.policy, run, EXAMPLE),
         )
 
     def _charge_local(self, run: RunConfig, local: LocalPrivacy | None, round_number: int) -> float:
         if local is None:
             return 0.0
-        account, budget = self._account(), budget_of(self.policy, run, LOCAL)
+        account, budgets = self._account(), budgets_of(self.policy, run, LOCAL)
         check_pure_total(run, local, spent=account.ledger.spent(LOCAL, holder=account.holder))
-        return account.charge(LOCAL, local.event, count=1, round_number=round_number, budget=budget)
+        return account.charge(LOCAL, local.event, count=1, round_number=round_number, budgets=budgets)
 
     def _account(self) -> ClientAccount:
         if self.account is None:
@@ -153,18 +154,27 @@ def check_asked(
     """Looks at what a client with `num_examples` examples is asked, before anything is charged.
 
     Raises:
-      Refused: the policy forbids it, or delta is too large for so many examples.
+      Refused: the policy forbids it, or the delta of a guarantee that the client accounts is too large for so many
+        examples.
     """
     noises: dict[str, float] = {}
     if run.privacy.user.enabled:
         noises[USER] = run.privacy.user.noise_multiplier or 0.0
     if settings.example is not None:
         noises[EXAMPLE] = settings.example.noise_multiplier
-        if num_examples > 1 and run.privacy.delta >= 1 / num_examples:
-            raise Refused("privacy.delta must be below 1 / n of this client's n examples")
     if local is not None:
         noises[LOCAL] = local.noise_multiplier
+    if num_examples > 1 and noises.keys() - {USER}:
+        _check_delta("privacy.delta", run.privacy.delta, num_examples)
+        if math.isfinite(policy.max_epsilon):
+            _check_delta("max-delta of this client's policy", policy.max_delta, num_examples)
     check_policy(policy, run, noise_multipliers=noises)
+
+
+def _check_delta(name: str, delta: float, num_examples: int) -> None:
+    # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
+    if delta >= 1 / num_examples:
+        raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
 
 
 def local_settings(run: RunConfig, num_examples: int) -> LocalSettings:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.account import Refused
+from client_app.account import Budget, Refused
 from discreet.config import RunConfig
 from discreet.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_event
 from discreet.privacy.ledger import PrivacyLedger
@@ -22,9 +22,10 @@ class ClientPolicy:
 
     Attributes:
       min_noise_multiplier: of every guarantee that is on.
-      max_epsilon: of every guarantee that is on, and over all runs for those that the client accounts itself (example,
-        local). Where this or `min_noise_multiplier` is given, at least one guarantee must be on.
-      max_delta: of the run.
+      max_epsilon: of every guarantee that is on, at `max_delta`, and over all runs for those that the client accounts
+        itself (example, local). Where this or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
+        chooses is none. So it has to be given with `max_epsilon`; 1 is none.
       require: guarantees that must be on.
     """
 
@@ -42,6 +43,11 @@ class ClientPolicy:
             raise ValueError(f"max-epsilon must be above 0 (got {self.max_epsilon})")
         if not 0 < self.max_delta <= 1:
             raise ValueError(f"max-delta must be within (0, 1] (got {self.max_delta})")
+        if math.isfinite(self.max_epsilon) and self.max_delta == 1:
+            raise ValueError(
+                "max-delta must be given with max-epsilon, below 1 / the number of this node's examples: it is the "
+                "delta that the budget is for, for instance max-delta=1e-5"
+            )
         unknown = sorted(set(self.require) - set(GUARANTEES))
         if unknown:
             raise ValueError(f"require must name guarantees of {', '.join(GUARANTEES)} (got {', '.join(unknown)})")
@@ -115,33 +121,34 @@ def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: 
             f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {config.privacy.delta:g}"
         )
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
-        planned = planned_user_epsilon(config, noise_multiplier=noise_multipliers[USER])
+        planned = planned_user_epsilon(config, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
         if planned > policy.max_epsilon:
             raise Refused(
                 f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
-                f"the run plans a user-level {planned:.4g}"
+                f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
             )
 
 
-def planned_user_epsilon(config: RunConfig, *, noise_multiplier: float) -> float:
-    """The user-level epsilon after the planned rounds, or the run's budget where that is smaller; never less than what
-    one round costs, whatever budget is declared."""
+def planned_user_epsilon(config: RunConfig, *, noise_multiplier: float, delta: float) -> float:
+    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
+    than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
     def epsilon(rounds: int) -> float:
         ledger = PrivacyLedger().record(user_event(config, noise_multiplier), rounds)
-        return ledger.epsilon(config.privacy.delta, config.privacy.accountant)
+        return ledger.epsilon(delta, config.privacy.accountant)
 
     budget = config.privacy.user.max_epsilon
     return epsilon(config.rounds) if budget is None else max(epsilon(1), min(epsilon(config.rounds), budget))
 
 
-def budget_of(policy: ClientPolicy, config: RunConfig, guarantee: str) -> float | None:
-    """The smaller of the run's and the owner's budget for a guarantee that the client accounts itself."""
+def budgets_of(policy: ClientPolicy, config: RunConfig, guarantee: str) -> tuple[Budget, ...]:
+    """The run's and the owner's budget for a guarantee that the client accounts itself, each at its own delta."""
     example, local = config.privacy.example, config.privacy.local
-    budgets = {
+    of_run = {
         EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
         LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
-    }
-    run_budget = budgets[guarantee]
-    least = min(math.inf if run_budget is None else run_budget, policy.max_epsilon)
-    return least if math.isfinite(least) else None
+    }[guarantee]
+    budgets = [] if of_run is None else [Budget(of_run, config.privacy.delta)]
+    if math.isfinite(policy.max_epsilon):
+        budgets.append(Budget(policy.max_epsilon, policy.max_delta))
+    return tuple(budgets)

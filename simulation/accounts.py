@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from dp_accounting import DpEvent
 
-from client_app.account import Refused
+from client_app.account import Budget, Refused, check_budgets
 from client_app.client import check_asked, check_round, local_settings
 from client_app.local_privacy import LocalPrivacy, check_pure_total
-from client_app.policy import ClientPolicy, budget_of
+from client_app.policy import ClientPolicy, budgets_of
 from client_app.training import LocalSettings, example_event, steps_of
 from discreet.config import RunConfig
 from discreet.durable_ledger import Charge, DurableLedger
@@ -38,19 +38,15 @@ class Accounts:
     _charges: list[Charge] = field(default_factory=list)
 
     def charge(
-        self, guarantee: str, client: int, event: DpEvent, *, count: int, round_number: int, budget: float | None
+        self, guarantee: str, client: int, event: DpEvent, *, count: int, round_number: int, budgets: Sequence[Budget]
     ) -> PrivacyLedger:
         """Takes down a charge for `flush`, and returns what is spent with it.
 
         Raises:
-            Refused: the epsilon would pass the budget. Nothing is taken down.
+            Refused: the epsilon would pass a budget. Nothing is taken down.
         """
         after = _recorded(self.spent(guarantee, client), event, count)
-        epsilon = self.epsilon(after)
-        if budget is not None and epsilon > budget * (1 + 1e-9):
-            raise Refused(
-                f"the {guarantee}-level budget is spent: this round would reach epsilon {epsilon:.4g} of {budget:g}"
-            )
+        check_budgets(guarantee, budgets, lambda delta: _epsilon(after, delta, self.accountant))
         self._charges.append(Charge(round_number, guarantee, str(client), event, count))
         self._spent[guarantee, client] = after
         return after
@@ -173,9 +169,9 @@ class _Entry:
         return example, local, pure
 
     def _charge(self, guarantee: str, client: int, event: DpEvent, count: int) -> PrivacyLedger:
-        budget = budget_of(ClientPolicy(), self.run, guarantee)
+        budgets = budgets_of(ClientPolicy(), self.run, guarantee)
         return self._account().charge(
-            guarantee, client, event, count=count, round_number=self.round_number, budget=budget
+            guarantee, client, event, count=count, round_number=self.round_number, budgets=budgets
         )
 
     def _epsilon(self, spent: PrivacyLedger) -> float:

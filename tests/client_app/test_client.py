@@ -105,11 +105,19 @@ def test_a_client_without_examples_spends_nothing(tmp_path: Path) -> None:
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
 
-def test_a_delta_of_one_in_n_examples_is_refused(tmp_path: Path) -> None:
-    run = config(*EXAMPLE, "privacy.delta=0.1")
+@pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
+def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    run = config(*words, "privacy.delta=0.1")
     fit(client(examples(9), tmp_path / "ledger.db", delta=0.1), run)
     with pytest.raises(Refused, match=r"privacy.delta must be below 1 / n"):
         fit(client(examples(10), tmp_path / "ledger.db", delta=0.1), run)
+
+
+def test_a_policy_whose_delta_is_one_in_n_examples_is_refused(tmp_path: Path) -> None:
+    loose = ClientPolicy(max_epsilon=3.0, max_delta=0.1)
+    fit(client(examples(9), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
+    with pytest.raises(Refused, match=r"max-delta of this client's policy must be below 1 / n"):
+        fit(client(examples(10), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
 
 
 def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
 
 
 def test_the_owners_budget_ends_the_clients_work(tmp_path: Path) -> None:
-    who = client(examples(10), tmp_path / "ledger.db", policy=ClientPolicy(max_epsilon=3.0))
+    who = client(examples(10), tmp_path / "ledger.db", policy=ClientPolicy(max_epsilon=3.0, max_delta=1e-3))
     spent = [fit(who, config(*EXAMPLE), number)[2]["epsilon_example"] for number in (1, 2)]
     with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon 3\.01 of 3"):
         fit(who, config(*EXAMPLE), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,8 +81,24 @@ def test_a_node_of_another_federation_refuses() -> None:
 
 
 def test_the_owners_policy_is_read_from_the_node() -> None:
-    client = node_client(order(run_of(*OFF)), run_of(*OFF), NODE | {"max-epsilon": 2.0, "require": "user"})
-    assert client.policy == ClientPolicy(max_epsilon=2.0, require=("user",))
+    client = node_client(
+        order(run_of(*OFF)), run_of(*OFF), NODE | {"max-epsilon": 2.0, "max-delta": 1e-5, "require": "user"}
+    )
+    assert client.policy == ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("user",))
+
+
+def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
+    # At delta 0.98, 34 rounds of noise multiplier 1 would cost less than 4, and 41 at 1e-5.
+    owner = NODE | {"ledger": str(tmp_path / "ledger.db"), "max-epsilon": 4.0, "max-delta": 1e-5}
+    answered = []
+    for delta in ("0.98", "1e-5", "1e-9"):
+        run = run_of(*LOCAL, "rounds=40", f"privacy.delta={delta}")
+        for number in range(1, 6):
+            with suppress(Refused):
+                node_client(order(run, number), run, owner).answer(order(run, number), torch.zeros(650))
+                answered.append((delta, number))
+    # Noise multiplier 2: 3.71 after three releases at delta 1e-5, and 4.38 after four.
+    assert answered == [("1e-5", 1), ("1e-5", 2), ("1e-5", 3)]
 
 
 def test_a_policy_that_can_not_be_read_is_a_refusal() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.account import Refused
-from client_app.policy import ClientPolicy, budget_of, check_policy, planned_user_epsilon, policy_from
+from client_app.account import Budget, Refused
+from client_app.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
 from discreet.config import RunConfig
 from discreet.guarantees import EXAMPLE, LOCAL, USER
 from tests.client_app.clients import EXAMPLE as EXAMPLE_ON
@@ -53,6 +53,7 @@ BAD = {
     "max-epsilon must be above 0": {"max-epsilon": 0},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be a number (got True)": {"max-epsilon": True},
+    "max-delta must be given with max-epsilon, below 1 /": {"max-epsilon": 4.0, "min-noise-multiplier": 1.0},
     "max-delta must be within (0, 1]": {"max-delta": 2},
     "require must name guarantees of user, example, local (got everything)": {"require": "everything"},
 }
@@ -89,7 +90,9 @@ def test_less_noise_than_the_policy_allows_is_refused() -> None:
     assert message == "the policy of this client requires a noise multiplier of 1; the example-level one is 0.99"
 
 
-@pytest.mark.parametrize("policy", [ClientPolicy(min_noise_multiplier=0.1), ClientPolicy(max_epsilon=100.0)])
+@pytest.mark.parametrize(
+    "policy", [ClientPolicy(min_noise_multiplier=0.1), ClientPolicy(max_epsilon=100.0, max_delta=1e-5)]
+)
 def test_a_run_without_any_guarantee_is_refused_where_the_policy_asks_for_one(policy: ClientPolicy) -> None:
     assert "no guarantee is on" in refusal(policy, config(*OFF))
 
@@ -106,17 +109,31 @@ def test_a_larger_delta_is_refused() -> None:
 
 def test_the_planned_user_level_epsilon_is_compared_with_the_policy() -> None:
     run = config(*USER_ON)
-    assert planned_user_epsilon(run, noise_multiplier=1.1) == pytest.approx(1.5154, rel=1e-3)
-    assert refusal(ClientPolicy(max_epsilon=1.52), run, user=1.1) == ""
-    assert "allows epsilon up to 1.51; the run plans a user-level 1.515" in refusal(
-        ClientPolicy(max_epsilon=1.51), run, user=1.1
+    assert planned_user_epsilon(run, noise_multiplier=1.1, delta=1e-5) == pytest.approx(1.5154, rel=1e-3)
+    assert refusal(ClientPolicy(max_epsilon=1.52, max_delta=1e-5), run, user=1.1) == ""
+    assert "allows epsilon up to 1.51; the run plans a user-level 1.515 at delta 1e-05" in refusal(
+        ClientPolicy(max_epsilon=1.51, max_delta=1e-5), run, user=1.1
+    )
+
+
+def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the_run_names() -> None:
+    # 1.5154 is at delta 1e-5; a run that names a smaller one would make its own noise look weaker than it is.
+    run = config(*USER_ON, "privacy.delta=1e-9")
+    assert refusal(ClientPolicy(max_epsilon=1.52, max_delta=1e-5), run, user=1.1) == ""
+
+
+@pytest.mark.parametrize("guarantee", [USER, EXAMPLE, LOCAL])
+def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str) -> None:
+    run = config(*USER_ON, "privacy.delta=0.98", "data.num_clients=1", "sampling.population_size=1")
+    assert "allows delta up to 1e-05; the run has 0.98" in refusal(
+        ClientPolicy(max_epsilon=100, max_delta=1e-5), run, **{guarantee: 50.0}
     )
 
 
 def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
     budget = config(*USER_ON, "privacy.user.max_epsilon=1")
-    assert refusal(ClientPolicy(max_epsilon=1), budget, user=1.1) == ""
-    assert "plans a user-level inf" in refusal(ClientPolicy(max_epsilon=1), budget, user=0.0)
+    assert refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=1.1) == ""
+    assert "plans a user-level inf" in refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=0.0)
 
 
 BUDGETS = {
@@ -129,13 +146,14 @@ BUDGETS = {
 
 @pytest.mark.parametrize(("words", "budgets"), BUDGETS.items())
 @pytest.mark.parametrize("allowed", [math.inf, 4.0])
-def test_the_budget_is_the_smaller_of_the_runs_and_the_owners(
+def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
     words: tuple[str, ...], budgets: tuple[float | None, float | None], allowed: float
 ) -> None:
-    run, policy = config(*OFF, *words), ClientPolicy(max_epsilon=allowed)
+    run, policy = config(*OFF, *words), ClientPolicy(max_epsilon=allowed, max_delta=1e-6)
+    owners = () if allowed == math.inf else (Budget(allowed, 1e-6),)
     for guarantee, of_run in zip((EXAMPLE, LOCAL), budgets, strict=True):
-        least = min(math.inf if of_run is None else of_run, allowed)
-        assert budget_of(policy, run, guarantee) == (None if least == math.inf else least)
+        runs = () if of_run is None else (Budget(of_run, 1e-3),)
+        assert budgets_of(policy, run, guarantee) == runs + owners
 
 
 def test_the_names_of_the_guarantees_are_the_ones_a_policy_requires() -> None:

@@ -116,7 +116,7 @@ def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp
 
 def test_a_policy_refuses_a_weak_configuration(federation: Federation) -> None:
     policy = federation.folder / "policy.json"
-    policy.write_text('{"max-epsilon": 3}')
+    policy.write_text('{"max-epsilon": 3, "max-delta": 0.001}')
     federation.end("node-3")
     federation.start_node("node-3", "--partition", "3", "--of", "4", "--policy", str(policy))
     wait_until(lambda: federation.says("node-3").count("SuperNode ID") == 2, START_SECONDS, "node 3 is back")

@@ -40,7 +40,7 @@ def start(folder: Path, *words: str) -> int:
 
 
 def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Path, executed: list[list[str]]) -> None:
-    (tmp_path / "policy.json").write_text('{"max-epsilon": 3}')
+    (tmp_path / "policy.json").write_text('{"max-epsilon": 3, "max-delta": 0.001}')
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words) == 0
     (command,) = executed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.account import ClientAccount, Refused
+from client_app.account import Budget, ClientAccount, Refused
 from discreet.config import RunConfig, load_config
 from discreet.durable_ledger import DurableLedger
 from discreet.guarantees import EXAMPLE
@@ -37,15 +37,15 @@ def test_epsilon_is_that_of_the_clients_own_account(tmp_path: Path) -> None:
     many = accounts(tmp_path)
     one = ClientAccount(DurableLedger(tmp_path / "one.db"), "7", 1e-3, "pld")
     for number in (1, 2):
-        spent = many.charge(EXAMPLE, 7, EVENT, count=5, round_number=number, budget=None)
-        alone = one.charge(EXAMPLE, EVENT, count=5, round_number=number, budget=None)
+        spent = many.charge(EXAMPLE, 7, EVENT, count=5, round_number=number, budgets=())
+        alone = one.charge(EXAMPLE, EVENT, count=5, round_number=number, budgets=())
         assert many.epsilon(spent) == pytest.approx(alone)
 
 
 def test_nothing_is_on_disk_before_the_flush_and_everything_after(tmp_path: Path) -> None:
     many = accounts(tmp_path)
     for client in range(5):
-        many.charge(EXAMPLE, client, EVENT, count=1, round_number=1, budget=None)
+        many.charge(EXAMPLE, client, EVENT, count=1, round_number=1, budgets=())
     assert many.ledger.holders(EXAMPLE) == []
     many.flush()
     assert sorted(many.ledger.holders(EXAMPLE)) == ["0", "1", "2", "3", "4"]
@@ -60,7 +60,7 @@ def test_a_resumed_simulation_reads_what_was_spent(tmp_path: Path) -> None:
 def test_a_refused_client_is_charged_nothing(tmp_path: Path) -> None:
     many = accounts(tmp_path)
     with pytest.raises(Refused, match="example-level budget is spent"):
-        many.charge(EXAMPLE, 1, EVENT, count=1000, round_number=1, budget=0.5)
+        many.charge(EXAMPLE, 1, EVENT, count=1000, round_number=1, budgets=[Budget(0.5, 1e-3)])
     many.flush()
     assert many.ledger.releases() == []
 
