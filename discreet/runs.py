@@ -4,7 +4,7 @@ config.yaml          the configuration, resolved
 ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
 metrics.csv          a row a round
-checkpoint/          the state after the last whole round
+checkpoint/          the state after the last whole round, and after the one with the least loss on the public test set
 privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
 model.safetensors    the parameters, by name
 """
@@ -80,6 +80,11 @@ class RunFolder:
         return self.path / "checkpoint" / "state.safetensors"
 
     @property
+    def best_path(self) -> Path:
+        """The state after the round with the least loss on the public test set, or before the first round."""
+        return self.path / "checkpoint" / "best.safetensors"
+
+    @property
     def metrics_path(self) -> Path:
         """A row a round."""
         return self.path / "metrics.csv"
@@ -109,6 +114,13 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replaces the checkpoint: after a crash either the old or the new one is there, whole."""
+        self._save(checkpoint, self.checkpoint_path)
+
+    def save_best(self, checkpoint: Checkpoint) -> None:
+        """Replaces the best checkpoint in the same way."""
+        self._save(checkpoint, self.best_path)
+
+    def _save(self, checkpoint: Checkpoint, path: Path) -> None:
         numbers = {
             field.name: getattr(checkpoint, field.name)
             for field in dataclasses.fields(checkpoint)
@@ -116,8 +128,8 @@ class RunFolder:
         }
         metadata = {"state": json.dumps(numbers)}
         tensors = {"params": checkpoint.params, "velocity": checkpoint.velocity}
-        self.checkpoint_path.parent.mkdir(exist_ok=True)
-        replace_file(self.checkpoint_path, save(tensors, metadata=metadata))
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, save(tensors, metadata=metadata))
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The last checkpoint, or None before the first round is done.
@@ -125,14 +137,25 @@ class RunFolder:
         Raises:
           LedgerError: the file is damaged.
         """
-        if not self.checkpoint_path.exists():
+        return self._load(self.checkpoint_path)
+
+    def load_best(self) -> Checkpoint | None:
+        """The best checkpoint, or None before a run has started.
+
+        Raises:
+          LedgerError: the file is damaged.
+        """
+        return self._load(self.best_path)
+
+    def _load(self, path: Path) -> Checkpoint | None:
+        if not path.exists():
             return None
         try:
-            with safe_open(self.checkpoint_path, framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 numbers = json.loads(file.metadata()["state"])
                 return Checkpoint(params=file.get_tensor("params"), velocity=file.get_tensor("velocity"), **numbers)
         except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise LedgerError(f"{self.checkpoint_path} is damaged: {error}") from error
+            raise LedgerError(f"{path} is damaged: {error}") from error
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
+
 PARTITIONS = ("iid", "dirichlet", "shards", "natural", "sampled")
 SAMPLINGS = ("poisson", "fixed", "everyone")
 CLIPS = ("adaptive", "fixed")
@@ -20,6 +22,7 @@ LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
 ENGINES = ("auto", "batched", "one_by_one")
 LOG_FORMATS = ("text", "json")
+LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
 class ConfigError(ValueError):
@@ -40,6 +43,14 @@ def _one_of(value: str, setting: str, names: Sequence[str]) -> None:
 
 def _positive(value: float, setting: str) -> None:
     _require(math.isfinite(value) and value > 0, setting, "a finite number above 0", value)
+
+
+def _within(value: float, least: float, largest: float, setting: str) -> None:
+    _require(least <= value <= largest, setting, f"within [{least:g}, {largest:g}]", value)
+
+
+def _rate(value: float, setting: str) -> None:
+    _require(0 < value <= LARGEST_RATE, setting, f"above 0 and at most {LARGEST_RATE:g}", value)
 
 
 def _at_least(value: float, least: float, setting: str) -> None:
@@ -122,7 +133,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _at_least(self.epochs, 1, "training.epochs")
         _at_least(self.batch_size, 1, "training.batch_size")
-        _positive(self.learning_rate, "training.learning_rate")
+        _rate(self.learning_rate, "training.learning_rate")
         _require(0 <= self.momentum < 1, "training.momentum", "within [0, 1)", self.momentum)
 
 
@@ -135,7 +146,7 @@ class ServerConfig:
     round_timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        _positive(self.learning_rate, "server.learning_rate")
+        _rate(self.learning_rate, "server.learning_rate")
         _require(0 <= self.momentum < 1, "server.momentum", "within [0, 1)", self.momentum)
         _positive(self.round_timeout, "server.round_timeout")
 
@@ -153,9 +164,9 @@ class ClipConfig:
     def __post_init__(self) -> None:
         prefix = "privacy.user.clip"
         _one_of(self.kind, f"{prefix}.kind", CLIPS)
-        _positive(self.norm, f"{prefix}.norm")
+        _within(self.norm, LEAST_ESTIMATE, LARGEST_ESTIMATE, f"{prefix}.norm")
         _require(0 < self.target_quantile < 1, f"{prefix}.target_quantile", "within (0, 1)", self.target_quantile)
-        _positive(self.learning_rate, f"{prefix}.learning_rate")
+        _rate(self.learning_rate, f"{prefix}.learning_rate")
         if self.count_stddev is not None:
             _at_least(self.count_stddev, 0, f"{prefix}.count_stddev")
 

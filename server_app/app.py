@@ -26,7 +26,6 @@ from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
 from strategies.exchange import MessagesTooLarge
 from strategies.session import Session, finish, prepare
-from strategies.training import Outcome
 
 logger = logging.getLogger("discreet")
 
@@ -94,7 +93,7 @@ def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
     try:
         with _metrics(session):
             strategy.start(grid)
-            finish(session, Outcome(strategy.checkpoint, strategy.stopped))
+            finish(session, strategy.outcome)
     except (SystemExit, TimeoutError, OSError) as error:
         # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
         _interrupted(session, strategy, error)

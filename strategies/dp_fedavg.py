@@ -17,7 +17,7 @@ from torch import Tensor
 from discreet.runs import Checkpoint
 from discreet.wire import REFUSED_CODE, MalformedMessage, Order, Reply, decode_reply, encode_order, parameters_record
 from strategies.exchange import Failure, MessagesTooLarge
-from strategies.training import TrainingRun
+from strategies.training import Outcome, TrainingRun
 
 logger = logging.getLogger("discreet")
 
@@ -188,7 +188,7 @@ class DPFedAvg(Strategy):
     def __init__(self, training: TrainingRun, exchange: GridExchange, *, checkpoint: Checkpoint) -> None:
         self.training, self.exchange, self.checkpoint = training, exchange, checkpoint
         self.cohort: list[int] = []
-        self.stopped: str | None = None
+        self.outcome = Outcome(checkpoint, None)
 
     def summary(self) -> None:
         """Logs what is about to run."""
@@ -198,12 +198,12 @@ class DPFedAvg(Strategy):
     def start(  # type: ignore[override]  # rounds, deadlines and evaluation come from the plan
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, **_: object
     ) -> Result:
-        """Runs every round of the plan, or until a budget is spent; `stopped` then says why."""
+        """Runs the plan; `outcome` then says how it ended."""
         self.summary()
-        outcome = self.training.run(self.checkpoint)
-        self.checkpoint, self.stopped = outcome.checkpoint, outcome.stopped
+        self.outcome = self.training.run(self.checkpoint)
+        self.checkpoint = self.outcome.checkpoint
         result = Result()
-        result.arrays = parameters_record(self.checkpoint.params)
+        result.arrays = parameters_record(self.outcome.model.params)
         return result
 
     def configure_train(

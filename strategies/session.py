@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class Session:
     def training(self, exchange: Exchange, *, progress: TextIO | None = None) -> TrainingRun:
         """The rounds, with the clients that `exchange` asks; `progress` as `TrainingRun` takes it."""
         return TrainingRun(
-            plan_of(self.config),
+            plan_of(self.config, num_classes=self.task.num_classes),
             self.folder,
             ledger=self.ledger,
             exchange=exchange,
@@ -98,7 +99,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
     """
     config = resolve_noise(config)
-    plan_of(config)
+    round_settings(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
         check_fits(config.model.name, task)
@@ -154,7 +155,7 @@ def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
     return evaluate(model, test)
 
 
-def plan_of(config: RunConfig) -> Plan:
+def plan_of(config: RunConfig, *, num_classes: int) -> Plan:
     """The plan of a resolved configuration."""
     privacy = config.privacy
     on = [name for name, is_on in ((EXAMPLE, privacy.example.enabled), (LOCAL, privacy.local.kind != "none")) if is_on]
@@ -165,6 +166,7 @@ def plan_of(config: RunConfig) -> Plan:
         delta=privacy.delta,
         accountant=privacy.accountant,
         max_epsilon=privacy.user.max_epsilon,
+        chance_loss=math.log(num_classes),
         client_guarantees=tuple(on),
     )
 
@@ -172,7 +174,7 @@ def plan_of(config: RunConfig) -> Plan:
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model and privacy.json, and says how the run ended."""
     config, folder, checkpoint = session.config, session.folder, outcome.checkpoint
-    tensors = named_parameters_of(session.model, checkpoint.params)
+    tensors = named_parameters_of(session.model, outcome.model.params)
     metadata = {
         "discreet": discreet.__version__,
         "model": config.model.name,

@@ -39,6 +39,7 @@ def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) ->
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
+        "model_round": outcome.model.round,
         "delta": config.privacy.delta,
         "accountant": config.privacy.accountant,
         "seed": config.seed,

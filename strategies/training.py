@@ -22,6 +22,7 @@ from discreet.tasks.metrics import Evaluation
 from discreet.wire import EPSILONS, Reply
 from strategies.cohort import CohortSampling
 from strategies.cohort_sum import PartialSum
+from strategies.divergence import divergence, hopeless
 from strategies.exchange import Exchange, Failure, Replies
 from strategies.progress import Progress
 from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
@@ -37,7 +38,8 @@ BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
 @dataclass(frozen=True)
 class Plan:
     """What a run is to do. `max_epsilon` is the user-level budget; None for none. `client_guarantees`: which of
-    `example` and `local` are on; they are accounted by the clients."""
+    `example` and `local` are on; they are accounted by the clients. `chance_loss`: of a model that gives every class
+    the same chance."""
 
     rounds: int
     settings: RoundSettings
@@ -45,6 +47,7 @@ class Plan:
     delta: float
     accountant: str
     max_epsilon: float | None
+    chance_loss: float
     client_guarantees: tuple[str, ...] = ()
 
 
@@ -81,10 +84,22 @@ class BudgetSpentError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last state, and why it stopped where that was before the planned rounds."""
+    """How a run ended: its last state, why it stopped if it did, and its model.
+
+    Attributes:
+      checkpoint: after the last round, with all that was spent.
+      stopped: why the run ended other than by its last planned round, in words; None if it did not.
+      best: of a run that was lost: its model in place of the last one; None otherwise.
+    """
 
     checkpoint: Checkpoint
     stopped: str | None
+    best: Checkpoint | None = None
+
+    @property
+    def model(self) -> Checkpoint:
+        """What the run is to publish as its model."""
+        return self.best or self.checkpoint
 
 
 class TrainingRun:
@@ -120,9 +135,15 @@ class TrainingRun:
         self.connected = 0
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
+        self.losses = [math.nan if row["loss"] is None else row["loss"] for row in folder.read_metrics()]
 
     def run(self, checkpoint: Checkpoint) -> Outcome:
-        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent."""
+        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
+
+        A run that is lost stays lost: resumed, it ends again before anything is spent.
+        """
+        if self.folder.load_best() is None:
+            self.folder.save_best(checkpoint)
         write_status(self.folder, self.status)
         self.progress.begin(checkpoint.round)
         try:
@@ -134,7 +155,9 @@ class TrainingRun:
         return outcome
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
-        while checkpoint.round < self.plan.rounds:
+        while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
+            if checkpoint.round >= self.plan.rounds:
+                return Outcome(checkpoint, None)
             try:
                 self.check_budget()
             except BudgetSpentError as spent:
@@ -149,7 +172,10 @@ class TrainingRun:
             checkpoint, tally = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
             if self.plan.settings.user is None and tally.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {tally.reasons[-1]}")
-        return Outcome(checkpoint, None)
+        best = self.folder.load_best()
+        assert best is not None
+        kept = f"the one after round {best.round}" if best.round else "the untrained one"
+        return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
     def spent(self) -> PrivacyLedger:
         """What the user-level guarantee has spent."""
@@ -216,6 +242,9 @@ class TrainingRun:
         self._report(after, metrics, tally, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after)
+        loss = self.losses[-1]
+        if loss == min(self.losses) and not hopeless(loss, chance_loss=self.plan.chance_loss):
+            self.folder.save_best(after)
         return after, tally
 
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
@@ -240,6 +269,7 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
+        self.losses.append(evaluation.loss)
         last_failure = tally.reasons[-1] if tally.reasons else None
         self.status = after_round(
             self.status, number=after.round, nodes=self.connected, failures=tally.failures, last_failure=last_failure
