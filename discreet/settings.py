@@ -106,7 +106,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`."""
+    """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`, and never
+    less: delta is held below one in all clients that exist."""
 
     kind: str = "poisson"
     probability: float = 0.3
@@ -332,6 +333,11 @@ class RunConfig:
 
 
 def _check_cohort(config: RunConfig) -> None:
+    if config.population_size < config.data.num_clients:
+        raise ConfigError(
+            f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
+            f"there are (got {config.population_size}): leave it out, or set data.num_clients"
+        )
     if config.sampling.kind == "fixed":
         _at_least(round(config.expected_cohort), 1, "sampling.probability * population_size, rounded,")
     elif config.expected_cohort <= 0:
@@ -345,9 +351,9 @@ def _check_guarantees(config: RunConfig) -> None:
     privacy = config.privacy
     bound = 1 / config.population_size
     rule = f"below 1 / population_size = {bound:g}"
-    if privacy.user.enabled and config.population_size > 1:
-        _require(privacy.delta < bound, "privacy.delta", rule, privacy.delta)
     local = privacy.local.kind
+    if privacy.user.enabled or local in ("gaussian", "laplace"):
+        _require(privacy.delta < bound, "privacy.delta", rule, privacy.delta)
     if local != "none" and privacy.user.enabled:
         raise ConfigError(
             f"privacy.local.kind={local} needs privacy.user.enabled=false: the server's clip would cut the noise"

@@ -86,6 +86,7 @@ def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
         grid,
         config_to_json(session.config),
         timeout=config.server.round_timeout,
+        population_size=config.population_size,
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )

@@ -30,10 +30,10 @@ class CohortSampling:
         Raises:
           ValueError: more members than `population_size`: what is accounted would not be what runs.
         """
-        if len(members) > self.population_size and self.kind == "fixed":
+        if len(members) > self.population_size:
             raise ValueError(
-                f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: "
-                "a fixed-size cohort is accounted for the declared population"
+                f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: delta, "
+                "the denominator and the account are those of the declared population"
             )
         if self.kind == "everyone":
             return list(members)

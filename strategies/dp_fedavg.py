@@ -49,12 +49,15 @@ class GridExchange:
       settings: the resolved configuration as JSON, the same for every message.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
       virtual: in a simulation.
+      population_size: how many clients there are by declaration. One node is one client, so that no more may be
+        connected; virtual clients are as many as declared, on any number of nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
     """
 
     grid: Grid
     settings: str
     timeout: float
+    population_size: int
     virtual: VirtualClients | None = None
     min_nodes: int = 1
     nodes: list[int] = field(default_factory=list)
@@ -63,27 +66,36 @@ class GridExchange:
         """Virtual clients, or the connected nodes.
 
         Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
-        budget on nothing, and a node that is gone for good must not stop the others.
+        budget on nothing, and a node that is gone for good must not stop the others. While more nodes are connected
+        than clients are declared it waits too: one may be a client's second, and delta is for the declared number.
 
         Raises:
-          TimeoutError: too few nodes are connected within `timeout`.
+          TimeoutError: too few or too many nodes are connected for `timeout`. Nobody is asked.
         """
         started, wanted, seen = time.monotonic(), 1 if self.nodes else self.min_nodes, -1
         while True:
             nodes = sorted(self.grid.get_node_ids())
-            if len(nodes) >= wanted:
+            fault = self._miscounted(len(nodes), wanted)
+            if fault is None:
                 self.nodes = nodes
                 return range(self.virtual.num_clients) if self.virtual else nodes
             if len(nodes) != seen:
                 seen = len(nodes)
-                logger.info("waiting for nodes: %d of %d are connected", seen, wanted)
+                logger.info("waiting for nodes: %s", fault)
             waited = time.monotonic() - started
             if waited > self.timeout:
-                raise TimeoutError(
-                    f"{seen} of {wanted} nodes are connected after {self.timeout:g} s (sampling.min_nodes, "
-                    "server.round_timeout)"
-                )
+                raise TimeoutError(f"after {self.timeout:g} s (server.round_timeout) {fault}")
             time.sleep(pause_after(waited))
+
+    def _miscounted(self, connected: int, wanted: int) -> str | None:
+        if connected < wanted:
+            return f"{connected} of {wanted} nodes are connected (sampling.min_nodes)"
+        if connected > self.population_size and not self.virtual:
+            return (
+                f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
+                "declared: disconnect nodes, or start a run with a larger data.num_clients"
+            )
+        return None
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]

@@ -35,6 +35,7 @@ WRONG = {
     "sampling.probability=1.5": "sampling.probability must be within",
     "sampling.probability=0": "expected cohort of zero clients",
     "sampling.population_size=0": "sampling.population_size must be",
+    "sampling.population_size=199": "sampling.population_size must be at least data.num_clients = 200",
     "training.batch_size=0": "training.batch_size must be",
     "training.learning_rate=nan": "training.learning_rate must be",
     "training.momentum=1": "training.momentum must be within",
@@ -54,6 +55,17 @@ WRONG = {
     "rounds": "rounds is no NAME=VALUE that can be read",
     "rounds=range(2,5)": "python -m scripts.simulate --multirun rounds=range(2,5)",
 }
+
+
+@pytest.mark.parametrize("guarantee", ["user.enabled=true", "local.kind=gaussian", "local.kind=laplace"])
+def test_delta_is_held_below_one_in_all_clients_that_there_are(guarantee: str) -> None:
+    # A small population_size would let a delta pass at which ten of two hundred clients may be published whole.
+    off = ["privacy.user.enabled=false", "privacy.user.target_epsilon=8", "privacy.local.noise_multiplier=2"]
+    words = [*off, f"privacy.{guarantee}", "privacy.delta=0.05"]
+    with pytest.raises(ConfigError, match=r"privacy\.delta must be below 1 / population_size = 0\.005"):
+        load_config(words)
+    with pytest.raises(ConfigError, match=r"population_size must be at least data\.num_clients = 200"):
+        load_config([*words, "sampling.population_size=10"])
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG.items())

@@ -62,7 +62,7 @@ def rows(
 def _scale(model: str, task: Task, population: int, cohort: int) -> Row:
     words = [
         f"model.name={model}",
-        f"sampling.population_size={population}",
+        f"data.num_clients={population}",
         f"sampling.probability={cohort / population}",
     ]
     run = load_config([*WORK, *words])

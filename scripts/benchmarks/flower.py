@@ -162,7 +162,9 @@ def _under_ray(words: Sequence[str], count: int, client_app: ClientApp) -> list[
         @server_app.main()
         def main(grid: Grid, context: Context) -> None:
             virtual = VirtualClients(run.data.num_clients, folder)
-            exchange = GridExchange(grid, config_to_json(run), timeout=run.server.round_timeout, virtual=virtual)
+            settings, clients = config_to_json(run), run.population_size
+            timeout = run.server.round_timeout
+            exchange = GridExchange(grid, settings, timeout=timeout, population_size=clients, virtual=virtual)
             found.extend(_timed_rounds(run, exchange, count))
 
         resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}

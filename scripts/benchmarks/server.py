@@ -78,7 +78,7 @@ def one_round(noise: str, size: int, cohort: int) -> float:
 
 
 def _run(noise: str, cohort: int) -> RunConfig:
-    words = [f"sampling.population_size={cohort}", "sampling.probability=1", f"privacy.delta={0.1 / cohort}"]
+    words = [f"data.num_clients={cohort}", "sampling.probability=1", f"privacy.delta={0.1 / cohort}"]
     return load_config([*words, f"privacy.noise={noise}", "privacy.user.noise_multiplier=1"])
 
 

@@ -107,7 +107,7 @@ def test_a_client_without_examples_spends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
 def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
-    run = config(*words, "privacy.delta=0.1")
+    run = config(*words, "privacy.delta=0.1", "data.num_clients=2")
     fit(client(examples(9), tmp_path / "ledger.db", delta=0.1), run)
     with pytest.raises(Refused, match=r"privacy.delta must be below 1 / n"):
         fit(client(examples(10), tmp_path / "ledger.db", delta=0.1), run)

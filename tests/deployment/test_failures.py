@@ -28,6 +28,7 @@ from tests.deployment.raw_node import Behaviour, raw_node
 
 NODES = ["honest-0", "honest-1", "garbage", "silent", "late", "victim", "joins", "leaves"]
 FOUR = ("data.num_clients=4", "privacy.delta=0.001", "sampling.kind=everyone", "privacy.user.noise_multiplier=2")
+SHARED = "sampling.population_size=7"  # beside the four shares of the data, nodes that never hold any
 ROUND_SECONDS = 20
 ONE_AT_A_TIME = threading.Lock()  # the nodes of this process share one model
 
@@ -129,7 +130,7 @@ def test_a_round_loses_the_contribution_of_a_failed_node_and_nothing_else(
     federation.start_node("victim", "--partition", "3", "--of", "4")
     federation.wait_for_nodes(["victim"])
     folder = federation.run(
-        "faults", "rounds=2", "sampling.min_nodes=6", f"server.round_timeout={ROUND_SECONDS}", *FOUR
+        "faults", "rounds=2", SHARED, "sampling.min_nodes=6", f"server.round_timeout={ROUND_SECONDS}", *FOUR
     )
     wait_until(lambda: "Receiving: train message" in federation.says("victim"), RUN_SECONDS, "the victim is at work")
     federation.kill("victim")

@@ -12,7 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from discreet.privacy.noise import seeded_source
 from discreet.wire import REFUSED_CODE, Reply, decode_order, encode_reply
+from strategies.cohort import CohortSampling
 from strategies.dp_fedavg import GridExchange, VirtualClients
 from strategies.exchange import Failure, MessagesTooLarge
 
@@ -80,7 +82,7 @@ def silent(message: Message) -> None:
 
 
 def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[Reply | Failure]:
-    exchange = GridExchange(grid, "{}", timeout=timeout)  # type: ignore[arg-type]
+    exchange = GridExchange(grid, "{}", timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
     exchange.members()
     return list(exchange.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
 
@@ -137,9 +139,28 @@ def test_a_failure_says_its_reason_in_one_line() -> None:
     assert failure.reason == "ZeroDivisionError: division by zero"
 
 
+def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
+    grid = FakeGrid({1: good, 2: good, 3: good})
+    exchange = GridExchange(grid, "{}", timeout=0.1, population_size=2)  # type: ignore[arg-type]
+    with pytest.raises(
+        TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
+    ):
+        exchange.members()
+    grid.answers.pop(3)
+    assert exchange.members() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed", "everyone"])
+def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None:
+    sampling = CohortSampling(kind, 1.0, 2)
+    assert sampling.draw([1, 2], seeded_source(90127)) == [1, 2]
+    with pytest.raises(ValueError, match=r"sampling\.population_size=2, but 3 clients are connected"):
+        sampling.draw([1, 2, 3], seeded_source(90127))
+
+
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: good, 20: good})
-    exchange = GridExchange(grid, "{}", timeout=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    exchange = GridExchange(grid, "{}", timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
     assert list(exchange.members()) == [0, 1, 2, 3, 4]
     list(exchange.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
     sent = [(decode_order(m.content)[0].client_id, m.metadata.dst_node_id) for m in grid.sent.values()]

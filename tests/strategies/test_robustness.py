@@ -149,7 +149,9 @@ def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
         monkeypatch.setattr(TaskIdentity, name, 1)
     ready = session(tmp_path / "run", *FIXED)
     training = ready.training(Scripted(replies))
-    return DPFedAvg(training, GridExchange(None, "{}", timeout=1.0), checkpoint=ready.checkpoint)  # type: ignore[arg-type]
+    return DPFedAvg(
+        training, GridExchange(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
+    )  # type: ignore[arg-type]
 
 
 def answered(strategy: DPFedAvg, number: int, *, times: int) -> Checkpoint:

@@ -64,7 +64,7 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize("clients", [10, 50])
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
-    exchange = GridExchange(grid, "{}", timeout=60)  # type: ignore[arg-type]
+    exchange = GridExchange(grid, "{}", timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = exchange.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(exchange.members()))
     settings = RoundSettings(clients, learning_rate=1.0, momentum=0.0, user=None)
