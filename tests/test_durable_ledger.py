@@ -6,6 +6,7 @@ import multiprocessing
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,24 @@ def test_a_charge_that_fails_leaves_nothing(ledger: DurableLedger) -> None:
         ledger.charge([Charge(4, "user", "", EVENT), Charge(4, "user", "", object())])  # type: ignore[arg-type]
     assert ledger.head() == head
     assert ledger.verify() == []
+
+
+def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In WAL mode SQLite flushes a commit to the disk with `synchronous` full (2) or extra (3), not with normal (1)."""
+    found = []
+
+    class Watched(sqlite3.Connection):
+        def close(self) -> None:
+            found.append(
+                (*self.execute("pragma journal_mode").fetchone(), *self.execute("pragma synchronous").fetchone())
+            )
+            super().close()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    ledger.charge([Charge(4, "user", "", EVENT)])
+    assert ledger.charge_after(0, Charge(4, "example", "1", EVENT))
+    assert set(found) <= {("wal", 2), ("wal", 3)}
+    assert len(found) >= 2
 
 
 def _charge(path: Path, holder: str) -> None:

@@ -127,6 +127,13 @@ def test_the_denominator_is_the_batch_size_whatever_the_client_has(count: int) -
     assert close(work(data, dp(0.0), seeded_source(77)), expected)
 
 
+def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.training.poisson_sample", lambda count, **_: torch.arange(count))
+    data, how = examples(12), dp(0.0, batch_size=3)
+    expected = dp_sgd_by_hand(data, [torch.arange(12)] * 4, [torch.zeros(18)] * 4, how)
+    assert close(work(data, how, seeded_source(1907)), expected)
+
+
 def test_the_noise_of_a_step_has_the_standard_deviation_of_sigma_c_over_b() -> None:
     model, data = linear(dims=200, classes=100), examples(4, dims=200, classes=100)
     start = params_of(model)

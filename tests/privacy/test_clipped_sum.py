@@ -56,6 +56,27 @@ def test_removing_one_update_moves_the_grid_sum_by_at_most_the_clip_norm_exactly
         assert moved <= (norm_clip / total.grid.step) ** 2
 
 
+@pytest.mark.parametrize("excess", [1, 2**10, 2**16])
+def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int) -> None:
+    """Squared norms, in steps: the clip's is 2^36, and what is over it by one, by 1e-8 and by 1e-6 is cut."""
+    grid = grid_for(1.0, 2**16)
+    row = torch.zeros(1, 2**16, dtype=torch.float64)
+    row[0, 0], row[0, 1 : excess + 1] = 1.0, grid.step
+    total = GridSum(2**16, 1.0, grid=grid)
+    assert int(1 / grid.step) ** 2 == 2**36
+    total.add(row)
+    for steps in (total.steps, grid.quantise(row[0], 1.0)):
+        assert sum(step**2 for step in steps.tolist()) <= 2**36
+
+
+@pytest.mark.parametrize("excess", [1e-12, 1e-6, 1e-4])
+@pytest.mark.parametrize("size", [3, LARGEST_TILE + 3])
+def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, excess: float) -> None:
+    row = torch.zeros(1, size, dtype=torch.float64)
+    row[0, 1] = 0.3 * (1 + excess)
+    assert float(summed("float", row, 0.3).total[1]) <= 0.3
+
+
 @pytest.mark.parametrize("kind", ["float", "grid"])
 def test_rows_at_once_and_one_by_one_add_up_to_the_same(kind: str) -> None:
     rows = seeded_source(66179).normal(50).view(5, 10)

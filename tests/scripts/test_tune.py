@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import ConfigError, load_config
+from discreet.config import ConfigError, RunConfig, load_config
 from discreet.privacy.selection import TrialCount
 from discreet.reports import report_of
 from discreet.runs import RunFolder
+from scripts import tune
 from scripts.tune import MOST_CANDIDATES, candidates_of, cost_of, main
+from simulation.in_process import simulate
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
 NOISE = "privacy.user.noise_multiplier"
@@ -79,6 +81,23 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--trials", "geometric", "--mean", "3", "--output", str(output)]
     assert main([*words, *SMALL, f"{NOISE}=1,2", "privacy.user.clip.norm=0.1,0.5"]) == 0
     return output
+
+
+def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number is drawn whatever the data: to run a poor one again would be one more, which is not accounted."""
+    accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
+
+    def simulated(config: RunConfig) -> None:
+        simulate(config)
+        ran.append(accuracies[len(ran) % 4])
+
+    monkeypatch.setattr(tune, "simulate", simulated)
+    monkeypatch.setattr(tune, "_accuracy", lambda _: ran[-1])
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
+    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1"]) == 0
+    assert ran == accuracies
 
 
 def test_only_the_chosen_run_is_left(tuned: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from simulation.accounts import Admitted, admit
 from simulation.cohort import BatchedExchange
 from simulation.engine import Engine
 from simulation.in_process import simulate
-from simulation.views import SampledViews
+from simulation.views import Numbers, SampledViews, Views
 from strategies.cohort_sum import PartialSum
 from strategies.exchange import Failure, Replies
 from strategies.round import empty_sum
@@ -148,10 +149,35 @@ def test_an_unknown_engine_is_named() -> None:
         load_config(["engine=batch"])
 
 
-def exchange(chunk: int, workers: int, *, clients: int = 10**6) -> BatchedExchange:
+@dataclass(frozen=True)
+class Alike:
+    """Clients who all hold the same 30 examples."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def sizes(self, clients: Numbers) -> Numbers:
+        return np.full(len(clients), 30)
+
+    def examples(self, client: int) -> Numbers:
+        return np.arange(30)
+
+
+def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
+    """What tells these clients apart is the order of their examples: two of 40 are alike once in 10^20 runs."""
+    found: list[Replies] = []
+    start = Clients("logistic_regression", (4,), (30, 3)).start
+    for _ in range(2):
+        with exchange(1, 1, "seed=null", views=Alike()) as asked:
+            how = {"round_number": 2, "params": start, "clip_norm": 0.1}
+            found += [kept(part) for part in asked.ask(**how, cohort=range(20))]
+    assert len({tuple(each.part.values.tolist()) for each in found}) == 40
+
+
+def exchange(chunk: int, workers: int, *words: str, views: Views | None = None) -> BatchedExchange:
     some = Clients("logistic_regression", (4,), (30, 3))
-    views = SampledViews(clients, len(some.data), 5, seed=31)
-    config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1"])
+    views = views or SampledViews(10**6, len(some.data), 5, seed=31)
+    config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
     return BatchedExchange(config, Engine(some.resident, views, some.stack, chunk, workers), accounts=None)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import secure_source, seeded_source
+from discreet.privacy.noise import RandomSource, seeded_source
 from discreet.privacy.sampling import poisson_sample
 from simulation.draws import SecureDraws, SeededDraws
+from simulation.views import Numbers
 
 SIZES = np.array([6, 6, 3, 1])
 
@@ -21,7 +23,8 @@ def seeded() -> SeededDraws:
 
 
 def secure() -> SecureDraws:
-    return SecureDraws(secure_source())
+    """From a key of the test's own, so that its verdict is the same each time."""
+    return SecureDraws(RandomSource(bytes(range(32)), is_secure=True))
 
 
 def test_seeded_orders_are_the_clients_own() -> None:
@@ -62,12 +65,22 @@ def test_nobody_draws_nothing(draws: SeededDraws | SecureDraws) -> None:
 
 
 def test_secure_orders_are_uniform() -> None:
-    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10."""
+    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10.
+
+    One order in ten that is sorted, which makes its chance 1/4, is found.
+    """
     orders = secure().permutations(np.full(6000, 3), epoch=0)
+    assert unlike_uniform(orders) < 60
+    orders[::10].sort(axis=1)
+    assert unlike_uniform(orders) > 60
+
+
+def unlike_uniform(orders: Numbers) -> float:
+    """The chi-squared statistic of 6,000 orders of three."""
     counts = np.bincount(orders @ [9, 3, 1], minlength=27)
     found = counts[counts > 0]
     assert len(found) == 6
-    assert ((found - 1000) ** 2 / 1000).sum() < 60
+    return float(((found - 1000) ** 2 / 1000).sum())
 
 
 def test_secure_batches_take_each_example_with_its_clients_probability() -> None:
@@ -83,12 +96,35 @@ def test_secure_batches_take_each_example_with_its_clients_probability() -> None
         assert abs(len(found) - size * (chance + 0.1)) > 12 * deviation
 
 
+def test_secure_batches_of_one_client_say_nothing_of_anothers() -> None:
+    """Examples that two clients of 20,000 both draw: within 7 standard deviations of a quarter, but once in 10^11."""
+    clients, positions = secure().batches(np.full(4, 20_000), [0.5] * 4, step=0)
+    held = [set(positions[clients == client].tolist()) for client in range(4)]
+    deviation = math.sqrt(20_000 * 0.25 * 0.75)
+    for one, other in combinations(held, 2):
+        assert abs(len(one & other) - 5_000) < 7 * deviation
+    shared = held[0] | set(range(2_000))
+    assert abs(len(shared & held[1] | set(range(2_000))) - 5_000) > 7 * deviation
+
+
 def test_secure_noise_has_each_clients_own_scale() -> None:
-    """20,000 values each: the deviation is within 4 % but for a chance below 1e-9, and 1.5 times it is not."""
+    """20,000 values each: the deviation is within 4 %, 8 of its own, but for a chance below 1e-9; 1.1 times is not."""
     mechanisms = [Gaussian(1.0), Gaussian(1.5)]
     noised = secure().add_noise(torch.zeros(2, 20_000), mechanisms, 2.0, step=0)
     assert noised[0].std() == pytest.approx(2.0, rel=0.04)
     assert noised[1].std() == pytest.approx(3.0, rel=0.04)
+    assert 1.1 * noised[1].std() != pytest.approx(3.0, rel=0.04)
+
+
+@pytest.mark.parametrize("multipliers", [(1.0, 1.0, 1.0), (1.0, 1.0, 2.0)])
+def test_secure_noise_of_one_client_says_nothing_of_anothers(multipliers: tuple[float, ...]) -> None:
+    """Correlations of 20,000 values, normal of deviation 1 / sqrt(20,000): beyond 7 of them once in 10^11 draws."""
+    draws, mechanisms = secure(), [Gaussian(multiplier) for multiplier in multipliers]
+    steps = [draws.add_noise(torch.zeros(3, 20_000), mechanisms, 1.0, step=step) for step in range(2)]
+    correlations = torch.corrcoef(torch.cat(steps)).fill_diagonal_(0)
+    assert correlations.abs().max() * math.sqrt(20_000) < 7
+    shared = torch.cat(steps) + 0.3 * steps[0][0]
+    assert torch.corrcoef(shared).fill_diagonal_(0).abs().max() * math.sqrt(20_000) > 7
 
 
 def test_secure_draws_need_a_secure_source() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from discreet.config import load_config
-from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.privacy.ledger import PrivacyLedger
 from discreet.runs import RunFolder
 from simulation.in_process import simulate
 from tests.simulation.crash import POINTS
@@ -82,6 +84,19 @@ def test_resuming_under_other_privacy_settings_is_refused(change: str, message: 
     with pytest.raises(LedgerError) as error:
         simulate(load_config(overrides(folder, "resume=true", change)))
     assert message in str(error.value)
+
+
+def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(load_config(overrides(folder, "rounds=1")))
+    ledger = DurableLedger(folder / "ledger.db")
+    ((event, _),) = ledger.spent("user").entries
+    ledger.charge([Charge(2, "user", "", event)])  # as after a crash between the charge and the checkpoint
+    simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
+    said = json.loads((folder / "privacy.json").read_text())["guarantees"][0]["epsilon"]
+    assert said["pld"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3), rel=1e-9)
+    assert said["rdp"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3, "rdp"), rel=1e-9)
+    assert RunFolder(folder).read_metrics()[-1]["epsilon_user"] == pytest.approx(said["pld"], rel=1e-6)
 
 
 def test_more_rounds_may_be_asked_for_when_resuming(tmp_path: Path) -> None:

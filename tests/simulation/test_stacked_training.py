@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from client_app.training import ExamplePrivacy, LocalSettings, sampling_probability
-from discreet.privacy.noise import secure_source
+from discreet.privacy.noise import RandomSource
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SecureDraws
 from simulation.resident import resident
 from simulation.stacked_training import stacked_updates
+from tests.client_app.clients import clipped, gradients, write
 from tests.simulation.chunks import Clients, apart
 
 SIZES = (13, 7, 7, 3, 1, 0)
@@ -36,6 +38,11 @@ MODELS = {
     "cnn": (1, 8, 8),
     "lstm": (6,),
 }
+
+
+def secure() -> RandomSource:
+    """From a key of the test's own, so that its verdict is the same each time."""
+    return RandomSource(bytes(range(32)), is_secure=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -73,17 +80,36 @@ def test_without_examples_the_update_is_zero_whatever_the_others_do() -> None:
     assert not Clients("cnn", (1, 8, 8), SIZES).together(WAYS["dp-sgd"])[-1].any()
 
 
-def test_noise_differs_from_client_to_client_where_batches_are_empty() -> None:
-    how = replace(SGD, epochs=1, batch_size=1, example=ExamplePrivacy(1.0, 1.0))
-    updates = Clients("logistic_regression", (2,), (1, 1)).together(replace(how, learning_rate=1e3))
-    assert not torch.allclose(updates[0], updates[1])
+def test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.draws.poisson_sample", lambda *_, **__: torch.zeros(0, dtype=torch.int64))
+    clients, how = Clients("logistic_regression", (2,), (9, 7, 2)), replace(SGD, example=EXAMPLE)
+    steps = (4, 4, 2)  # 2 epochs of ceil(n / 5)
+    drawn = [
+        torch.stack([source.child("step", step).child("noise").normal(15) for step in range(count)]).sum(0)
+        for source, count in zip(clients.sources(), steps, strict=True)
+    ]
+    expected = -0.1 * 0.3 * 0.5 / 5 * torch.stack(drawn)
+    torch.testing.assert_close(clients.together(how), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.draws.poisson_sample", lambda count, **_: torch.arange(count))
+    clients = Clients("logistic_regression", (2,), (12, 9))
+    updates = clients.together(replace(SGD, epochs=1, batch_size=3, example=ExamplePrivacy(0.5, 0.0)))
+    for update, numbers in zip(updates, clients.held, strict=True):
+        model, data = nn.Sequential(nn.Linear(2, 5)), clients.data.subset(torch.from_numpy(numbers))
+        params = clients.start
+        for _ in range(len(numbers) // 3):  # every step adds up all of the client's examples, and divides by 3
+            write(model, params)
+            params = params - 0.1 * clipped(gradients(model, data), 0.5) / 3
+        torch.testing.assert_close(update, params - clients.start, rtol=1e-4, atol=1e-6)
 
 
 def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
     clients = Clients("cnn", (1, 8, 8), (4, 4, 4))
     data = clients.data
     data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
-    chunk = Chunk(table_of(clients.held), [SGD] * 3, SecureDraws(secure_source()))
+    chunk = Chunk(table_of(clients.held), [SGD] * 3, SecureDraws(secure()))
     updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
     assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
 
@@ -93,7 +119,7 @@ def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
     how, data = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.data
     data.inputs[clients.held[0][2]] = torch.nan
     held = [clients.held[0], np.delete(clients.held[0], 2)]
-    chunk = Chunk(table_of(held), [how] * 2, SecureDraws(secure_source()))
+    chunk = Chunk(table_of(held), [how] * 2, SecureDraws(secure()))
     updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
     assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
 
@@ -103,7 +129,7 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     clients = Clients("logistic_regression", (256,), (2, 1))
     rare = LocalSettings(1, 1, 1.0, 0.0)
     how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
-    chunk = Chunk(table_of(clients.held), how, SecureDraws(secure_source()))
+    chunk = Chunk(table_of(clients.held), how, SecureDraws(secure()))
     first, second = stacked_updates(clients.stack, clients.start, clients.resident, chunk).std(dim=1).tolist()
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
@@ -113,4 +139,4 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
 
 def test_settings_are_one_a_client() -> None:
     with pytest.raises(ValueError, match="one a client"):
-        Chunk(table_of(Clients("mlp", (4,), (2, 1)).held), [SGD], SecureDraws(secure_source()))
+        Chunk(table_of(Clients("mlp", (4,), (2, 1)).held), [SGD], SecureDraws(secure()))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from discreet.config import ConfigError, load_config
 from discreet.durable_ledger import DurableLedger
+from discreet.privacy.noise import seeded_source
+from discreet.privacy.sampling import poisson_sample
 from discreet.runs import Checkpoint, RunFolder
 from discreet.status import read_status
 from discreet.tasks import models
@@ -86,6 +88,15 @@ def test_a_round_without_replies_is_charged_and_reported_like_any_other(clients:
     assert all(0 <= (row["fraction_below"] or 0) <= 1 and row["accuracy"] is not None for row in rows)
 
 
+def test_a_poisson_cohort_that_is_empty_is_a_round_and_is_not_drawn_again(tmp_path: Path) -> None:
+    run(tmp_path / "run", Scripted(replies, clients=2), "rounds=6", "sampling.kind=poisson", "sampling.probability=0.3")
+    sources = [seeded_source(41051).child("round", number).child("cohort") for number in range(1, 7)]
+    sizes = [len(poisson_sample(2, probability=0.3, source=source)) for source in sources]
+    assert [row["cohort"] for row in RunFolder(tmp_path / "run").read_metrics()] == sizes
+    assert 0 in sizes[:-1]
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 6
+
+
 @pytest.mark.parametrize("replying", [1, 4, CLIENTS])
 def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, tmp_path: Path) -> None:
     def some(number: int, client: int) -> Reply | Failure:
@@ -96,6 +107,13 @@ def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, 
     # Each update has norm 0.01 * sqrt(650) < 0.5, lies on the grid to 0.5 / 1024 in norm, and is divided by 10.
     expected = replying * 0.01 / CLIENTS
     assert float((found.params - nobody.params - expected).norm()) <= replying * 0.5 / 1024 / CLIENTS + 1e-5
+
+
+def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(tmp_path: Path) -> None:
+    sources = [session(tmp_path / name, "seed=null").source for name in ("one", "other")]
+    drawn = [source.child("round", 1).child("noise").words(4) for source in sources]
+    assert all(source.is_secure for source in sources)
+    assert not (drawn[0] == drawn[1]).any()  # equal by chance once in 2^62
 
 
 def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path) -> None:

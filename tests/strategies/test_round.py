@@ -61,6 +61,19 @@ def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies:
     assert rejects(noise, 1.1 * stddev)
 
 
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_the_count_has_noise_of_its_standard_deviation(on_grid: bool) -> None:
+    how, noise = settings(cohort=1000.0, count_stddev=5.0, on_grid=on_grid), []
+    for seed in range(600):
+        source = seeded_source(seed).child("count of norms")
+        _, metrics = dp_fedavg_round(state(1, 1.0), [], how, source=source, charge=lambda _: None)
+        assert metrics.fraction_below is not None
+        noise.append(1000 * (metrics.fraction_below - 0.5))
+    assert not rejects(np.array(noise), 5.0)
+    assert rejects(np.array(noise), 0.75 * 5.0)
+    assert rejects(np.array(noise), 1.25 * 5.0)
+
+
 def test_update_and_bits_together_cost_one_gaussian_of_the_multiplier() -> None:
     user = settings(1.0).user
     assert user is not None

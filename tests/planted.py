@@ -1,0 +1,313 @@
+"""The faults that `tests.mutants` plants, and the tests that notice each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, `name` says which: `old`, which stands once in `file`, becomes `new`, and one of `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    # The first ten survived the first version of the tests.
+    Mutant(
+        "all clients of a chunk get the same noise",
+        "simulation/draws.py",
+        "return mechanisms[0].add_noise(totals, sensitivity, self.source) if len(totals) else totals",
+        "return totals + mechanisms[0].add_noise(0 * totals[:1], sensitivity, self.source) if len(totals) else totals",
+        ("tests/simulation/test_draws.py::test_secure_noise_of_one_client_says_nothing_of_anothers",),
+    ),
+    Mutant(
+        "a Poisson cohort is drawn again until it is not empty",
+        "strategies/cohort.py",
+        "return poisson_cohort(members, self.probability, source)",
+        "return poisson_cohort(members, self.probability, source) or self.draw(members, source)",
+        ("tests/strategies/test_cohort.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",),
+    ),
+    Mutant(
+        "a charge may still be in memory when it returns",
+        "discreet/durable_ledger.py",
+        '"pragma synchronous = full"',
+        '"pragma synchronous = normal"',
+        ("tests/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
+    ),
+    Mutant(
+        "the PLD forgets the direction in which a member is added",
+        "discreet/privacy/loss_distribution.py",
+        "directions = (0, 1) if",
+        "directions = (0,) if",
+        ("tests/privacy/test_loss_distribution.py",),
+    ),
+    Mutant(
+        "a sum on the grid lets norms pass that are too large by 5e-5",
+        "discreet/privacy/clipped_sum.py",
+        "within: Truths = squares <= self._largest",
+        "within: Truths = squares <= self._largest * (1 + 1e-4)",
+        ("tests/privacy/test_clipped_sum.py::test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped",),
+    ),
+    Mutant(
+        "a client's grid lets norms pass that are too large by 5e-5",
+        "discreet/privacy/grid.py",
+        "power_sum <= math.floor(Fraction(norm_clip / self.step) ** order)",
+        "power_sum <= (1 + 1e-4) * math.floor(Fraction(norm_clip / self.step) ** order)",
+        ("tests/privacy/test_clipped_sum.py::test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped",),
+    ),
+    Mutant(
+        "batched DP-SGD draws no noise if no client of the chunk has a batch",
+        "simulation/stacked_training.py",
+        "change = chunk.draws.add_noise(totals, mechanisms, clip, step=step)",
+        "change = (chunk.draws.add_noise(totals, mechanisms, clip, step=step) if numbers.counts.any() else totals)",
+        (
+            "tests/simulation/test_stacked_training.py"
+            "::test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step",
+        ),
+    ),
+    Mutant(
+        "privacy.json counts the rounds and not the ledger",
+        "strategies/statement.py",
+        "    spent = ledger.spent(USER)\n",
+        "    spent = PrivacyLedger(tuple((event, checkpoint.round) for event, _ in ledger.spent(USER).entries))\n",
+        (
+            "tests/simulation/test_resume.py"
+            "::test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost",
+        ),
+    ),
+    Mutant(
+        "a fixed-size cohort is drawn from who is connected",
+        "strategies/cohort.py",
+        "places = range(self.population_size)",
+        "return fixed_size_cohort(members, round(self.probability * len(members)), source)",
+        (
+            "tests/strategies/test_cohort.py"
+            "::test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connected",
+        ),
+    ),
+    Mutant(
+        "tune runs a poor trial again",
+        "scripts/tune.py",
+        "        if best is None or accuracy > best[0]:\n",
+        "        if best is not None and accuracy < best[0]:\n"
+        '            simulate(replace(config, output_dir=f"{path}_"))\n'
+        "        if best is None or accuracy > best[0]:\n",
+        ("tests/scripts/test_tune.py::test_as_many_trials_run_as_were_drawn_however_poor_they_are",),
+    ),
+    Mutant(
+        "a Poisson batch is cut at batch_size + 2",
+        "client_app/training.py",
+        'probability=probability, source=draw.child("batch"))',
+        'probability=probability, source=draw.child("batch"))[: settings.batch_size + 2]',
+        ("tests/client_app/test_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+    ),
+    Mutant(
+        "a Poisson batch of the batched engine is cut at batch_size + 2",
+        "simulation/stacked_training.py",
+        "numbers, clip = poisson_batch(chunk.table, *members, active=active), examples[0].l2_norm_clip",
+        "numbers, clip = poisson_batch(chunk.table, *members, active=active), examples[0].l2_norm_clip\n"
+        "        numbers.counts.clip(max=settings.batch_size + 2, out=numbers.counts)",
+        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+    ),
+    # Clipping.
+    Mutant(
+        "a float sum lets norms pass that are too large by 1e-4",
+        "discreet/privacy/clipped_sum.py",
+        "norms > self.clip_norm)",
+        "norms > self.clip_norm * (1 + 1e-4))",
+        ("tests/privacy/test_clipped_sum.py",),
+    ),
+    Mutant(
+        "float32 is sure of a norm that is a little too large",
+        "discreet/privacy/clipped_sum.py",
+        "squares <= clip_norm**2 * (1 - 2.0**-9)",
+        "squares <= clip_norm**2 * (1 + 2.0**-9)",
+        ("tests/privacy/test_clipped_sum.py::test_what_float32_is_sure_of_is_so",),
+    ),
+    Mutant(
+        "clipped rows are rounded up in float32",
+        "discreet/privacy/clipping.py",
+        "norm_clip * ROUNDING_MARGIN / norms",
+        "norm_clip / norms",
+        ("tests/privacy/test_clipping.py::test_no_row_leaves_with_more_than_the_clip_norm",),
+    ),
+    Mutant(
+        "gradients that are to be clipped in L1 are clipped in L2",
+        "discreet/privacy/per_example.py",
+        "norms = norms_of(terms, objective.order)",
+        "norms = norms_of(terms, 2)",
+        ("tests/privacy/test_per_example.py::test_gradients_are_clipped_in_l1_where_that_is_asked_for",),
+    ),
+    Mutant(
+        "padding counts as examples",
+        "simulation/batches.py",
+        "if present is not None:",
+        "if present is None:",
+        ("tests/simulation/test_batches.py::test_weights_make_means_and_sums_of_what_counts",),
+    ),
+    Mutant(
+        "the batched engine leaves the bias out of a gradient's norm",
+        "simulation/stacked_models.py",
+        "added = 0 if use.bias is None else 1",
+        "added = 0",
+        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+    ),
+    # Noise.
+    Mutant(
+        "the key of a secure source is known",
+        "discreet/privacy/noise.py",
+        "os.urandom(32)",
+        "bytes(32)",
+        ("tests/privacy/test_noise.py::test_secure_sources_and_their_children_never_repeat",),
+    ),
+    Mutant(
+        "a value of the secure mode is a mean of draws",
+        "discreet/privacy/noise.py",
+        "stddev / math.sqrt(draws)",
+        "stddev / draws",
+        ("tests/privacy/test_noise.py::test_normal_has_stddev_one_and_not_a_tenth_more_or_less",),
+    ),
+    Mutant(
+        "a server without a seed draws from a known one",
+        "strategies/session.py",
+        "if config.seed is not None else secure_source()",
+        "if config.seed is not None else seeded_source(0)",
+        ("tests/scripts/test_simulate.py::test_without_a_seed_no_two_runs_are_alike",),
+    ),
+    Mutant(
+        "without a seed the chunks of a simulation repeat each other's draws",
+        "simulation/cohort.py",
+        "return SecureDraws(secure_source())",
+        "return SecureDraws(type(secure_source())(bytes(32), is_secure=True))",
+        ("tests/simulation/test_cohort.py::test_without_a_seed_two_runs_differ",),
+    ),
+    Mutant(
+        "the count of norms has half its noise",
+        "strategies/round.py",
+        "mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)",
+        "mechanism = Gaussian(user.count_stddev, draws=user.draws)",
+        ("tests/strategies/test_round.py",),
+    ),
+    Mutant(
+        "every client noises the first step of DP-SGD only",
+        "client_app/training.py",
+        "velocity = settings.momentum * velocity + noised / settings.batch_size",
+        "velocity = settings.momentum * velocity + (total if number else noised) / settings.batch_size",
+        ("tests/client_app/test_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",),
+    ),
+    # Sampling and denominators.
+    Mutant(
+        "clients of equal size draw the same batches",
+        "simulation/draws.py",
+        "chosen = poisson_sample((stop - start) * size, probability=probabilities[start], source=self.source).numpy()",
+        "drawn = poisson_sample(size, probability=probabilities[start], source=self.source).numpy()\n"
+        "            chosen = (size * np.arange(stop - start)[:, None] + drawn).ravel()",
+        ("tests/simulation/test_draws.py",),
+    ),
+    Mutant(
+        "the batched engine divides by the batch that was drawn",
+        "simulation/stacked_training.py",
+        ".div_(settings.batch_size)",
+        ".div_(max(1, int(numbers.counts.max())))",
+        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+    ),
+    # Accounts and budgets.
+    Mutant(
+        "a client charges one step a round",
+        "client_app/client.py",
+        "count=steps_of(len(self.examples), settings),",
+        "count=1,",
+        ("tests/client_app/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",),
+    ),
+    Mutant(
+        "a simulated client charges one step a round",
+        "simulation/accounts.py",
+        "asked.event, asked.steps)",
+        "asked.event, 1)",
+        ("tests/simulation/test_accounts.py::test_charges_are_on_disk_before_anybody_works",),
+    ),
+    Mutant(
+        "a charge goes through although another was made since the budget was looked at",
+        "discreet/durable_ledger.py",
+        "if known == releases:",
+        "if known >= releases:",
+        ("tests/client_app/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
+    ),
+    Mutant(
+        "the ledger adds up rows and not releases",
+        "discreet/durable_ledger.py",
+        '"select event, sum(count) from releases',
+        '"select event, count(*) from releases',
+        ("tests/test_durable_ledger.py::test_what_was_charged_is_there_for_the_next_process",),
+    ),
+    Mutant(
+        "a run stops after the round that passed its budget",
+        "strategies/training.py",
+        "after = spent.record(user.event).epsilon(",
+        "after = spent.epsilon(",
+        ("tests/strategies/test_training.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",),
+    ),
+    Mutant(
+        "a fixed-size cohort is accounted for adding and not for replacing",
+        "discreet/privacy/events.py",
+        "GaussianDpEvent(noise_multiplier / 2))",
+        "GaussianDpEvent(noise_multiplier))",
+        ("tests/privacy/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",),
+    ),
+    Mutant(
+        "noise for a target is a little less than it needs",
+        "discreet/privacy/calibration.py",
+        "if epsilon(noise) <= target_epsilon:",
+        "if epsilon(noise) <= target_epsilon * 1.0001:",
+        ("tests/privacy/test_calibration.py::test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth",),
+    ),
+    Mutant(
+        "the loss that is infinite is left out",
+        "discreet/privacy/loss_distribution.py",
+        "infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)",
+        "infinite = _TAIL_MASS * float(untilt[-1])",
+        ("tests/privacy/test_loss_distribution.py::test_a_delta_below_the_mass_at_infinity_has_no_epsilon",),
+    ),
+    # What a node holds its server to, and what a server takes from a node.
+    Mutant(
+        "the run's budget counts although the owner's is smaller",
+        "client_app/policy.py",
+        "least = min(math.inf if run_budget is None else run_budget, policy.max_epsilon)",
+        "least = policy.max_epsilon if run_budget is None else run_budget",
+        ("tests/client_app/test_policy.py::test_the_budget_is_the_smaller_of_the_runs_and_the_owners",),
+    ),
+    Mutant(
+        "a declared budget hides what one round costs",
+        "client_app/policy.py",
+        "max(epsilon(1), min(epsilon(config.rounds), budget))",
+        "min(epsilon(config.rounds), budget)",
+        ("tests/client_app/test_policy.py::test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it",),
+    ),
+    Mutant(
+        "a reply of another round is taken",
+        "discreet/wire.py",
+        'if numbers.get("round") != round_number:',
+        'if numbers.get("round") is None:',
+        ("tests/test_wire.py::test_a_malformed_reply_is_refused",),
+    ),
+    Mutant(
+        "a bit may be any number",
+        "discreet/wire.py",
+        "if not isinstance(below, int) or below not in (0, 1):",
+        "if not isinstance(below, int):",
+        ("tests/test_wire.py::test_a_malformed_reply_is_refused",),
+    ),
+    # Resume.
+    Mutant(
+        "a run may be resumed with another sampling probability",
+        "discreet/guarantees.py",
+        '        "sampling.probability": config.sampling_probability,\n',
+        "",
+        ("tests/simulation/test_resume.py::test_resuming_under_other_privacy_settings_is_refused",),
+    ),
+)
