@@ -44,7 +44,7 @@ MUTANTS = (
         "discreet/privacy/loss_distribution.py",
         "directions = (0, 1) if",
         "directions = (0,) if",
-        ("tests/privacy/test_loss_distribution.py",),
+        ("tests/privacy/test_loss_distribution.py::test_epsilon_agrees_with_dp_accounting",),
     ),
     Mutant(
         "a sum on the grid lets norms pass that are too large by 5e-5",
@@ -120,7 +120,7 @@ MUTANTS = (
         "discreet/privacy/clipped_sum.py",
         "norms > self.clip_norm)",
         "norms > self.clip_norm * (1 + 1e-4))",
-        ("tests/privacy/test_clipped_sum.py",),
+        ("tests/privacy/test_clipped_sum.py::test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum",),
     ),
     Mutant(
         "float32 is sure of a norm that is a little too large",
@@ -177,21 +177,24 @@ MUTANTS = (
         "strategies/session.py",
         "if config.seed is not None else secure_source()",
         "if config.seed is not None else seeded_source(0)",
-        ("tests/scripts/test_simulate.py::test_without_a_seed_no_two_runs_are_alike",),
+        (
+            "tests/strategies/test_robustness.py"
+            "::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
+        ),
     ),
     Mutant(
         "without a seed the chunks of a simulation repeat each other's draws",
         "simulation/cohort.py",
         "return SecureDraws(secure_source())",
         "return SecureDraws(type(secure_source())(bytes(32), is_secure=True))",
-        ("tests/simulation/test_cohort.py::test_without_a_seed_two_runs_differ",),
+        ("tests/simulation/test_cohort.py::test_without_a_seed_no_chunk_repeats_the_draws_of_another",),
     ),
     Mutant(
         "the count of norms has half its noise",
         "strategies/round.py",
         "mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)",
         "mechanism = Gaussian(user.count_stddev, draws=user.draws)",
-        ("tests/strategies/test_round.py",),
+        ("tests/strategies/test_round.py::test_the_count_has_noise_of_its_standard_deviation",),
     ),
     Mutant(
         "every client noises the first step of DP-SGD only",
@@ -207,7 +210,7 @@ MUTANTS = (
         "chosen = poisson_sample((stop - start) * size, probability=probabilities[start], source=self.source).numpy()",
         "drawn = poisson_sample(size, probability=probabilities[start], source=self.source).numpy()\n"
         "            chosen = (size * np.arange(stop - start)[:, None] + drawn).ravel()",
-        ("tests/simulation/test_draws.py",),
+        ("tests/simulation/test_draws.py::test_secure_batches_of_one_client_say_nothing_of_anothers",),
     ),
     Mutant(
         "the batched engine divides by the batch that was drawn",
