@@ -8,9 +8,9 @@ as a whole, which the neighbour replay finds, are in `tests.test_replay_faults`.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.planted import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "shared")
-SECONDS = 300
+SECONDS, LOG = 300, "mutants.log"
+PASSED, FAILED = 10, 11  # Python ends with 1 on its own account
+# Importing these takes longer than most tests: a process is forked for each fault that has them already.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [
+        "torch",
+        "flwr.client",
+        "flwr.serverapp.strategy",
+        "dp_accounting.pld",
+        "dp_accounting.rdp",
+        "scipy.stats",
+        "omegaconf",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -40,18 +56,33 @@ class Tree:
             code = self.run(mutant.tests)
         finally:
             file.write_text(sound)
-        return {0: "SURVIVED", 1: "caught"}.get(code, f"ITS TESTS DID NOT RUN (pytest ended with {code})")
+        return {PASSED: "SURVIVED", FAILED: "caught"}.get(code, f"ITS TESTS DID NOT RUN ({code})")
 
     def run(self, tests: Sequence[str]) -> int:
-        """Pytest's exit code: 0 where all pass, 1 where one fails."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        environment = os.environ | {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            command, cwd=self.path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        if done.returncode > 1:
-            print(done.stdout, done.stderr, file=sys.stderr)
-        return done.returncode
+        """PASSED, FAILED, or how else the process ended."""
+        process = _FORKS.Process(target=_run_pytest, args=(str(self.path), list(tests)))
+        process.start()
+        process.join(SECONDS)
+        process.kill()
+        process.join()
+        if process.exitcode not in (PASSED, FAILED):
+            print((self.path / LOG).read_text(), file=sys.stderr)
+        return process.exitcode or 0
+
+
+def _run_pytest(folder: str, tests: list[str]) -> None:
+    """In a process of its own, which has the packages of others but none of ours yet."""
+    os.chdir(folder)
+    with open(LOG, "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
+    os.environ["PYTHONPATH"] = folder
+    ours = {path.name for path in ROOT.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+        del sys.modules[name]
+    raise SystemExit(PASSED + pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
 
 
 @contextmanager
@@ -82,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> int:
     only = parser.parse_args(words).only
     chosen = [mutant for mutant in MUTANTS if only in mutant.name]
     with copied_tree() as tree:
-        if tree.run(sorted({test for mutant in chosen for test in mutant.tests})) != 0:
+        if tree.run(sorted({test for mutant in chosen for test in mutant.tests})) != PASSED:
             print("the tests do not pass without any fault, so they say nothing about these", file=sys.stderr)
             return 1
         verdicts = []

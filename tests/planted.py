@@ -127,7 +127,7 @@ MUTANTS = (
         "discreet/privacy/clipped_sum.py",
         "squares <= clip_norm**2 * (1 - 2.0**-9)",
         "squares <= clip_norm**2 * (1 + 2.0**-9)",
-        ("tests/privacy/test_clipped_sum.py::test_what_float32_is_sure_of_is_so",),
+        ("tests/privacy/test_clipped_sum.py::test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little",),
     ),
     Mutant(
         "clipped rows are rounded up in float32",

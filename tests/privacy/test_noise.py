@@ -127,12 +127,20 @@ def test_a_key_of_another_length_is_refused() -> None:
 
 
 def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
-    """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6."""
+    """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6. A bit that is 1 in 51 of 100 words is found."""
     words = seeded_source(38119).words(200_001)
-    bits = (words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    centred = 2 * bits.astype(np.float64) - 1
-    assert np.abs(centred[:-1].mean(0)).max() < 5.5 / math.sqrt(200_000)
-    assert np.abs((centred[1:] * centred[:-1]).mean(0)).max() < 5.5 / math.sqrt(200_000)
+    assert largest_of_bits(words) < 5.5 / math.sqrt(200_000)
+    words[::50] |= np.uint64(1 << 63)
+    assert largest_of_bits(words) > 5.5 / math.sqrt(200_000)
+    repeated = seeded_source(38119).words(200_001)
+    repeated[1::50] = repeated[::50][: len(repeated[1::50])]
+    assert largest_of_bits(repeated) > 5.5 / math.sqrt(200_000)
+
+
+def largest_of_bits(words: np.ndarray) -> float:
+    """The farthest that the mean of a bit, or of its product with the one before, is from that of a fair coin."""
+    centred = 2 * ((words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float64) - 1
+    return float(max(np.abs(centred[:-1].mean(0)).max(), np.abs((centred[1:] * centred[:-1]).mean(0)).max()))
 
 
 def test_uniform_is_uniform_over_multiples_of_two_to_the_minus_53() -> None:
@@ -142,6 +150,7 @@ def test_uniform_is_uniform_over_multiples_of_two_to_the_minus_53() -> None:
     assert 1 - 1e-4 < float(sample.max()) < 1
     assert bool((sample * 2**53 == (sample * 2**53).round()).all())
     assert stats.kstest(sample.numpy(), "uniform").pvalue > ALARM
+    assert stats.kstest(sample.numpy() ** 1.03, "uniform").pvalue < ALARM
 
 
 @pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
@@ -188,8 +197,13 @@ def test_the_two_values_of_a_pair_and_neighbouring_values_are_unrelated() -> Non
     couples = [(sample[1:], sample[:-1]), (pieces[:, 0].flatten(), pieces[:, 1].flatten())]
     for left, right in couples:
         for power in (1, 2, 3):
-            both = torch.stack((left**power, right**power))
-            assert abs(float(torch.corrcoef(both)[0, 1])) < 4.9 / math.sqrt(both.shape[1])
+            assert abs(correlation(left**power, right**power)) < 4.9
+            assert abs(correlation(left**power, right**power + 0.1 * left**power)) > 4.9
+
+
+def correlation(left: torch.Tensor, right: torch.Tensor) -> float:
+    """In standard deviations of what unrelated values give."""
+    return float(torch.corrcoef(torch.stack((left, right)))[0, 1]) * math.sqrt(len(left))
 
 
 def test_a_secure_mode_value_is_the_sum_of_four_draws_over_two() -> None:
@@ -272,6 +286,8 @@ def test_every_order_is_equally_likely(count: int) -> None:
         seen[tuple(source.permutation(count).tolist())] += 1
     assert len(seen) == math.factorial(count)
     assert count == 1 or stats.chisquare(list(seen.values())).pvalue > ALARM
+    seen[tuple(range(count))] += 500  # one order in twelve is not shuffled
+    assert count == 1 or stats.chisquare(list(seen.values())).pvalue < ALARM
 
 
 def test_a_permutation_with_equal_words_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,26 @@ def test_each_index_is_in_with_the_probability_and_no_other(probability: float) 
 def test_indices_are_in_independently_of_each_other() -> None:
     """The size is binomial, which positive or negative dependence would spread or narrow; so is each pair's count."""
     table = inclusions(30, 0.2, rounds=8000, seed=77003)
-    sizes = np.bincount(table.sum(1).astype(int), minlength=31)
-    expected = 8000 * stats.binom.pmf(np.arange(31), 30, 0.2)
+    assert have_binomial_sizes(table, 0.2)
+    assert are_unrelated(table)
+    table[:800, 7] = table[:800, 3]  # one in ten times as the other
+    assert not are_unrelated(table)
+    assert not have_binomial_sizes(np.repeat(table[:, :15], 2, axis=1), 0.2)
+
+
+def have_binomial_sizes(table: np.ndarray, probability: float) -> bool:
+    rounds, count = table.shape
+    sizes = np.bincount(table.sum(1).astype(int), minlength=count + 1)
+    expected = rounds * stats.binom.pmf(np.arange(count + 1), count, probability)
     body = expected > 5
     observed = np.append(sizes[body], sizes[~body].sum())
-    assert stats.chisquare(observed, np.append(expected[body], expected[~body].sum())).pvalue > ALARM
-    correlations = np.corrcoef(table.T)[np.triu_indices(30, 1)]
-    assert np.abs(correlations).max() < stats.norm.isf(ALARM / 2 / len(correlations)) / math.sqrt(8000)
+    return bool(stats.chisquare(observed, np.append(expected[body], expected[~body].sum())).pvalue > ALARM)
+
+
+def are_unrelated(table: np.ndarray) -> bool:
+    rounds, count = table.shape
+    correlations = np.corrcoef(table.T)[np.triu_indices(count, 1)]
+    return bool(np.abs(correlations).max() < stats.norm.isf(ALARM / 2 / len(correlations)) / math.sqrt(rounds))
 
 
 def test_an_index_is_in_exactly_below_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +122,8 @@ def test_every_cohort_of_a_size_is_equally_likely() -> None:
         seen[tuple(sorted(fixed_size_cohort(range(10, 16), 3, source)))] += 1
     assert len(seen) == 20
     assert stats.chisquare(list(seen.values())).pvalue > ALARM
+    seen[10, 11, 12] += 150  # three in a hundred are the first three
+    assert stats.chisquare(list(seen.values())).pvalue < ALARM
 
 
 def test_cohorts_of_nobody_and_of_everybody() -> None:

@@ -105,14 +105,6 @@ def test_a_client_with_too_many_examples_for_delta_refuses_in_both(tmp_path: Pat
     assert {row["replies"] for row in rows[0]} == {0.0}
 
 
-def test_without_a_seed_two_runs_differ(tmp_path: Path) -> None:
-    words = ("seed=null", FLOAT, "rounds=1")
-    states = [run(tmp_path / str(number), "batched", *words).load_checkpoint() for number in range(2)]
-    assert states[0] is not None
-    assert states[1] is not None
-    assert not torch.equal(states[0].params, states[1].params)
-
-
 def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""The experiments reach what they promise, within their budgets. The seed was fixed before the bounds were looked at."""
+"""The experiments reach what they promise, within their budgets. The seed was chosen before the bounds were tried."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from strategies.exchange import Failure, Replies
 from strategies.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1"]
+WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1", "seed=37"]
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,7 @@ from discreet.privacy.grid import laplace_grid_slack
 from discreet.privacy.rounded_noise import LARGEST_SCALE
 from simulation.in_process import simulate
 
-SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]
 FACTS = ("unit", "adjacency", "trusted", "observer", "mechanism", "accounting", "not_covered", "epsilon", "epsilon_is")
 NO_USER = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
 

@@ -14,7 +14,7 @@ from discreet.durable_ledger import DurableLedger
 from simulation.in_process import simulate
 from strategies.training import round_line
 
-SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
+SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
 COLUMNS = (
     "round,loss,accuracy,clip_norm,fraction_below,cohort,replies,epsilon_user,epsilon_example,epsilon_local,seconds"
 )
