@@ -40,13 +40,6 @@ MUTANTS = (
         ("tests/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
     ),
     Mutant(
-        "the PLD forgets the direction in which a member is added",
-        "discreet/privacy/loss_distribution.py",
-        "directions = (0, 1) if",
-        "directions = (0,) if",
-        ("tests/privacy/test_loss_distribution.py::test_epsilon_agrees_with_dp_accounting",),
-    ),
-    Mutant(
         "a sum on the grid lets norms pass that are too large by 5e-5",
         "discreet/privacy/clipped_sum.py",
         "within: Truths = squares <= self._largest",
@@ -278,11 +271,11 @@ MUTANTS = (
     ),
     # What a node holds its server to, and what a server takes from a node.
     Mutant(
-        "the run's budget counts although the owner's is smaller",
+        "an owner's budget counts at the delta that the server names",
         "client_app/policy.py",
-        "least = min(math.inf if run_budget is None else run_budget, policy.max_epsilon)",
-        "least = policy.max_epsilon if run_budget is None else run_budget",
-        ("tests/client_app/test_policy.py::test_the_budget_is_the_smaller_of_the_runs_and_the_owners",),
+        "Budget(policy.max_epsilon, policy.max_delta)",
+        "Budget(policy.max_epsilon, config.privacy.delta)",
+        ("tests/client_app/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",),
     ),
     Mutant(
         "a declared budget hides what one round costs",
