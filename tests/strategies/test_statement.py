@@ -48,7 +48,8 @@ def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(kind: 
 
 def test_the_slack_of_laplace_noise_is_enough_for_its_pure_epsilon(tmp_path: Path) -> None:
     words = ["privacy.local.kind=laplace", "privacy.local.noise_multiplier=0.1", "privacy.delta=0.1"]
-    local = statement(tmp_path / "run", *NO_USER, *words, "sampling.kind=everyone")["local"]
+    few = ["data.partition=sampled", "data.examples_per_client=9"]  # such a delta is refused by a client with ten
+    local = statement(tmp_path / "run", *NO_USER, *words, *few, "sampling.kind=everyone")["local"]
     pure, at_delta = local["epsilon"]["pure"], local["epsilon"]["pld"]
     slack = 2 * laplace_grid_slack(28 * 28 * 10 + 10 + 1, LARGEST_SCALE)  # two rounds
     assert pure == 20
