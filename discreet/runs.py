@@ -55,6 +55,7 @@ class Checkpoint:
     params: Tensor
     velocity: Tensor
     clip_norm: float
+    noise_energy: float = 0.0
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0

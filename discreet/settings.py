@@ -22,6 +22,7 @@ LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
 ENGINES = ("auto", "batched", "one_by_one")
 LOG_FORMATS = ("text", "json")
+CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
@@ -144,6 +145,7 @@ class ServerConfig:
 
     learning_rate: float = 1.0
     momentum: float = 0.8
+    shrink_with_noise: bool = False
     round_timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -158,6 +160,7 @@ class ClipConfig:
 
     kind: str = "adaptive"
     norm: float = 0.3
+    max: float | None = None
     target_quantile: float = 0.5
     learning_rate: float = 0.2
     count_stddev: float | None = None
@@ -170,6 +173,13 @@ class ClipConfig:
         _rate(self.learning_rate, f"{prefix}.learning_rate")
         if self.count_stddev is not None:
             _at_least(self.count_stddev, 0, f"{prefix}.count_stddev")
+        if self.max is not None:
+            _within(self.max, self.norm, LARGEST_ESTIMATE, f"{prefix}.max")
+
+    @property
+    def ceiling(self) -> float:
+        """What an adaptive clip norm never passes: `max`, or `CLIP_GROWTH` times the first norm."""
+        return min(CLIP_GROWTH * self.norm, LARGEST_ESTIMATE) if self.max is None else self.max
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch import Tensor
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
 from discreet.privacy.noise import RandomSource
-from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+from discreet.privacy.noise_ratio import noise_ratio, signal_share
+from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator
 from strategies.cohort_sum import CohortSum, PartialSum
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class ServerState:
       params: (num_params,), float32.
       velocity: the server optimizer's momentum, (num_params,), float32.
       clip_norm: C_t for the next round; infinity where user-level privacy is off.
+      noise_energy: the expected squared norm of the noise in `velocity`.
     """
 
     round: int
     params: Tensor
     velocity: Tensor
     clip_norm: float
+    noise_energy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class UserPrivacy:
       noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
       event: what a round costs.
       count_stddev: of the noise on the count; None with a fixed clip norm, where no bits are used.
-      target_quantile, clip_learning_rate: of the adaptive clip norm.
+      target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
       on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
       largest_cohort: how many updates a sum on the grid must be able to hold.
@@ -59,6 +62,7 @@ class UserPrivacy:
     count_stddev: float | None = None
     target_quantile: float = 0.5
     clip_learning_rate: float = 0.2
+    clip_max: float = LARGEST_ESTIMATE
     draws: int = 1
     on_grid: bool = False
     largest_cohort: int = 2**20
@@ -73,12 +77,14 @@ class UserPrivacy:
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """A round's public constants. `user` is None where user-level privacy is off: no clip, no noise, no bits."""
+    """A round's public constants. `user` is None where user-level privacy is off: no clip, no noise, no bits.
+    `shrink_with_noise`: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`."""
 
     expected_cohort: float
     learning_rate: float
     momentum: float
     user: UserPrivacy | None
+    shrink_with_noise: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -147,15 +153,18 @@ def dp_fedavg_round(
         total = cohort.clipped.noised(mechanism, source.child("update"))
         if user.count_stddev is not None:
             noised = _noised_count(cohort.below, user, source.child("count"))
-            estimator = QuantileEstimator(state.clip_norm, user.target_quantile, user.clip_learning_rate)
+            estimator = _estimator(state.clip_norm, user)
             estimator, fraction = estimator.update(noised, expected_cohort=settings.expected_cohort)
     change = (total / settings.expected_cohort).to(state.params.dtype)
     velocity = settings.momentum * state.velocity + change
+    noise_energy = settings.momentum**2 * state.noise_energy + _noise_energy(state, settings)
+    share = signal_share(velocity, noise_energy=noise_energy) if settings.shrink_with_noise else 1.0
     after = ServerState(
         round=state.round + 1,
-        params=state.params + settings.learning_rate * velocity,
+        params=state.params + settings.learning_rate * share * velocity,
         velocity=velocity,
         clip_norm=estimator.estimate if estimator else state.clip_norm,
+        noise_energy=noise_energy,
     )
     return after, RoundMetrics(state.clip_norm, fraction, cohort.replies)
 
@@ -167,6 +176,22 @@ def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> Co
     noise_scale = user.update_noise_multiplier * clip_norm
     grid = grid_for(clip_norm, num_params, largest_cohort=user.largest_cohort, noise_scale=noise_scale)
     return CohortSum(num_params, clip_norm, grid)
+
+
+def _estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
+    # A run may be resumed with a lower ceiling than the clip norm that it has reached.
+    return QuantileEstimator(
+        min(clip_norm, user.clip_max), user.target_quantile, user.clip_learning_rate, user.clip_max
+    )
+
+
+def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
+    """The expected squared norm of a round's noise, on the average."""
+    user = settings.user
+    if user is None:
+        return 0.0
+    noise, size = user.update_noise_multiplier, state.params.numel()
+    return (state.clip_norm * noise_ratio(noise, num_params=size, expected_cohort=settings.expected_cohort)) ** 2
 
 
 def _add_up(updates: Iterable[ClientUpdate | PartialSum], total: CohortSum) -> None:

@@ -21,6 +21,7 @@ def round_settings(config: RunConfig) -> RoundSettings:
         learning_rate=config.server.learning_rate,
         momentum=config.server.momentum,
         user=_user_privacy(config) if config.privacy.user.enabled else None,
+        shrink_with_noise=config.server.shrink_with_noise,
     )
 
 
@@ -39,6 +40,7 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
         count_stddev=count_stddev(config),
         target_quantile=user.clip.target_quantile,
         clip_learning_rate=user.clip.learning_rate,
+        clip_max=user.clip.ceiling,
         draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
         on_grid=config.privacy.noise == "grid",
         largest_cohort=config.population_size,

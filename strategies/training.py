@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TextIO
 
 from torch import Tensor
@@ -135,6 +135,7 @@ class TrainingRun:
         self.connected = 0
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
+        self.at_ceiling = False
         self.losses = [math.nan if row["loss"] is None else row["loss"] for row in folder.read_metrics()]
 
     def run(self, checkpoint: Checkpoint) -> Outcome:
@@ -231,13 +232,14 @@ class TrainingRun:
         started = time.monotonic() if started is None else started
         tally = Tally(cohort=cohort_size)
         state, metrics = dp_fedavg_round(
-            ServerState(checkpoint.round, checkpoint.params, checkpoint.velocity, checkpoint.clip_norm),
+            _state(checkpoint),
             tally.accept(self.progress.counted(replies, cohort=cohort_size)),
             self.plan.settings,
             source=self._draw(checkpoint).child("noise"),
             charge=self._charge(checkpoint.round + 1),
         )
         self.out |= tally.refused
+        self._look_at_ceiling(state.clip_norm)
         after = _after(checkpoint, state, tally)
         self._report(after, metrics, tally, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
@@ -246,6 +248,18 @@ class TrainingRun:
         if loss == min(self.losses) and not hopeless(loss, chance_loss=self.plan.chance_loss):
             self.folder.save_best(after)
         return after, tally
+
+    def _look_at_ceiling(self, clip_norm: float) -> None:
+        """Says once that the clip norm is as large as it may become."""
+        user = self.plan.settings.user
+        if self.at_ceiling or user is None or user.count_stddev is None or clip_norm < user.clip_max:
+            return
+        self.at_ceiling = True
+        logger.warning(
+            "the clip norm has reached privacy.user.clip.max=%g and grows no further: either noise drives the model, "
+            "or privacy.user.clip.norm, the first one, was far too small",
+            user.clip_max,
+        )
 
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
         return self.source.child("round", checkpoint.round + 1)
@@ -286,9 +300,11 @@ class TrainingRun:
 def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
     # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
     spent = {name: max(getattr(before, name), tally.epsilons[name]) for name in EPSILONS}
-    return replace(
-        before, round=state.round, params=state.params, velocity=state.velocity, clip_norm=state.clip_norm, **spent
-    )
+    return replace(before, **{field.name: getattr(state, field.name) for field in fields(ServerState)}, **spent)
+
+
+def _state(checkpoint: Checkpoint) -> ServerState:
+    return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})
 
 
 def round_line(row: dict[str, object], *, rounds: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEAST_ESTIMATE, LARGEST_ESTIMATE = 1e-9, 1e9  # beyond them a clip norm is a mistake, and float32 sums lose it
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
@@ -30,6 +30,7 @@ class QuantileEstimator:
       estimate: the current clip norm C_t, above 0.
       target_quantile: the share of update norms that should lie at or below it, within (0, 1).
       learning_rate: the step in log space, above 0.
+      ceiling: a public constant that the estimate never passes.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871), Section 2 and Algorithm 1.
     """
@@ -37,6 +38,7 @@ class QuantileEstimator:
     estimate: float
     target_quantile: float
     learning_rate: float
+    ceiling: float = LARGEST_ESTIMATE
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.estimate) and self.estimate > 0):
@@ -45,6 +47,8 @@ class QuantileEstimator:
             raise ValueError(f"target_quantile must be within (0, 1) (got {self.target_quantile})")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be finite and above 0 (got {self.learning_rate})")
+        if not self.estimate <= self.ceiling <= LARGEST_ESTIMATE:
+            raise ValueError(f"ceiling must be within [estimate, {LARGEST_ESTIMATE:g}] (got {self.ceiling})")
 
     def update(self, centred_count: float, *, expected_cohort: float) -> tuple[QuantileEstimator, float]:
         """One step from a noised, centred count.
@@ -65,5 +69,4 @@ class QuantileEstimator:
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
         step = self.learning_rate * (fraction - self.target_quantile)
         estimate = self.estimate * math.exp(-step)
-        estimate = min(LARGEST_ESTIMATE, max(LEAST_ESTIMATE, estimate))
-        return QuantileEstimator(estimate, self.target_quantile, self.learning_rate), fraction
+        return replace(self, estimate=min(self.ceiling, max(LEAST_ESTIMATE, estimate))), fraction

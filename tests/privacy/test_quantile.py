@@ -51,6 +51,20 @@ def test_the_fraction_stays_within_0_and_1_whatever_the_noise() -> None:
     assert estimator.update(-1e9, expected_cohort=10)[1] == 0.0
 
 
+def test_it_never_passes_its_ceiling_and_comes_down_from_it() -> None:
+    estimator, estimates = QuantileEstimator(1.0, 0.5, 0.2, ceiling=3.0), []
+    for _ in range(20):
+        estimator, _ = estimator.update(-1e9, expected_cohort=10)
+        estimates.append(estimator.estimate)
+    assert max(estimates) == estimates[-1] == 3.0
+    assert estimator.update(1e9, expected_cohort=10)[0].estimate < 3.0
+
+
+def test_a_ceiling_below_the_estimate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ceiling must be within \[estimate"):
+        QuantileEstimator(1.0, 0.5, 0.2, ceiling=0.9)
+
+
 def test_it_does_not_leave_the_range_of_numbers() -> None:
     estimator = QuantileEstimator(1e-9, 0.5, 5.0)
     for _ in range(2000):

@@ -1,8 +1,10 @@
-"""A run whose loss diverges or is no number ends, keeps what is left of its budget, and leaves its best model."""
+"""A run whose loss diverges or is no number ends, keeps what is left of its budget, and leaves its best model. The clip
+norm has a ceiling, and steps may be as long as their signal."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,3 +111,35 @@ def test_a_run_that_may_still_learn_is_not_lost(losses: list[float]) -> None:
 def test_a_learning_rate_beyond_its_range_is_refused_with_the_range(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} must be above 0 and at most 10000 \(got"):
         load_config([f"{name}={value}"])
+
+
+def test_the_clip_norm_stops_at_its_ceiling_which_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("discreet").propagate = True
+    words = ["rounds=5", "privacy.user.clip.norm=1e-4", "privacy.user.clip.learning_rate=9"]
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        _, folder = run(tmp_path / "run", *PRIVATE, *words)
+    norms = [row["clip_norm"] for row in folder.read_metrics()]
+    assert max(norm or 0.0 for norm in norms) == pytest.approx(1e-3)
+    assert sum("privacy.user.clip.max=0.001 " in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("words", "ceiling"), [([], 3.0), (["privacy.user.clip.max=0.5"], 0.5)])
+def test_the_ceiling_is_ten_times_the_first_norm_unless_it_is_given(words: list[str], ceiling: float) -> None:
+    assert load_config(words).privacy.user.clip.ceiling == ceiling
+
+
+def test_a_ceiling_below_the_first_norm_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.user\.clip\.max must be within \[0\.3, 1e\+09\] \(got 0\.1\)"):
+        load_config(["privacy.user.clip.max=0.1"])
+
+
+def test_a_run_that_shrinks_its_steps_takes_up_what_it_knew_when_it_is_resumed(tmp_path: Path) -> None:
+    words = [*PRIVATE, "server.shrink_with_noise=true"]
+    whole, _ = run(tmp_path / "whole", *words, "rounds=4")
+    run(tmp_path / "parts", *words, "rounds=2")
+    parts, _ = run(tmp_path / "parts", *words, "rounds=4", "resume=true")
+    plain, _ = run(tmp_path / "plain", *PRIVATE, "rounds=4")
+    assert torch.equal(whole.checkpoint.params, parts.checkpoint.params)
+    assert not torch.equal(whole.checkpoint.params, plain.checkpoint.params)
