@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import TextIO, cast
 
 from discreet.settings import LOG_FORMATS
@@ -52,6 +54,8 @@ def log_to(
       name: of the logger, and of those below it.
       over_progress: where the stream is a terminal, a line of text takes the place of a progress line.
 
+    If the stream is a pipe that nobody reads any more, logging raises BrokenPipeError.
+
     Raises:
       ValueError: another format.
     """
@@ -61,10 +65,18 @@ def log_to(
     handler = logging.StreamHandler(stream)
     text = logging.Formatter(f"{ERASE if over_progress and stream.isatty() else ''}%(message)s")
     handler.setFormatter(cast(logging.Formatter, JsonLines()) if chosen == "json" else text)
+    handler.handleError = partial(_handle_error, handler)  # type: ignore[method-assign]
     logger = logging.getLogger(name)
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
+    error = sys.exception()
+    if isinstance(error, BrokenPipeError):
+        raise error  # nobody reads: logging would print a traceback for this line and for each that follows
+    logging.Handler.handleError(handler, record)
 
 
 def _plain(value: object) -> object:

@@ -195,24 +195,40 @@ class RunFolder:
         replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
 
 
-def open_run_folder(config: RunConfig, *, now: datetime | None = None) -> RunFolder:
-    """Makes the run folder of a configuration, or opens it to resume. The path is absolute.
+def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
+    """The configuration with an absolute run folder, named by the time if none is given."""
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
+    return dataclasses.replace(config, output_dir=str(path))
+
+
+def check_output(config: RunConfig) -> RunFolder:
+    """The run folder of a configuration, which is not made. The path is absolute.
 
     Raises:
       ConfigError: `output_dir` holds a run already and `resume` is off, or there is nothing to resume.
     """
-    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
-    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
+    path = Path(str(with_output_folder(config).output_dir))
     there = (path / "ledger.db").exists() or (path / "config.yaml").exists()
     if config.resume and not there:
         raise ConfigError(f"resume=true, but output_dir={path} holds no run")
     if there and not config.resume:
         raise ConfigError(f"output_dir={path} holds a run already: resume=true goes on with it")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir={path} can't be made: {error.strerror}") from error
     return RunFolder(path)
+
+
+def open_run_folder(config: RunConfig) -> RunFolder:
+    """Makes the run folder of a configuration, or opens it to resume.
+
+    Raises:
+      ConfigError: see `check_output`; or it can't be made.
+    """
+    folder = check_output(config)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={folder.path} can't be made: {error.strerror}") from error
+    return folder
 
 
 def replace_file(path: Path, content: bytes) -> None:

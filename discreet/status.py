@@ -13,6 +13,7 @@ from discreet.runs import RunFolder
 
 STATUS_FILE = "status.json"
 STATES = ("running", "finished", "stopped", "interrupted")
+OVER = ("finished", "stopped")  # the files of the run folder are complete
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,14 @@ class RunStatus:
     """What is known of a run besides its metrics and its ledger.
 
     Attributes:
-      state: `running`, `finished` (the planned rounds are done), `stopped` (before them, for `reason`), `interrupted`
-        (the server was asked to end). A server that was killed leaves `running` behind, with an old `updated`.
+      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
+        `reason`), `interrupted` (the server was asked to end, or could not go on; `reason` says which). A server that
+        was killed leaves `running` behind, with an old `updated`.
       rounds: how many are planned.
       nodes: connected when the last cohort was drawn; None before the first one.
       failures: of clients that were asked, over the whole run, by kind.
       last_failure, last_failure_round: the latest of them in words.
-      reason: why the run stopped.
+      reason: why the run stopped or was interrupted.
       updated: when this was written, ISO 8601, UTC.
     """
 
@@ -61,6 +63,32 @@ def write_status(folder: RunFolder, status: RunStatus, *, now: datetime | None =
     beside = folder.path / f".{STATUS_FILE}.{os.getpid()}"
     beside.write_text(json.dumps(dataclasses.asdict(stamped)) + "\n")
     os.replace(beside, folder.path / STATUS_FILE)
+
+
+def write_end(folder: RunFolder, stopped: str | None) -> None:
+    """Writes that a run is over: `stopped` if a reason is given, `finished` otherwise."""
+    write_status(folder, replace(_last(folder), state="stopped" if stopped else "finished", reason=stopped))
+
+
+def note_interruption(folder: RunFolder, reason: str) -> int:
+    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
+
+    Nobody may be writing the run any more.
+    """
+    done, status = folder.load_checkpoint(), _last(folder)
+    if status.state == "running":
+        write_status(folder, replace(status, state="interrupted", reason=reason))
+    return done.round if done else 0
+
+
+def state_of(folder: RunFolder) -> str:
+    """The state of a run by its status file; empty before there is one."""
+    status = read_status(folder)
+    return status.state if status else ""
+
+
+def _last(folder: RunFolder) -> RunStatus:
+    return read_status(folder) or RunStatus("running", folder.read_config().rounds)
 
 
 def read_status(folder: RunFolder) -> RunStatus | None:

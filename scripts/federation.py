@@ -1,13 +1,14 @@
 """`flwr run . --stream` on a SuperLink of its own: what `scripts/run` starts.
 
-The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own (`.flwr/`), and ends with
-the run: nothing that another project left running can answer instead.
+The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own, and both end with the run:
+nothing that another run or another project left running can answer instead.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,14 +18,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from discreet.config import ConfigError, RunConfig, load_config
+from discreet.logs import log_to
+from discreet.runs import check_output, with_output_folder
+from discreet.status import OVER, read_status, state_of
+from scripts.interruption import RunLostError, output_word, resumable
+from scripts.processes import kept
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_NODES = 200  # a simulation with more clients has several on each node
-START_SECONDS = 60
+START_SECONDS, LOOK_SECONDS = 60, 0.1
+LOG = "superlink.log"
 
 USAGE = """usage: scripts/run [OVERRIDE ...]
 
@@ -51,39 +58,51 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": "local",  # a cluster of its own, whatever else runs on this machine
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
 
 @contextmanager
-def simulation_superlink(home: Path, *, folder: Path) -> Iterator[str]:
-    """A SuperLink for simulations, started in `folder` and ended afterwards; gives its address.
+def simulation_superlink(home: Path, *, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A SuperLink for simulations, started in `folder`; gives its address and what keeps its processes.
+
+    Every process that came of it ends with the block, or with this process, however that ends.
 
     Raises:
-      RuntimeError: it did not start; the message names its log.
+      RunLostError: it did not start; the message says what it wrote last.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    port, log = free_port(), home / "superlink.log"
+    port = free_port()
     address = f"127.0.0.1:{port}"
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=flower_environment(home), stdout=output, stderr=output, start_new_session=True
-        )
-    try:
+    with (home / LOG).open("w") as output, _kept(command, home, folder=folder, output=output) as process:
         deadline = time.monotonic() + START_SECONDS
         while not _healthy(address):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the SuperLink did not start; see {log}")
-            time.sleep(0.1)
-        yield address
+                raise RunLostError(f"the SuperLink did not start{_last_line(home)}")
+            time.sleep(LOOK_SECONDS)
+        yield address, process
+
+
+@contextmanager
+def _kept(
+    command: Sequence[str], home: Path, *, folder: Path, output: TextIO | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone."""
+    process = subprocess.Popen(
+        kept(command), cwd=folder, env=flower_environment(home), stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        yield process
     finally:
         process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.wait()
+
+
+def _last_line(home: Path) -> str:
+    lines = (home / LOG).read_text(errors="replace").split("\n")
+    return f": {lines[-2].strip()}" if len(lines) > 1 else ""
 
 
 def _healthy(address: str) -> bool:
@@ -99,20 +118,33 @@ def nodes_of(config: RunConfig) -> int:
     return min(config.data.num_clients, MOST_NODES)
 
 
-def flwr_run(config: RunConfig, overrides: Sequence[str], *, home: Path, folder: Path) -> int:
-    """Runs the app of this repository on a SuperLink of its own; streams its log. Gives `flwr`'s exit code."""
-    nodes = nodes_of(config)
-    with simulation_superlink(home, folder=folder) as address, tempfile.TemporaryDirectory() as scratch:
-        connection = (
+def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> int:
+    """Runs the app of this repository on a SuperLink and a FLWR_HOME of its own; streams its log.
+
+    Returns:
+      The exit code of `flwr`.
+
+    Raises:
+      RunLostError: the SuperLink did not start, or ended before the run.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="discreet-") as scratch,
+        simulation_superlink(Path(scratch), folder=folder) as (address, superlink),
+    ):
+        home = Path(scratch)
+        (home / "config.toml").write_text(
             f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
         )
-        (home / "config.toml").write_text(connection)
         # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
-        run_config = Path(scratch) / "run.toml"
-        run_config.write_text(f"overrides = {json.dumps(' '.join(overrides))}\n")
-        command = ["flwr", "run", str(REPOSITORY), "discreet", "--stream", "--run-config", str(run_config)]
-        command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-        return subprocess.run(command, cwd=folder, env=flower_environment(home), check=False).returncode
+        (home / "run.toml").write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
+        command = ["flwr", "run", str(REPOSITORY), "discreet", "--stream", "--run-config", str(home / "run.toml")]
+        command += ["--federation-config", f"num-supernodes={nodes_of(config)} client-resources-num-cpus=1"]
+        with _kept(command, home, folder=folder) as run:
+            while run.poll() is None:
+                if superlink.poll() is not None:
+                    raise RunLostError(f"the SuperLink has ended{_last_line(home)}")
+                time.sleep(LOOK_SECONDS)
+            return run.returncode
 
 
 def main(words: Sequence[str]) -> int:
@@ -120,16 +152,20 @@ def main(words: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(USAGE)
         return 0
+    log_to(sys.stderr)
     try:
-        config = load_config(words)
+        config = with_output_folder(load_config(words))
+        folder = check_output(config)
     except ConfigError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
-    output = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
-    overrides = [*words, f"output_dir='{output}'"]
-    code = flwr_run(config, overrides, home=REPOSITORY / ".flwr", folder=Path.cwd())
-    return code or (0 if (output / "privacy.json").exists() else 1)
+    print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)
+    before = read_status(folder)
+    with resumable(folder, "scripts/run"):
+        code = flwr_run(config, [*words, output_word(folder.path)], folder=Path.cwd())
+        if state_of(folder) == "running":
+            raise RunLostError(f"flwr run has ended before the run, with exit code {code}")
+    return 0 if state_of(folder) in OVER and read_status(folder) != before else 1
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from discreet.runs import RunFolder
-from discreet.status import read_status
+from discreet.status import state_of
 from scripts import warm_clients
 from scripts.certificates import make_authority, make_node, make_server
 from scripts.federation import REPOSITORY, flower_environment, free_port
@@ -200,12 +200,6 @@ class Federation:
             except OSError:
                 continue
         return [pid for pid in found if pid != os.getpid()]
-
-
-def state_of(folder: RunFolder) -> str:
-    """The state of a run by its status file; empty before there is one."""
-    status = read_status(folder)
-    return status.state if status else ""
 
 
 def _signal(pid: int, number: int) -> None:

@@ -7,8 +7,6 @@ import os
 import shlex
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.app import Context
@@ -21,7 +19,8 @@ from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.object_pauses import look_for_objects_soon
 from discreet.run_lock import only_writer
-from discreet.status import write_status
+from discreet.runs import with_output_folder
+from discreet.status import note_interruption
 from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
 from strategies.exchange import MessagesTooLarge
@@ -73,12 +72,6 @@ def run(grid: Grid, config: RunConfig) -> None:
         _train(grid, config, simulated=simulated)
 
 
-def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
-    """The configuration with an absolute run folder, named by the time where none is given."""
-    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
-    return replace(config, output_dir=str(Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()))
-
-
 def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
     session = prepare(config)
     virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
@@ -97,7 +90,9 @@ def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
             finish(session, strategy.outcome)
     except (SystemExit, TimeoutError, OSError) as error:
         # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
-        _interrupted(session, strategy, error)
+        reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
+        done, path = note_interruption(session.folder, reason), session.folder.path
+        logger.warning("interrupted after round %d: resume=true output_dir=%s goes on", done, path)
         raise
 
 
@@ -105,13 +100,4 @@ def _metrics(session: Session) -> AbstractContextManager[int | None]:
     operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
     return serving_metrics(
         session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
-    )
-
-
-def _interrupted(session: Session, strategy: DPFedAvg, error: BaseException) -> None:
-    reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
-    write_status(session.folder, replace(strategy.training.status, state="interrupted", reason=reason))
-    done = session.folder.load_checkpoint()
-    logger.warning(
-        "interrupted after round %d: resume=true output_dir=%s goes on", done.round if done else 0, session.folder.path
     )

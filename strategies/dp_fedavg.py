@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -48,7 +49,7 @@ class GridExchange:
       grid: Flower's.
       settings: the resolved configuration as JSON, the same for every message.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
-      virtual: in a simulation.
+      virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
       population_size: how many clients there are by declaration. One node is one client, so that no more may be
         connected; virtual clients are as many as declared, on any number of nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
@@ -70,13 +71,15 @@ class GridExchange:
         than clients are declared it waits too: one may be a client's second, and delta is for the declared number.
 
         Raises:
-          TimeoutError: too few or too many nodes are connected for `timeout`. Nobody is asked.
+          TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
         """
         started, wanted, seen = time.monotonic(), 1 if self.nodes else self.min_nodes, -1
         while True:
             nodes = sorted(self.grid.get_node_ids())
             fault = self._miscounted(len(nodes), wanted)
             if fault is None:
+                if self.virtual and not self.nodes:
+                    self._wait_for_workers(nodes[: os.cpu_count()])
                 self.nodes = nodes
                 return range(self.virtual.num_clients) if self.virtual else nodes
             if len(nodes) != seen:
@@ -96,6 +99,19 @@ class GridExchange:
                 "declared: disconnect nodes, or start a run with a larger data.num_clients"
             )
         return None
+
+    def _wait_for_workers(self, nodes: Sequence[int]) -> None:
+        """Until one client for each of Flower's workers has refused to evaluate: that tells that they are there."""
+        logger.info("starting Ray, which trains the clients")
+        started = time.monotonic()
+        asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
+        waiting = set(self.grid.push_messages(asked))
+        while waiting := waiting - {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}:
+            waited = time.monotonic() - started
+            if waited > self.timeout:
+                raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
+            time.sleep(pause_after(waited))
+        logger.info("Ray has started, after %.0f s", time.monotonic() - started)
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
@@ -227,6 +243,7 @@ class DPFedAvg(Strategy):
           BudgetSpentError: the round would pass a budget.
         """
         self.training.check_budget()
+        self.training.wait_for_members()
         self.cohort = self.training.draw_cohort(self.checkpoint)
         return self.exchange.messages(
             self.checkpoint.round + 1, self.checkpoint.params, self.checkpoint.clip_norm, self.cohort

@@ -21,6 +21,7 @@ from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.runs import Checkpoint, RunFolder, open_run_folder
 from discreet.shares import partition_of
+from discreet.status import write_end
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate
@@ -172,7 +173,7 @@ def plan_of(config: RunConfig, *, num_classes: int) -> Plan:
 
 
 def finish(session: Session, outcome: Outcome) -> None:
-    """Writes the model and privacy.json, and says how the run ended."""
+    """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
     config, folder, checkpoint = session.config, session.folder, outcome.checkpoint
     tensors = named_parameters_of(session.model, outcome.model.params)
     metadata = {
@@ -187,6 +188,7 @@ def finish(session: Session, outcome: Outcome) -> None:
     if config.operations.predictions:
         write_predictions(folder.path)
         write_indicators(folder.path)
+    write_end(folder, outcome.stopped)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
     for line in epsilon_lines(config, session.ledger, checkpoint):

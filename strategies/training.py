@@ -141,19 +141,17 @@ class TrainingRun:
     def run(self, checkpoint: Checkpoint) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
 
-        A run that is lost stays lost: resumed, it ends again before anything is spent.
+        A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
+        whoever called this has written its last files: see `strategies.session.finish`.
         """
         if self.folder.load_best() is None:
             self.folder.save_best(checkpoint)
         write_status(self.folder, self.status)
         self.progress.begin(checkpoint.round)
         try:
-            outcome = self._run_rounds(checkpoint)
+            return self._run_rounds(checkpoint)
         finally:
             self.progress.end()
-        self.status = replace(self.status, state="stopped" if outcome.stopped else "finished", reason=outcome.stopped)
-        write_status(self.folder, self.status)
-        return outcome
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
@@ -163,6 +161,7 @@ class TrainingRun:
                 self.check_budget()
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, str(spent))
+            self.wait_for_members()
             started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
             replies = self.exchange.ask(
                 round_number=checkpoint.round + 1,
@@ -209,10 +208,13 @@ class TrainingRun:
                 f"{budget:g}; {left:.4g} is left"
             )
 
-    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
-        """The next round's cohort of the clients that can be asked now."""
+    def wait_for_members(self) -> None:
+        """Until there are clients that can be asked. The time that it takes is no round's."""
         self.members = self.exchange.members()
         self.connected = len(self.members)
+
+    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
+        """The next round's cohort of the clients that can be asked."""
         return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
     def nobody_left(self) -> bool:

@@ -1,0 +1,120 @@
+"""What a command does that is asked to end before it is done: files that say so, and one line that tells how to go on.
+
+It is asked by Ctrl-C, by SIGTERM, by the loss of its terminal, or by whoever reads its output and leaves (`| head`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from discreet.logs import log_to
+from discreet.run_lock import only_writer
+from discreet.runs import RunFolder
+from discreet.settings import ConfigError
+from discreet.status import note_interruption
+from scripts.processes import ENDING
+
+logger = logging.getLogger("discreet")
+
+PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
+
+
+class AskedToEnd(BaseException):
+    """A signal asked this process to end. Not an Exception: nothing on the way takes it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+class RunLostError(RuntimeError):
+    """Something that a run needs has ended. The message says what."""
+
+
+@contextmanager
+def ending(tell: Callable[[str], str]) -> Iterator[None]:
+    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up.
+
+    Args:
+      tell: puts files right; of the reason, the one line to log.
+
+    Raises:
+      SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost.
+    """
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup: stays ignored
+    before = {number: signal.signal(number, _ask) for number in heard}
+    try:
+        yield
+    except (AskedToEnd, BrokenPipeError, RunLostError) as error:
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)
+        if isinstance(error, BrokenPipeError):
+            log_to(sys.stderr)
+        reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else str(error)
+        logger.warning("%s", tell(reason))
+        _drop_output()
+        raise SystemExit(_exit_code(error)) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ask(number: int, _: object) -> NoReturn:
+    raise AskedToEnd(number)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, AskedToEnd):
+        return 128 + error.number
+    return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else 1
+
+
+def _drop_output() -> None:
+    """Output that nobody can read any more would make a traceback of its own when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def resumable(folder: RunFolder, *command: str) -> Iterator[None]:
+    """As `ending`, for the run in a folder, with the command that goes on with it."""
+    with ending(partial(_interrupt, folder, command)):
+        yield
+
+
+def _interrupt(folder: RunFolder, command: Sequence[str], reason: str) -> str:
+    if not (folder.path / "config.yaml").exists():
+        return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
+    line = shlex.join([*command, "resume=true", output_word(folder.path)])
+    try:
+        with only_writer(folder.path, patience=0):
+            done = note_interruption(folder, reason)
+    except ConfigError as error:
+        return f"{reason}; {error}"
+    return f"interrupted after round {done} ({reason}); to go on: {line}"
+
+
+def output_word(path: Path) -> str:
+    """The override that names a run folder, as Hydra reads it back.
+
+    >>> output_word(Path("/runs/one")), output_word(Path("/it's/here"))
+    ('output_dir=/runs/one', "output_dir='/it\\\\'s/here'")
+    """
+    text = str(path)
+    if not PLAIN.fullmatch(text):
+        # Hydra takes a backslash as it stands, but for those before a quotation mark.
+        text = "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
+    return f"output_dir={text}"
