@@ -25,8 +25,9 @@ from discreet.config import ConfigError, RunConfig, load_config
 from discreet.logs import log_to
 from discreet.runs import check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
-from scripts.interruption import RunLostError, output_word, resumable
+from scripts.interruption import RunLostError, override, resumable
 from scripts.processes import kept
+from strategies.session import checked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_NODES = 200  # a simulation with more clients has several on each node
@@ -156,13 +157,14 @@ def main(words: Sequence[str]) -> int:
     try:
         config = with_output_folder(load_config(words))
         folder = check_output(config)
+        checked(config)
     except ConfigError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)
     before = read_status(folder)
     with resumable(folder, "scripts/run"):
-        code = flwr_run(config, [*words, output_word(folder.path)], folder=Path.cwd())
+        code = flwr_run(config, [*words, override("output_dir", folder.path)], folder=Path.cwd())
         if state_of(folder) == "running":
             raise RunLostError(f"flwr run has ended before the run, with exit code {code}")
     return 0 if state_of(folder) in OVER and read_status(folder) != before else 1

@@ -11,7 +11,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     before = {number: signal.signal(number, _ask) for number in heard}
     try:
         yield
-    except (AskedToEnd, BrokenPipeError, RunLostError) as error:
+    except (AskedToEnd, BrokenPipeError, RunLostError, TimeoutError) as error:
         for number in heard:
             signal.signal(number, signal.SIG_IGN)
         if isinstance(error, BrokenPipeError):
@@ -89,32 +89,44 @@ def _drop_output() -> None:
 
 
 @contextmanager
-def resumable(folder: RunFolder, *command: str) -> Iterator[None]:
-    """As `ending`, for the run in a folder, with the command that goes on with it."""
-    with ending(partial(_interrupt, folder, command)):
+def resumable(folder: RunFolder, *program: str) -> Iterator[None]:
+    """As `ending`, for a run of a program that takes `resume=true`."""
+    command = [*program, "resume=true", override("output_dir", folder.path)]
+    with ending(partial(_interrupt, folder, shlex.join(command))):
         yield
 
 
-def _interrupt(folder: RunFolder, command: Sequence[str], reason: str) -> str:
+def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
     if not (folder.path / "config.yaml").exists():
-        return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
-    line = shlex.join([*command, "resume=true", output_word(folder.path)])
+        return not_begun(reason)
     try:
         with only_writer(folder.path, patience=0):
             done = note_interruption(folder, reason)
     except ConfigError as error:
         return f"{reason}; {error}"
-    return f"interrupted after round {done} ({reason}); to go on: {line}"
+    return f"interrupted after round {done} ({reason}); to go on: {command}"
 
 
-def output_word(path: Path) -> str:
-    """The override that names a run folder, as Hydra reads it back.
+def not_begun(reason: str) -> str:
+    """What there is to tell as long as there is no run folder."""
+    return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
 
-    >>> output_word(Path("/runs/one")), output_word(Path("/it's/here"))
+
+def interrupt_below(folder: Path, what_next: str, reason: str) -> str:
+    """Notes the interruption of the runs directly below a folder, as far as they have begun and are not over."""
+    for config in sorted(folder.glob("*/config.yaml")):
+        note_interruption(RunFolder(config.parent), reason)
+    return f"interrupted ({reason}); {what_next}"
+
+
+def override(name: str, path: Path) -> str:
+    """A setting that is a path, as Hydra reads it back.
+
+    >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/it's/here"))
     ('output_dir=/runs/one', "output_dir='/it\\\\'s/here'")
     """
     text = str(path)
     if not PLAIN.fullmatch(text):
         # Hydra takes a backslash as it stands, but for those before a quotation mark.
         text = "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
-    return f"output_dir={text}"
+    return f"{name}={text}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,19 +22,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from discreet.runs import RunFolder
-from discreet.status import state_of
+from discreet.config import ConfigError, load_config
+from discreet.logs import log_to
+from discreet.runs import RunFolder, check_output, with_output_folder
+from discreet.status import OVER, read_status, state_of
 from scripts import warm_clients
 from scripts.certificates import make_authority, make_node, make_server
 from scripts.federation import REPOSITORY, flower_environment, free_port
 from scripts.healthy import healthy
+from scripts.interruption import RunLostError, override, resumable
 from scripts.superlink import CONNECTION, write_connection
 from scripts.warm.hand_over import SOCKET_VARIABLE
+from server_app.app import check_secure
+from strategies.session import checked
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, where there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
+PROGRAM = ("python", "-m", "scripts.local_federation")
 
 
 def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
@@ -145,10 +152,10 @@ class Federation:
     def _is_let_in(self, name: str) -> bool:
         return "SuperNode ID" in self.says(name)
 
-    def run(self, name: str, *overrides: str, app: Path = REPOSITORY) -> RunFolder:
-        """Starts `flwr run` with an output folder of that name, and does not wait for it."""
-        output = self.folder / name
-        words = " ".join([*overrides, f"output_dir='{output}'"])
+    def run(self, name: str, *overrides: str, app: Path = REPOSITORY, output: Path | None = None) -> RunFolder:
+        """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
+        output = output or self.folder / name
+        words = shlex.join([*overrides, override("output_dir", output)])
         settings = self.folder / f"{name}.toml"
         # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
         settings.write_text(f"overrides = {json.dumps(words)}\n")
@@ -210,11 +217,13 @@ def _signal(pid: int, number: int) -> None:
 
 
 @contextmanager
-def federation_of(count: int, folder: Path, *, words: Sequence[str] = (), cold: bool = False) -> Iterator[Federation]:
+def federation_of(
+    count: int, folder: Path, *, words: Sequence[str] = (), cold: bool = False, ledgers: Path | None = None
+) -> Iterator[Federation]:
     """A started federation of `count` nodes; every process ends with the block.
 
     `words` tell each node of its data; by default they share the demonstration data. `cold`: every ClientApp starts
-    from nothing, as Flower does it.
+    from nothing, as Flower does it. `ledgers`: the nodes' accounts lie there instead, and outlive the federation.
     """
     names = [f"node-{number}" for number in range(count)]
     pause = max(1, count) * SHORTEST_PAUSE
@@ -225,7 +234,8 @@ def federation_of(count: int, folder: Path, *, words: Sequence[str] = (), cold: 
             federation.start_warm_clients()
         for number, name in enumerate(names):
             data = words or ("--partition", str(number), "--of", str(count))
-            federation.start_node(name, *data, *(["--cold"] if cold else []))
+            ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
+            federation.start_node(name, *data, *ledger, *(["--cold"] if cold else []))
         federation.wait_for_nodes(names)
         yield federation
     finally:
@@ -233,27 +243,57 @@ def federation_of(count: int, folder: Path, *, words: Sequence[str] = (), cold: 
 
 
 def main(words: Sequence[str]) -> int:
-    """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides."""
+    """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides.
+
+    Exit code 0: the run folder is complete; 2: a setting is wrong.
+    """
     parser = argparse.ArgumentParser(prog="python -m scripts.local_federation", description=__doc__)
     parser.add_argument("--nodes", type=int, default=DEMONSTRATION_NODES)
-    parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3")
+    parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN")
     arguments = parser.parse_args(words)
     count = arguments.nodes
     ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
-    with tempfile.TemporaryDirectory() as folder, federation_of(count, Path(folder)) as federation:
-        run = federation.run("run", *ours, *arguments.overrides)
+    overrides = [*ours, *arguments.overrides]
+    log_to(sys.stderr)
+    try:
+        config = with_output_folder(load_config(overrides))
+        run = check_output(config)
+        check_secure(config)
+        checked(config)
+    except ConfigError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
+    with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
+        return _train(count, overrides, run, folder=Path(folder))
+
+
+def _train(count: int, overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
+    ledgers = run.path / "nodes"  # a run that goes on goes on with what its nodes have spent
+    ledgers.mkdir(parents=True, exist_ok=True)
+    before = read_status(run)
+    with federation_of(count, folder, ledgers=ledgers) as federation:
+        federation.run("run", *overrides, output=run.path)
         _follow(federation, "run-run")
-        return 0 if state_of(run) in ("finished", "stopped") else 1
+    if state_of(run) == "running":
+        raise RunLostError("flwr run has ended before the run")
+    return 0 if state_of(run) in OVER and read_status(run) != before else 1
 
 
 def _follow(federation: Federation, name: str) -> None:
-    """Prints a process's log until its end."""
+    """Prints a process's log until its end.
+
+    Raises:
+      RunLostError: the SuperLink has ended before it.
+    """
     shown, ended = 0, False
     while not ended:
         ended = federation.processes[name].poll() is not None
         text = federation.says(name)
         print(text[shown:], end="", flush=True)
         shown = len(text)
+        if not ended and federation.processes["superlink"].poll() is not None:
+            raise RunLostError("the SuperLink has ended")
         time.sleep(LOOK_SECONDS)
 
 

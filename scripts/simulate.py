@@ -7,7 +7,10 @@ with `--multirun resume=true hydra.sweep.dir=FOLDER`: runs that are done are kep
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,16 +21,22 @@ from omegaconf import DictConfig
 from discreet.config import CONF, ConfigError, RunConfig, load_config, parse_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from discreet.runs import RunFolder, with_output_folder
+from scripts.interruption import ending, interrupt_below, not_begun, override, resumable
 from scripts.sweep import Sweep, check_sweep, run_in, sweep_of
 from simulation.in_process import simulate
 
 logger = logging.getLogger("discreet")
 
+PROGRAM = ("python", "-m", "scripts.simulate")
+
 
 def _run(config: RunConfig, sweep: Sweep | None) -> None:
     log_to(sys.stdout, log_format=config.operations.log_format, over_progress=True)
     if sweep is None:
-        simulate(config, progress=sys.stdout)
+        config = with_output_folder(config)
+        with resumable(RunFolder(Path(str(config.output_dir))), *PROGRAM):
+            simulate(config, progress=sys.stdout)
         return
     job = HydraConfig.get()
     name, mine = sweep.name(int(job.job.num) + 1), run_in(Path(job.runtime.output_dir).resolve(), config)
@@ -35,7 +44,13 @@ def _run(config: RunConfig, sweep: Sweep | None) -> None:
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
-    simulate(mine, progress=sys.stdout)
+    with _sweep_ending(sweep):
+        simulate(mine, progress=sys.stdout)
+
+
+def _sweep_ending(sweep: Sweep) -> AbstractContextManager[None]:
+    command = [*PROGRAM, "--multirun", "resume=true", override("hydra.sweep.dir", sweep.folder)]
+    return ending(partial(interrupt_below, sweep.folder, f"to go on: {shlex.join(command)}"))
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -45,7 +60,11 @@ def _refuse(error: Exception) -> NoReturn:
 
 def main() -> None:
     """Checks the overrides before Hydra starts, so that what is wrong is one line; exit code 2."""
-    words = sys.argv[1:]
+    with ending(not_begun):
+        _main(sys.argv[1:])
+
+
+def _main(words: list[str]) -> None:
     try:
         sweep = sweep_of(words)
         if sweep is not None:
@@ -64,7 +83,8 @@ def main() -> None:
             # Hydra would show where it was raised, in forty lines.
             _refuse(error)
 
-    hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)()
+    with _sweep_ending(sweep) if sweep else nullcontext():
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)()
 
 
 if __name__ == "__main__":

@@ -65,11 +65,17 @@ def run(grid: Grid, config: RunConfig) -> None:
         and can be resumed.
     """
     simulated = isinstance(grid, InMemoryGrid)
-    if config.seed is not None and not simulated:
-        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
+    if not simulated:
+        check_secure(config)
     config = with_output_folder(config)
     with only_writer(Path(str(config.output_dir))):
         _train(grid, config, simulated=simulated)
+
+
+def check_secure(config: RunConfig) -> None:
+    """Raises ConfigError if a real federation would refuse the configuration."""
+    if config.seed is not None:
+        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
 
 
 def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:

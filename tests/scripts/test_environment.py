@@ -1,0 +1,106 @@
+"""`. scripts/environment` in each shell that people use: what it makes, what it leaves as it was, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Stands for Python: makes a "venv" of itself, and its pip writes down what it was asked for and ends as FAIL says.
+PYTHON = """#!/bin/sh
+case "$*" in
+"-c "*) exit ${OLD:-0} ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip "*) echo "$*" >> "$(dirname "$0")/asked" && exit ${FAIL:-0} ;;
+esac
+"""
+AFTER = 'echo "status=$? folder=$PWD venv=${VIRTUAL_ENV:-none} mode=$-"'
+
+
+@pytest.fixture(params=["bash", "zsh", "sh"])
+def shell(request: pytest.FixtureRequest) -> str:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"needs the shell {request.param}")
+    return str(request.param)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "checkout" / "scripts").mkdir(parents=True)
+    for name in ("scripts/environment", "scripts/check", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / "checkout" / name)
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path / "checkout"
+
+
+def sourced(shell: str, checkout: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The file sourced from a folder, and what the shell says after it."""
+    own = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "DISCREET_VENV")}
+    environment = own | {"PYTHON": str(checkout.parent / "python"), **variables}
+    line = f". {os.path.relpath(checkout, folder)}/scripts/environment; {AFTER}"
+    return subprocess.run(
+        [shell, "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(shell: str, checkout: Path) -> None:
+    for _ in range(2):
+        done = sourced(shell, checkout, checkout)
+        assert f"status=0 folder={checkout} venv={checkout / '.venv'}" in done.stdout, done.stderr
+        assert "e" not in done.stdout.rsplit("mode=")[1]
+    asked = (checkout / ".venv" / "bin" / "asked").read_text().splitlines()
+    assert [line.split()[-1] for line in asked] == ["torch", f"{checkout}[dev]"]
+    assert all(f"--constraint {checkout}/constraints.txt" in line for line in asked)
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_it_finds_its_checkout_from_another_folder(name: str, checkout: Path) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"needs the shell {name}")
+    elsewhere = checkout.parent / "elsewhere"
+    elsewhere.mkdir()
+    done = sourced(name, checkout, elsewhere)
+    assert f"status=0 folder={elsewhere} venv={checkout / '.venv'}" in done.stdout, done.stderr
+    assert sorted(path.name for path in checkout.parent.iterdir()) == ["checkout", "elsewhere", "python"]
+
+
+def test_a_shell_that_does_not_say_where_a_file_lies_makes_nothing_elsewhere(checkout: Path) -> None:
+    if os.path.basename(os.path.realpath(shutil.which("sh") or "")) not in ("dash", "ash", "busybox"):
+        pytest.skip("needs a plain shell as sh")
+    done = sourced("sh", checkout, checkout.parent)
+    assert "status=1" in done.stdout
+    assert done.stderr.startswith(f"discreet: {checkout.parent} is no checkout of Discreet")
+    assert not list(checkout.parent.rglob(".venv"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"OLD": "1"}, "discreet: Python 3.11 or later is needed"),
+        ({"PYTHON": "/no/such/python"}, "discreet: Python 3.11 or later is needed, which /no/such/python is not"),
+        ({"FAIL": "1"}, "discreet: pip could not install into"),
+    ],
+)
+def test_what_fails_is_said_and_nothing_counts_as_complete_and_the_shell_stays(
+    shell: str, variables: dict[str, str], said: str, checkout: Path
+) -> None:
+    done = sourced(shell, checkout, checkout, **variables)
+    assert f"status=1 folder={checkout} venv=none" in done.stdout
+    assert said in done.stderr
+    assert "complete" not in done.stderr
+    assert not (checkout / ".venv" / ".discreet").exists()
+
+
+def test_a_script_ends_where_the_environment_can_not_be_made(checkout: Path) -> None:
+    environment = os.environ | {"PYTHON": str(checkout.parent / "python"), "FAIL": "1"}
+    environment.pop("DISCREET_VENV", None)
+    command = ["bash", str(checkout / "scripts" / "check")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "what it wrote is above" in done.stderr.splitlines()[-1]
