@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from dp_accounting import DpEvent
@@ -32,6 +33,7 @@ from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.runs import RunFolder, replace_file
+from scripts.interruption import ending, interrupt_below, not_begun
 from simulation.in_process import simulate
 
 MOST_CANDIDATES = 200
@@ -186,7 +188,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     source = secure_source() if seed is None else seeded_source(seed).child("tune")
     folder = output / "trials"
     folder.mkdir(parents=True)
-    chosen = run_trials(configs, trials.draw(source.child("count")), folder=folder, source=source.child("choices"))
+    with ending(partial(interrupt_below, folder, f"nothing was chosen; the trials lie in {folder}")):
+        chosen = run_trials(configs, trials.draw(source.child("count")), folder=folder, source=source.child("choices"))
     if chosen is None:
         print("no trial was drawn: there is nothing to publish")
         return 0
@@ -207,7 +210,8 @@ def main(words: Sequence[str]) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     log_to(sys.stdout)
     try:
-        return _tune(arguments)
+        with ending(not_begun):
+            return _tune(arguments)
     except (ConfigError, LedgerError, ValueError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2

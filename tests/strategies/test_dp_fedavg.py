@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.privacy.noise import seeded_source
@@ -41,10 +41,11 @@ class FakeGrid:
         return list(self.answers)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        before = list(self.sent)
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
             self.sent[message.metadata.message_id] = message
-        return list(self.sent)
+        return [name for name in self.sent if name not in before]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = []
@@ -63,6 +64,10 @@ def good(message: Message) -> RecordDict:
 
 def refused(message: Message) -> Error:
     return Error(REFUSED_CODE, "the policy of this client requires more")
+
+
+def worker(message: Message) -> RecordDict | Error:
+    return refused(message) if message.metadata.message_type == MessageType.EVALUATE else good(message)
 
 
 def crashed(message: Message) -> Error:
@@ -159,12 +164,24 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
-    grid = FakeGrid({10: good, 20: good})
+    grid = FakeGrid({10: worker, 20: worker})
     exchange = GridExchange(grid, "{}", timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
     assert list(exchange.members()) == [0, 1, 2, 3, 4]
+    grid.sent.clear()
     list(exchange.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
     sent = [(decode_order(m.content)[0].client_id, m.metadata.dst_node_id) for m in grid.sent.values()]
     assert sent == [(0, 10), (3, 20), (4, 10)]
+
+
+def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
+    virtual = VirtualClients(5, "folder")
+    grid = FakeGrid({10: silent})
+    exchange = GridExchange(grid, "{}", timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
+        exchange.members()
+    assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
+    grid.answers[10] = worker
+    assert list(exchange.members()) == [0, 1, 2, 3, 4]
 
 
 def test_a_real_federation_is_told_no_client_and_no_folder() -> None:
