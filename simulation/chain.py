@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from discreet.tasks.recurrent import CharacterLSTM, LSTMLayer
+from discreet.privacy.rules.recurrent import LastStep as LastStepModule
+from discreet.privacy.rules.recurrent import LSTMLayer
 from simulation.convolution import ChannelsLast, Convolution, MaxPool, Pair
 from simulation.layers import Dense, Layer, Relu, Tanh
 from simulation.recurrent import Embedding, LastStep, Recurrence
@@ -33,26 +34,17 @@ class Chain:
         return next(number for number, layer in enumerate(self.layers) if isinstance(layer, TRAINED))
 
 
-class _Last(nn.Identity):
-    """Stands for the last step that `CharacterLSTM` takes of its sequence."""
-
-
 class _Uncovered(Exception):
     """A layer has no pass by hand."""
 
 
 def chain_of(model: nn.Module, input_shape: Shape) -> Chain | None:
     """The chain of a model for inputs of `input_shape`; None where a layer, or how it is set, is not covered."""
-    if isinstance(model, CharacterLSTM):
-        modules = [model.embedding, *model.recurrent, _Last(), model.output]
-    elif type(model) is nn.Sequential:
-        modules = list(model)
-    else:
+    if type(model) is not nn.Sequential:
         return None
     builder = _Builder(input_shape)
     try:
-        for module in modules:
-            builder.add(module)
+        builder.sequence(model)
     except _Uncovered:
         return None
     return Chain(tuple(builder.layers), tuple(builder.shapes), tuple(builder.orders)) if builder.shapes else None
@@ -75,6 +67,11 @@ class _Builder:
         if add is None:
             raise _Uncovered
         add(self, module)
+
+    def sequence(self, module: nn.Sequential) -> None:
+        """Layers one after the other."""
+        for part in module:
+            self.add(part)
 
     def flatten(self, module: nn.Flatten) -> None:
         """Nothing is computed: the next linear layer reads the image as it is, by a weight of its shape."""
@@ -148,7 +145,7 @@ class _Builder:
         self.orders += [(0, 1), (0, 1), (0,)]
         self.shape = (self.shape[0], hidden)
 
-    def last_step(self, module: _Last) -> None:
+    def last_step(self, module: LastStepModule) -> None:
         """The end of a sequence."""
         if len(self.shape) != 2 or not isinstance(self.layers[-1], Recurrence):
             raise _Uncovered
@@ -165,13 +162,14 @@ class _Builder:
 
 
 _ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
+    nn.Sequential: _Builder.sequence,
     nn.Flatten: _Builder.flatten,
     nn.Linear: _Builder.linear,
     nn.Conv2d: _Builder.convolution,
     nn.MaxPool2d: _Builder.pool,
     nn.Embedding: _Builder.embedding,
     LSTMLayer: _Builder.recurrence,
-    _Last: _Builder.last_step,
+    LastStepModule: _Builder.last_step,
     nn.ReLU: _Builder.relu,
     nn.Tanh: _Builder.tanh,
 }

@@ -13,7 +13,7 @@ FOLDERS = ("discreet", "strategies", "client_app", "server_app", "simulation", "
 # Who may import whom: a folder may import itself and what is listed. discreet.privacy and discreet.tasks stand below.
 MAY = {
     "discreet.privacy": set[str](),
-    "discreet.tasks": set[str](),
+    "discreet.tasks": {"discreet.privacy"},
     "discreet": {"discreet.privacy", "discreet.tasks"},
     "strategies": {"discreet", "discreet.privacy", "discreet.tasks"},
     "client_app": {"discreet", "discreet.privacy", "discreet.tasks"},

@@ -1,31 +1,32 @@
 """Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
-One forward and one backward pass give the norms of all per-example gradients from layer inputs and output gradients,
-and one matrix product a layer gives the clipped sum (discreet/privacy/ghost/terms.py has the formulas and their
-sources). A model with layers for which there is no such rule is served by torch.func, or example by example; the log
-"discreet" then says so once.
+If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
+layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
+formulas and their sources). Every other model is served by torch.func, and the log "discreet" says so once. Which of
+the two it is follows from the layers alone (`rules/one_pass.py`).
 """
 
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.ghost.choice import terms_of
-from discreet.privacy.ghost.methods import LOSS_SCALE, Layout, Loss, Objective, cross_entropy
-from discreet.privacy.ghost.terms import Slot, Term
-from discreet.privacy.ghost.trial import norms_of
+from discreet.privacy.rules.any_model import built_terms
+from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of
+from discreet.privacy.rules.one_pass import layers_with_rules, one_pass
+from discreet.privacy.rules.terms import Parts, Term
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 
 # Norms carry rounding errors of up to about 1e-6; gradients are clipped this much shorter, so that none passes C.
 _ROUNDING_MARGIN = 2e-6
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
-
-_layouts: WeakKeyDictionary[nn.Module, tuple[object, Layout]] = WeakKeyDictionary()
+# Floats of gradients that are built at once, if they have to be: 256 MB of float32.
+_BUILT_FLOATS = 2**26
 
 
 def clipped_gradient_sum(
@@ -70,20 +71,19 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     _validate(inputs, targets, l2_norm_clip, micro_batch, order)
-    layout = _layout(model)
-    objective, count = Objective(model, layout, loss, order), inputs.shape[0]
-    if count == 0 or not layout.slots:
-        return layout.zeros(), layout.zeros().new_zeros(count)
-    pieces = [(inputs, targets)]
-    if micro_batch is not None and micro_batch < count:
-        pieces = list(zip(torch.split(inputs, micro_batch), torch.split(targets, micro_batch), strict=True))
-    total, norms = None, []
+    layout = layout_of(model)
+    objective, layers, total = Objective(model, layout, loss, order), layers_with_rules(model), layout.unwritten()
+    if len(inputs) == 0 or not layout.slots:
+        return total.zero_(), total.new_zeros(len(inputs))
+    fitting = len(inputs) if layers is not None else max(1, _BUILT_FLOATS // len(total))
+    step, parts = min(fitting, micro_batch or len(inputs)), layout.parts(total)
+    batches = [(inputs, targets)]
+    if step < len(inputs):
+        batches = list(zip(torch.split(inputs, step), torch.split(targets, step), strict=True))
     with torch.set_grad_enabled(False):
-        for some, wanted in pieces:
-            total, found = _add_clipped(objective, some, wanted, clip=l2_norm_clip, total=total)
-            norms.append(found)
-    assert total is not None
-    return total, norms[0] if len(norms) == 1 else torch.cat(norms)
+        norms = [_add_clipped(objective, layers, batch, clip=l2_norm_clip, parts=parts) for batch in batches]
+        parts.finish()
+    return total, torch.cat(norms)
 
 
 def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
@@ -97,54 +97,45 @@ def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | N
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
 
 
-def _layout(model: nn.Module) -> Layout:
-    parameters = tuple(model.parameters())
-    trained = [value.requires_grad for value in parameters]
-    known = _layouts.get(model)
-    if known is not None and known[0] == (list(map(id, parameters)), trained):
-        return known[1]
-    kinds = {(value.dtype, value.device) for value in parameters}
-    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
-        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
-    shapes = tuple(value.shape for value in parameters)
-    slots = {id(v): Slot(index, v.shape) for index, v in enumerate(parameters) if v.requires_grad}
-    layout = Layout(parameters, tuple(shape.numel() for shape in shapes), shapes, slots)
-    _layouts[model] = ((list(map(id, parameters)), trained), layout)
-    return layout
+Batch = tuple[Tensor, Tensor]  # inputs and targets
 
 
 def _add_clipped(
-    objective: Objective, inputs: Tensor, targets: Tensor, *, clip: float, total: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Add the clipped gradients of n >= 1 examples to total, a new one if None; and the examples' norms, (n,)."""
-    terms, finite_norms, norms = _finite_terms(objective, inputs, targets)
-    fresh = total is None
-    if total is None:  # only now, when the backward pass has let go of its memory
-        total = objective.layout.unwritten()
+    objective: Objective, layers: list[nn.Module] | None, batch: Batch, *, clip: float, parts: Parts
+) -> Tensor:
+    """Adds the clipped gradients of n >= 1 examples to `parts`; gives the examples' norms, (n,)."""
+    terms, finite_norms, norms = _finite_terms(objective, layers, batch)
     clip = clip * (1 - _ROUNDING_MARGIN)
-    weights, parts = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_(), objective.layout.parts(total, fresh=fresh)
+    weights = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_()
     while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
         terms.pop().add_to(parts, weights, clip)
-    parts.finish()
-    return total, norms * _UNSCALE
+    return norms * _UNSCALE
 
 
-def _finite_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> tuple[list[Term], Tensor, Tensor]:
+def _finite_terms(
+    objective: Objective, layers: list[nn.Module] | None, batch: Batch
+) -> tuple[list[Term], Tensor, Tensor]:
     """Terms of the examples with finite gradients, the norms of those, and the norms of all, (n,), inf elsewhere.
 
     If there are others, a second pass does without them: in the products of the first, 0 * inf would poison the sum.
     """
-    terms = terms_of(objective, inputs, targets)
+    terms = built_terms(objective, *batch) if layers is None else one_pass(objective, layers, *batch)
     if not terms:
-        norms = objective.layout.parameters[0].new_zeros(inputs.shape[0])
+        norms = objective.layout.parameters[0].new_zeros(len(batch[0]))
         return terms, norms, norms
-    norms = norms_of(terms, objective.order)
+    norms = _norms(terms, objective.order)
     if math.isfinite(norms.sum()):
         return terms, norms, norms
     finite = norms.isfinite()
     if not finite.any():
         return [], norms[finite], torch.full_like(norms, math.inf)
-    if finite.all():
+    if finite.all():  # their sum alone overflows
         return terms, norms, norms
-    terms, kept, some = _finite_terms(objective, inputs[finite], targets[finite])
+    terms, kept, some = _finite_terms(objective, layers, (batch[0][finite], batch[1][finite]))
     return terms, kept, torch.full_like(norms, math.inf).masked_scatter_(finite, some)
+
+
+def _norms(terms: list[Term], order: int) -> Tensor:
+    """Norms (n,) of the gradients that the terms, one at least, make up together."""
+    total = reduce(add, (term.mass(order) for term in terms))
+    return total if order == 1 else total.sqrt()

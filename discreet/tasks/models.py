@@ -12,7 +12,7 @@ from torch import nn
 
 from discreet.tasks.examples import Task
 from discreet.tasks.parameters import check_model, flatten_parameters, load_parameters, named_parameters_of
-from discreet.tasks.recurrent import CharacterLSTM
+from discreet.tasks.recurrent import character_lstm
 from discreet.tasks.scattering import Scattering
 
 __all__ = [
@@ -87,7 +87,7 @@ def _cnn32(channels: int, num_classes: int) -> nn.Module:
 def _lstm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
-    return CharacterLSTM(num_classes)
+    return character_lstm(num_classes)
 
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.tasks.recurrent import LSTMLayer
+from discreet.privacy.rules.recurrent import LSTMLayer
 from simulation.batches import Batch
 from simulation.chain import chain_of
 from simulation.stacked_models import stack_of

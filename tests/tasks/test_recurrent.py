@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.models import flatten_parameters
-from discreet.tasks.recurrent import CharacterLSTM, LSTMLayer
+from discreet.tasks.recurrent import character_lstm
 
 GENERATOR = torch.Generator().manual_seed(50077)
 
@@ -39,11 +40,11 @@ def test_a_layer_gives_the_gradients_of_torch() -> None:
 
 def test_the_size_of_the_published_model_follows_from_its_widths() -> None:
     # Embedding 8, two layers of 256 with one bias, 98 characters: 4 * 256 * (in + 256 + 1) a layer.
-    model = CharacterLSTM(98, embedding=8, hidden=256, layers=2)
+    model = character_lstm(98, embedding=8, hidden=256, layers=2)
     expected = 98 * 8 + 1024 * (8 + 257) + 1024 * (256 + 257) + 257 * 98
     assert len(flatten_parameters(model)) == expected
 
 
 def test_the_order_of_the_characters_matters() -> None:
-    model, tokens = CharacterLSTM(98), torch.randint(0, 98, (1, 80), generator=GENERATOR)
+    model, tokens = character_lstm(98), torch.randint(0, 98, (1, 80), generator=GENERATOR)
     assert not torch.allclose(model(tokens), model(tokens.flip(1)), atol=1e-4)

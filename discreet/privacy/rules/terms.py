@@ -47,33 +47,31 @@ def mass(norms: Tensor, order: int) -> Tensor:
 
 
 class Parts:
-    """The parameters' parts of a flat vector, shaped as the parameters.
+    """A flat vector in pieces of the parameters' shapes, in memory that was never written.
 
-    Args:
-      values: views into the flat vector.
-      fresh: whether their memory was never written. A part is then zeroed when it is first asked for, unless its first
-        sum is written over it.
+    A piece is zeroed when it is first asked for, unless its first sum is written over it: zeroing all of them first
+    would cost a small model as much as one of its products.
     """
 
-    def __init__(self, values: Sequence[Tensor], *, fresh: bool) -> None:
-        self._values, self._fresh = values, set(range(len(values))) if fresh else set()
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self._values, self._unwritten = values, set(range(len(values)))
 
     def __getitem__(self, index: int) -> Tensor:
-        if index in self._fresh:
-            self._fresh.discard(index)
+        if index in self._unwritten:
+            self._unwritten.discard(index)
             self._values[index].zero_()
         return self._values[index]
 
     def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
-        """Adds factor * left @ right to a part that is a matrix."""
-        keep = 0 if index in self._fresh else 1
-        self._fresh.discard(index)
+        """Adds factor * left @ right to a piece that is a matrix."""
+        keep = 0 if index in self._unwritten else 1
+        self._unwritten.discard(index)
         self._values[index].addmm_(left, right, beta=keep, alpha=factor)
 
     def finish(self) -> None:
         """Zeroes what nothing was added to."""
-        while self._fresh:
-            self._values[self._fresh.pop()].zero_()
+        while self._unwritten:
+            self._values[self._unwritten.pop()].zero_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +112,12 @@ class Term(Protocol):
         """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
 
 
-class Entry(Protocol):
-    """What a rule writes down for a layer call, before other uses of the same parameters are known."""
-
-    def slots(self) -> list[Slot]:
-        """The parameters it is about."""
-
-    def split(self) -> list[Outer | Rows | Lookup]:
-        """The same, one part for each parameter, in forms that can be merged with others."""
-
-    def ready(self, order: int) -> Term:
-        """The same in the form that is cheapest for norms of this order and the sum."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Gradients that were built: values (n, ...)."""
 
     slot: Slot
     values: Tensor
-
-    def slots(self) -> list[Slot]:
-        return [self.slot]
-
-    def split(self) -> list[Outer | Rows | Lookup]:
-        return [self]
-
-    def ready(self, order: int) -> Term:
-        return self
 
     def mass(self, order: int) -> Tensor:
         values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
@@ -159,18 +135,6 @@ class Pair:
     bias: Slot | None
     inputs: Tensor
     grads: Tensor
-
-    def slots(self) -> list[Slot]:
-        return [slot for slot in (self.weight, self.bias) if slot is not None]
-
-    def split(self) -> list[Outer | Rows | Lookup]:
-        rows: list[Outer | Rows | Lookup] = [] if self.bias is None else [Rows(self.bias, self.grads)]
-        if self.weight is None:
-            return rows
-        return [*rows, Outer(self.weight, self.inputs.unsqueeze(1), self.grads.unsqueeze(1))]
-
-    def ready(self, order: int) -> Term:
-        return self
 
     def mass(self, order: int) -> Tensor:
         grads = mass(row_norms(self.grads, order), order)
@@ -195,13 +159,8 @@ class Outer:
     inputs: Tensor
     grads: Tensor
 
-    def slots(self) -> list[Slot]:
-        return [self.slot]
-
-    def split(self) -> list[Outer | Rows | Lookup]:
-        return [self]
-
-    def ready(self, order: int) -> Term:
+    def cheapest(self, order: int) -> Term:
+        """The same in the form that is cheapest for norms of this order and the sum."""
         if self.inputs.shape[1] == 1:
             return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
         count, positions, width = self.inputs.shape
@@ -239,15 +198,6 @@ class Lookup:
     ids: Tensor
     grads: Tensor
 
-    def slots(self) -> list[Slot]:
-        return [self.slot]
-
-    def split(self) -> list[Outer | Rows | Lookup]:
-        return [self]
-
-    def ready(self, order: int) -> Term:
-        return self
-
     def mass(self, order: int) -> Tensor:
         count, entries = self.ids.shape[0], self.slot.shape[0]
         example = torch.arange(count, device=self.ids.device).unsqueeze(1)
@@ -259,8 +209,3 @@ class Lookup:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
         parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
-
-    def as_outer(self) -> Outer:
-        """The same as a matrix product with one-hot gradients, to be merged with a tied output layer."""
-        one_hot = torch.nn.functional.one_hot(self.ids, self.slot.shape[0]).to(self.grads.dtype)
-        return Outer(self.slot, self.grads, one_hot)

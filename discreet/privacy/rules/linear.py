@@ -1,0 +1,81 @@
+"""Linear layers, embeddings, and layers without parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from discreet.privacy.rules.tape import Rule, Tape
+from discreet.privacy.rules.terms import Lookup, Outer, Pair, Rows, Slot, Term
+
+
+def product_terms(weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor, order: int) -> list[Term]:
+    """Terms for outputs = inputs @ weight.T + bias; inputs (n, ..., d), grads (n, ..., p)."""
+    if grads.dim() == 2:
+        return [Pair(weight, bias, inputs, grads)]
+    grads = grads.flatten(1, -2)
+    terms: list[Term] = [] if weight is None else [Outer(weight, inputs.flatten(1, -2), grads).cheapest(order)]
+    return terms if bias is None else [*terms, Rows(bias, grads.sum(1))]
+
+
+def affine(tape: Tape, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """inputs @ weight.T + bias, noted on the tape."""
+    tape.rows(inputs, least=2)
+    outputs = functional.linear(inputs, weight, bias)
+    weight_slot, bias_slot = tape.slot(weight), tape.slot(bias)
+    if weight_slot or bias_slot:
+        tape.add(outputs, lambda grads: product_terms(weight_slot, bias_slot, inputs, grads, tape.order))
+    return outputs
+
+
+def linear(tape: Tape, layer: nn.Linear, inputs: Tensor) -> Tensor:
+    return affine(tape, inputs, layer.weight, layer.bias)
+
+
+def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
+    tape.rows(inputs, least=1)
+    if layer.max_norm is not None or layer.scale_grad_by_freq:
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+    outputs = functional.embedding(inputs, layer.weight, layer.padding_idx)
+    slot = tape.slot(layer.weight)
+    if slot is not None:
+        tape.add(outputs, lambda grads: [_lookup(slot, inputs, grads, layer.padding_idx)])
+    return outputs
+
+
+def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> Term:
+    ids, grads = ids.reshape(len(ids), -1), grads.reshape(len(ids), -1, grads.shape[-1])
+    if padding_idx is not None:
+        grads = grads.masked_fill((ids == padding_idx).unsqueeze(2), 0)
+    return Lookup(slot, ids, grads)
+
+
+def without_parameters(tape: Tape, layer: nn.Module, inputs: Tensor) -> Tensor:
+    """A layer that works on each example by itself."""
+    outputs: Tensor = layer(inputs)
+    tape.rows(outputs, least=1)
+    return outputs
+
+
+def dropout(tape: Tape, layer: nn.Dropout, inputs: Tensor) -> Tensor:
+    if layer.training and layer.p > 0:
+        raise ValueError(f"{type(layer).__name__} draws random numbers: use eval mode, or set p to 0")
+    return inputs
+
+
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.LeakyReLU, nn.Softplus)
+_POOLS = (
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+)
+_FREE: Sequence[type[nn.Module]] = (*_ACTIVATIONS, *_POOLS, nn.Identity, nn.Flatten)
+_DROPOUTS: Sequence[type[nn.Module]] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+LINEAR_RULES: dict[type[nn.Module], Rule] = {
+    **dict.fromkeys(_FREE, without_parameters),
+    **dict.fromkeys(_DROPOUTS, dropout),
+    nn.Linear: linear,
+    nn.Embedding: embedding,
+}

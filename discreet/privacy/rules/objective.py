@@ -1,0 +1,98 @@
+"""What is differentiated: the loss of a model by its parameters, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from discreet.privacy.rules.terms import Parts, Slot
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
+# 1e18 with output gradients of 1e-24 would have a norm of 0 by the product rule, and pass unclipped.
+LOSS_SCALE = 2.0**20
+_LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example, (n,).
+
+    outputs are logits (n, ..., classes), targets class numbers (n, ...). If an example has several positions (a
+    sequence), its loss is their mean.
+
+    >>> cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))
+    tensor([1.6094, 1.6094])
+    """
+    if outputs.dim() == 2:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(len(outputs), -1).mean(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parameters of a model in order, and the slots of the trainable ones by identity."""
+
+    parameters: tuple[Tensor, ...]
+    slots: Mapping[int, Slot]
+
+    def unwritten(self) -> Tensor:
+        """Memory for a sum over examples, (num_params,), that holds anything."""
+        return self.parameters[0].new_empty(sum(value.numel() for value in self.parameters), requires_grad=False)
+
+    def parts(self, total: Tensor) -> Parts:
+        """The parts of an unwritten flat vector, shaped as the parameters."""
+        pieces = torch.split_with_sizes(total, [value.numel() for value in self.parameters])
+        pairs = zip(pieces, self.parameters, strict=True)
+        return Parts([piece if value.dim() == 1 else piece.view(value.shape) for piece, value in pairs])
+
+    def trainable(self) -> list[Tensor]:
+        """The parameters that have slots, in the slots' order."""
+        return [value for value in self.parameters if id(value) in self.slots]
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model.
+
+    Raises:
+      ValueError: there are no parameters, or they are not all float32 or all float64 on one device.
+    """
+    parameters = tuple(model.parameters())
+    kinds = {(value.dtype, value.device) for value in parameters}
+    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
+    return Layout(parameters, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is differentiated: the loss of a model by its parameters, for norms of one order."""
+
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    order: int
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example; a ValueError if the loss gives anything but (n,)."""
+        losses = self.loss(outputs, targets)
+        if losses.shape != (len(targets),):
+            raise ValueError(f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}")
+        return losses
+
+    def has_known_gradient(self, targets: Tensor) -> bool:
+        """Whether `logit_gradients` are the gradients of the loss."""
+        return self.loss is cross_entropy and targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes): softmax minus one-hot targets."""
+    if logits.shape[0] != targets.shape[0]:
+        raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
+    return logits.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(_LOSS_SCALE)
