@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from client_app.account import ClientAccount, Refused
 from client_app.local_privacy import LocalPrivacy, check_pure_total, release_step, release_update, round_privacy
-from client_app.policy import ClientPolicy, budgets_of, check_policy
-from client_app.training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
+from client_app.policy import ClientPolicy, as_declared, budgets_of, check_policy
+from client_app.training import (
+    ExamplePrivacy,
+    LocalSettings,
+    counted_examples,
+    example_event,
+    local_update,
+    sampling_probability,
+    steps_of,
+)
 from discreet.config import RunConfig, config_from_json
 from discreet.guarantees import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
@@ -88,7 +96,7 @@ class DPClient(NumPyClient):
 
     def answer(self, order: Order, params: Tensor) -> Reply:
         """`fit` on typed values."""
-        run = settings_of(order.settings)
+        run = as_declared(settings_of(order.settings), self.policy)
         self._check_order(order, run, params)
         local = round_privacy(run, round_number=order.round)
         settings = local_settings(run, len(self.examples))
@@ -119,12 +127,13 @@ class DPClient(NumPyClient):
             )
 
     def _charge_example(self, run: RunConfig, settings: LocalSettings, round_number: int) -> float:
-        if settings.example is None or len(self.examples) == 0:
+        steps = steps_of(len(self.examples), settings)
+        if settings.example is None or steps == 0:
             return 0.0
         return self._account().charge(
             EXAMPLE,
             example_event(len(self.examples), settings),
-            count=steps_of(len(self.examples), settings),
+            count=steps,
             round_number=round_number,
             budgets=budgets_of(self.policy, run, EXAMPLE),
         )
@@ -164,10 +173,11 @@ def check_asked(
         noises[EXAMPLE] = settings.example.noise_multiplier
     if local is not None:
         noises[LOCAL] = local.noise_multiplier
-    if num_examples > 1 and noises.keys() - {USER}:
-        _check_delta("privacy.delta", run.privacy.delta, num_examples)
+    counted = counted_examples(num_examples, settings)
+    if counted > 1 and noises.keys() - {USER}:
+        _check_delta("privacy.delta", run.privacy.delta, counted)
         if math.isfinite(policy.max_epsilon):
-            _check_delta("max-delta of this client's policy", policy.max_delta, num_examples)
+            _check_delta("max-delta of this client's policy", policy.max_delta, counted)
     check_policy(policy, run, noise_multipliers=noises)
 
 
@@ -187,18 +197,20 @@ def local_settings(run: RunConfig, num_examples: int) -> LocalSettings:
     settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
     if not example.enabled:
         return settings
-    noise_multiplier = example.noise_multiplier
-    if noise_multiplier is None:
-        assert example.target_epsilon is not None
-        noise_multiplier = _calibrate(
-            example.target_epsilon,
-            run.privacy.delta,
-            accountant=run.privacy.accountant,
-            probability=min(1.0, training.batch_size / max(1, num_examples)),
-            count=max(1, steps_of(num_examples, settings)) * run.rounds,
-        )
-    draws = PRIVACY_DRAWS.get(run.privacy.noise, 1)
-    return replace(settings, example=ExamplePrivacy(example.l2_norm_clip, noise_multiplier, draws))
+    draws, declared = PRIVACY_DRAWS.get(run.privacy.noise, 1), run.data.public_num_examples
+    private = ExamplePrivacy(example.l2_norm_clip, example.noise_multiplier or 0.0, draws, declared)
+    settings = replace(settings, example=private)
+    if example.noise_multiplier is not None:
+        return settings
+    assert example.target_epsilon is not None
+    noise_multiplier = _calibrate(
+        example.target_epsilon,
+        run.privacy.delta,
+        accountant=run.privacy.accountant,
+        probability=sampling_probability(max(1, num_examples), settings),
+        count=steps_of(max(1, num_examples), settings) * run.rounds,
+    )
+    return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
 
 
 @lru_cache(maxsize=1024)

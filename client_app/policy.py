@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_app.account import Budget, Refused
@@ -13,7 +13,7 @@ from discreet.config import RunConfig
 from discreet.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_event
 from discreet.privacy.ledger import PrivacyLedger
 
-POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require")
+POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,15 @@ class ClientPolicy:
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
         chooses is none. So it has to be given with `max_epsilon`; 1 is none.
       require: guarantees that must be on.
+      public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
+        as the run says.
     """
 
     min_noise_multiplier: float = 0.0
     max_epsilon: float = math.inf
     max_delta: float = 1.0
     require: tuple[str, ...] = ()
+    public_num_examples: int | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.min_noise_multiplier) and self.min_noise_multiplier >= 0):
@@ -51,6 +54,10 @@ class ClientPolicy:
         unknown = sorted(set(self.require) - set(GUARANTEES))
         if unknown:
             raise ValueError(f"require must name guarantees of {', '.join(GUARANTEES)} (got {', '.join(unknown)})")
+        if self.public_num_examples is not None and self.public_num_examples < 1:
+            raise ValueError(
+                f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
+            )
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -71,6 +78,7 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
         max_epsilon=_number(settings, "max-epsilon", math.inf),
         max_delta=_number(settings, "max-delta", 1.0),
         require=tuple(str(name) for name in names),
+        public_num_examples=_whole_number(settings, "public-num-examples"),
     )
 
 
@@ -94,6 +102,27 @@ def _number(settings: Mapping[str, object], key: str, default: float) -> float:
         return float(value)
     except ValueError as error:
         raise ValueError(f"{key} must be a number (got {value})") from error
+
+
+def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
+    value = _number(settings, key, math.nan)
+    if key not in settings:
+        return None
+    if not value.is_integer():
+        raise ValueError(f"{key} must be a whole number of at least 1 (got {settings[key]})")
+    return int(value)
+
+
+def as_declared(config: RunConfig, policy: ClientPolicy) -> RunConfig:
+    """The run's settings as they hold at a client: the number of examples that its owner declares goes before the
+    run's. The server's choice can't weaken add-or-remove, as either is a constant, and what it costs is charged.
+
+    Raises:
+      ConfigError: the owner's number does not go with the run's batch size or delta.
+    """
+    if policy.public_num_examples is None:
+        return config
+    return replace(config, data=replace(config.data, public_num_examples=policy.public_num_examples))
 
 
 def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: Mapping[str, float]) -> None:

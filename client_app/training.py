@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum."""
+    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
+
+    `public_num_examples` is a declared constant that the sampling probability and the number of steps follow from,
+    whatever the client has; where it is None they follow from the client's own number of examples.
+    """
 
     l2_norm_clip: float
     noise_multiplier: float
     draws: int = 1
+    public_num_examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,28 +46,41 @@ class LocalSettings:
     example: ExamplePrivacy | None = None
 
 
-def sampling_probability(num_examples: int, *, batch_size: int) -> float:
-    """The chance of an example to be in a Poisson batch: batch_size / n, at most 1.
+def counted_examples(num_examples: int, settings: LocalSettings) -> int:
+    """The n that DP-SGD and its account go by: the declared constant, or else the client's own number of examples."""
+    declared = settings.example.public_num_examples if settings.example else None
+    return num_examples if declared is None else declared
 
-    >>> sampling_probability(100, batch_size=25), sampling_probability(3, batch_size=8)
+
+def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
+    """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in `counted_examples`.
+
+    >>> how = LocalSettings(epochs=1, batch_size=25, learning_rate=0.1, momentum=0.0)
+    >>> sampling_probability(100, how), sampling_probability(3, how)
     (0.25, 1.0)
+    >>> declared = LocalSettings(1, 25, 0.1, 0.0, ExamplePrivacy(1.0, 1.0, public_num_examples=50))
+    >>> sampling_probability(100, declared), sampling_probability(3, declared)
+    (0.5, 0.5)
     """
-    return min(1.0, batch_size / num_examples) if num_examples else 0.0
+    counted = counted_examples(num_examples, settings)
+    return min(1.0, settings.batch_size / counted) if counted else 0.0
 
 
 def steps_of(num_examples: int, settings: LocalSettings) -> int:
-    """How many local steps a round takes: epochs * ceil(n / batch_size)."""
-    return settings.epochs * math.ceil(num_examples / settings.batch_size)
+    """How many local steps a round takes: epochs * ceil(n / batch_size); n as in `counted_examples`."""
+    return settings.epochs * math.ceil(counted_examples(num_examples, settings) / settings.batch_size)
 
 
 def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
-    """What one local DP-SGD step costs an example of this client (add or remove one example).
+    """What one local DP-SGD step costs an example of this client.
 
-    The client's n is treated as known to whoever sees the epsilon: it decides the sampling probability.
+    With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
+    zero-out: an example contributes nothing, and the client's n, which decides the probability and is treated as known
+    to whoever sees the epsilon, stays. A real removal would change everybody's probability, and cost more than this.
     """
     if settings.example is None:
         raise ValueError("example_event needs settings.example")
-    probability = sampling_probability(num_examples, batch_size=settings.batch_size)
+    probability = sampling_probability(num_examples, settings)
     return poisson_round_event(probability, noise_multiplier=settings.example.noise_multiplier)
 
 
@@ -72,20 +90,21 @@ def local_update(
     """The change of the parameters after a client's local work, (num_params,), float32.
 
     Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
-    per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with probability
-    batch_size / n, its gradient is clipped to `l2_norm_clip`, noise of `noise_multiplier * l2_norm_clip` is drawn for
-    the sum also where the batch is empty, and the sum is divided by `batch_size`, a constant. Momentum and the sum
-    over steps are post-processing.
+    per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
+    its gradient is clipped to `l2_norm_clip`, noise of `noise_multiplier * l2_norm_clip` is drawn for the sum also if
+    the batch is empty, and the sum is divided by `batch_size`, a constant. Momentum and the sum over steps are
+    post-processing. Which neighbours that is for: see `example_event`.
 
     Args:
       model: the architecture; its parameters are overwritten.
       params: (num_params,), where the work starts.
-      examples: the client's own; none gives a zero update.
+      examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
+        takes its steps and draws its noise all the same, since one example less must not be seen.
       settings: epochs, batch size, rates.
       source: of batches and noise.
     """
     start = params.to(torch.float32)
-    if len(examples) == 0:
+    if steps_of(len(examples), settings) == 0:
         return torch.zeros_like(start)
     load_parameters(model, start)
     model.train()
@@ -113,7 +132,7 @@ def _dp_sgd(model: nn.Module, examples: Examples, settings: LocalSettings, sourc
     example = settings.example
     assert example is not None
     mechanism = Gaussian(example.noise_multiplier, draws=example.draws)
-    probability = sampling_probability(len(examples), batch_size=settings.batch_size)
+    probability = sampling_probability(len(examples), settings)
     params = flatten_parameters(model)
     velocity = torch.zeros_like(params)
     for number in range(steps_of(len(examples), settings)):

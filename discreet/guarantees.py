@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
 
+ZERO_OUT = "zero-out: one example contributes nothing, n stays"
+
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
@@ -85,22 +87,38 @@ def _user(config: RunConfig) -> Guarantee:
 
 
 def _example(config: RunConfig) -> Guarantee:
+    declared = config.data.public_num_examples
+    probability = (
+        "batch_size / n"
+        if declared is None
+        else f"batch_size / public_num_examples = {config.training.batch_size} / {declared}"
+    )
     return Guarantee(
         EXAMPLE,
         config.privacy.example.enabled,
         unit="one example of one client",
-        adjacency="add or remove one example",
+        adjacency=ZERO_OUT if declared is None else "add or remove one example",
         trusted="nobody but the client itself",
         observer="everybody else, the server too",
-        mechanism="DP-SGD inside the client: Poisson batches, per-example clipping, Gaussian noise on the sum",
+        mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, per-example clipping, "
+        "Gaussian noise on the sum",
         accounting="a Poisson-sampled Gaussian a local step, over every round of every run in the client's ledger",
         not_covered=(
             *NOT_COVERED,
-            "the number of a client's examples, which decides its sampling probability and so the epsilon it reports",
+            *_number_of_examples(declared),
             "all examples of one person together, where a client holds several of one person",
             "that a client took part",
             *_shared_examples(config),
         ),
+    )
+
+
+def _number_of_examples(declared: int | None) -> tuple[str, ...]:
+    if declared is not None:
+        return ("adding or removing an example, in earlier runs of a client that had no data.public_num_examples",)
+    return (
+        "the number n of a client's examples, which decides q, the number of steps, and so the epsilon it reports",
+        "adding or removing an example: it changes q for all others, and may cost more; see data.public_num_examples",
     )
 
 
@@ -228,6 +246,7 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
         facts["privacy.example.noise_multiplier"] = privacy.example.noise_multiplier
         facts["privacy.example.target_epsilon"] = privacy.example.target_epsilon
         facts["privacy.example.l2_norm_clip"] = privacy.example.l2_norm_clip
+        facts["data.public_num_examples"] = data.public_num_examples
     if privacy.local.kind != "none":
         facts |= {
             f"privacy.local.{name}": getattr(privacy.local, name)

@@ -78,6 +78,7 @@ class DataConfig:
     alpha: float = 0.5
     partition_seed: int = 20611
     examples_per_client: int | None = None
+    public_num_examples: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(self.num_clients, 1, "data.num_clients")
@@ -96,6 +97,8 @@ class DataConfig:
                 self.partition == "sampled", "data.partition", "sampled with data.examples_per_client", self.partition
             )
             _at_least(self.examples_per_client, 1, "data.examples_per_client")
+        if self.public_num_examples is not None:
+            _at_least(self.public_num_examples, 1, "data.public_num_examples")
 
 
 @dataclass(frozen=True)
@@ -361,6 +364,8 @@ def _check_guarantees(config: RunConfig) -> None:
     privacy = config.privacy
     bound = 1 / config.population_size
     rule = f"below 1 / population_size = {bound:g}"
+    if privacy.example.enabled and config.data.public_num_examples is not None:
+        _check_declared(config, config.data.public_num_examples)
     local = privacy.local.kind
     if privacy.user.enabled or local in ("gaussian", "laplace"):
         _require(privacy.delta < bound, "privacy.delta", rule, privacy.delta)
@@ -387,3 +392,11 @@ def _check_guarantees(config: RunConfig) -> None:
             "rdp with sampling.kind=fixed",
             privacy.accountant,
         )
+
+
+def _check_declared(config: RunConfig, declared: int) -> None:
+    batch_size, delta = config.training.batch_size, config.privacy.delta
+    rule = f"at least training.batch_size = {batch_size}: an example is sampled with the quotient of the two"
+    _require(declared >= batch_size, "data.public_num_examples", rule, declared)
+    if declared > 1:
+        _require(delta < 1 / declared, "privacy.delta", f"below 1 / data.public_num_examples = {1 / declared:g}", delta)

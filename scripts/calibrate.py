@@ -5,7 +5,8 @@
   rounds for a budget        python -m scripts.calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
 
 user      population: clients; cohort: expected clients a round; rounds
-example   population: a client's examples; cohort: the batch size; rounds: local steps
+example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or remove one);
+          cohort: the batch size; rounds: local steps
 local     each round is one release of one client; nothing is sampled
 """
 
@@ -20,6 +21,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
 
+from discreet.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
@@ -46,8 +48,8 @@ class Question:
     rounds: int | None
 
 
-def sampled_choices(population: int, cohort: int) -> list[Choice]:
-    """Poisson, fixed size and everybody, for `cohort` expected of `population`.
+def sampled_choices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Choice]:
+    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
 
     Raises:
       ValueError: a cohort of none, or of more than there are.
@@ -62,10 +64,10 @@ def sampled_choices(population: int, cohort: int) -> list[Choice]:
         return fixed_size_round_event(cohort, population_size=population, noise_multiplier=noise)
 
     return [
-        Choice("poisson", "add or remove one", "pld", poisson),
-        Choice("poisson", "add or remove one", "rdp", poisson),
+        Choice("poisson", adjacency, "pld", poisson),
+        Choice("poisson", adjacency, "rdp", poisson),
         Choice("fixed size", "replace one", "rdp", fixed),
-        Choice("everyone", "add or remove one", "pld", GaussianDpEvent),
+        Choice("everyone", adjacency, "pld", GaussianDpEvent),
     ]
 
 
@@ -129,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scripts.calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("guarantee", choices=("user", "example", "local"))
+    made.add_argument("guarantee", choices=GUARANTEES)
     made.add_argument("--population", type=int, help="clients, or a client's examples")
     made.add_argument("--cohort", type=int, help="expected clients a round, or the batch size")
     made.add_argument("--rounds", type=int, help="rounds, or local steps")
@@ -146,16 +148,19 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if [question.noise, question.epsilon, question.rounds].count(None) != 1:
             raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
-        if given.guarantee != "local" and None in (given.population, given.cohort):
+        if given.guarantee != LOCAL and None in (given.population, given.cohort):
             raise ValueError(f"{given.guarantee} needs --population and --cohort")
-        local = given.guarantee == "local"
-        choices = LOCAL_CHOICES if local else sampled_choices(given.population, given.cohort)
+        adjacency = "zero-out" if given.guarantee == EXAMPLE else "add or remove one"
+        local = given.guarantee == LOCAL
+        choices = LOCAL_CHOICES if local else sampled_choices(given.population, given.cohort, adjacency=adjacency)
         table = table_of(choices, question)
     except ValueError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     Console().print(table)
     print(f"{given.guarantee}-level, delta {given.delta:g}; noise multipliers are noise over the clip norm")
+    if given.guarantee == EXAMPLE:
+        print(f"{ZERO_OUT}. The same holds for adding or removing one if --population is data.public_num_examples")
     return 0
 
 

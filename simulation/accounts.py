@@ -152,8 +152,9 @@ class _Entry:
             check_asked(self.run, settings, self.local, num_examples=size, policy=ClientPolicy())
         except Refused as met:
             refusal = str(met)
-        charged = settings.example is not None and size > 0
-        return _Asked(settings, refusal, example_event(size, settings) if charged else None, steps_of(size, settings))
+        steps = steps_of(size, settings)
+        charged = settings.example is not None and steps > 0
+        return _Asked(settings, refusal, example_event(size, settings) if charged else None, steps)
 
     def spent(self, client: int, asked: _Asked) -> tuple[float, float, float]:
         """A client's example-level, local and pure local epsilon with this round."""

@@ -21,7 +21,7 @@ def stacked_updates(stack: Stack, params: Tensor, data: Resident, chunk: Chunk) 
         stack: the architecture.
         params: (num_params,), where everybody starts, on the device of `data`.
         data: the resident data set.
-        chunk: at least one client. A client without examples has a zero update.
+        chunk: at least one client; one without examples is treated as in `local_update`.
     """
     step = _dp_sgd if chunk.settings[0].example else _sgd
     with torch.no_grad():
@@ -47,7 +47,7 @@ def _dp_sgd(stack: Stack, start: Tensor, data: Resident, chunk: Chunk) -> Tensor
     settings, sizes = chunk.settings[0], chunk.table.sizes
     examples = [each.example for each in chunk.settings if each.example]
     mechanisms = [Gaussian(example.noise_multiplier, draws=example.draws) for example in examples]
-    probabilities = [sampling_probability(size, batch_size=settings.batch_size) for size in sizes.tolist()]
+    probabilities = [sampling_probability(size, settings) for size in sizes.tolist()]
     steps = [steps_of(size, settings) for size in sizes.tolist()]
     params = stack.layout.stack(start, len(sizes))
     velocities = start.new_zeros(len(sizes), stack.layout.size) if settings.momentum else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -162,37 +163,76 @@ def with_example(data: Examples, factor: float) -> Examples:
     return Examples(torch.cat([data.inputs, factor * more.inputs]), torch.cat([data.targets, more.targets]))
 
 
-def dp_sgd(data: Examples, source: RandomSource) -> Tensor:
-    # Batches of everybody, as 8 examples are at most a batch: what sampling adds is the accountant's part.
-    how = LocalSettings(3, 8, 0.5, 0.9, ExamplePrivacy(C, Z))
+def dp_sgd(data: Examples, source: RandomSource, *, batch_size: int = 8, declared: int | None = None) -> Tensor:
+    how = LocalSettings(3, batch_size, 0.5, 0.9, ExamplePrivacy(C, Z, public_num_examples=declared))
     return local_update(linear(), params_of(linear()), data, settings=how, source=source)
 
 
+def check_steps(found: Replay, steps: int) -> None:
+    assert found.faults == ()
+    assert len(found.shares) == steps
+    assert found.gaussian_distance <= math.sqrt(steps) / Z * (1 + 1e-6)
+
+
 @wild_examples
-def test_one_example_more_or_less_moves_each_step_of_dp_sgd_within_the_clip(factor: float) -> None:
-    data = examples(6)
+@pytest.mark.parametrize("batch_size", [8, 3])
+def test_an_example_that_contributes_nothing_instead_moves_each_step_of_dp_sgd_within_the_clip(
+    factor: float, batch_size: int
+) -> None:
+    # An example whose gradient is not finite is clipped to zero: n stays, and it contributes nothing.
+    there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
+    for one, other in ((there, zeroed), (zeroed, there)):
+        found = replay(partial(dp_sgd, batch_size=batch_size), one, other)
+        check_steps(found, 3 if batch_size == 8 else 9)
+
+
+@wild_examples
+@pytest.mark.parametrize("count", [0, 6, 9])
+def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_the_clip(
+    factor: float, count: int
+) -> None:
+    # 3 epochs of batches of 3 expected of 9 declared, also for a client that has none, and for one that has more.
+    data, run = examples(count), partial(dp_sgd, batch_size=3, declared=9)
     more = with_example(data, factor)
-    for one, other in ((data, more), (more, data)):
-        found = replay(dp_sgd, one, other)
-        assert found.faults == ()
-        assert len(found.shares) == 3
-        assert found.gaussian_distance <= math.sqrt(3) / Z * (1 + 1e-6)
+    check_steps(replay(run, data, more), 9)
+    check_steps(replay(run, more, data), 9)
+
+
+def test_without_a_declared_number_one_example_less_changes_the_chances_of_all_others() -> None:
+    # So the guarantee is zero-out: what a removal costs is in tests/client_app/test_adjacency.py.
+    found = replay(partial(dp_sgd, batch_size=3), examples(6), with_example(examples(6), 0.0))
+    assert any("the totals differ by" in fault for fault in found.faults)
 
 
 def test_an_outlier_puts_the_clip_of_dp_sgd_to_the_test() -> None:
-    assert replay(dp_sgd, examples(6), with_example(examples(6), 1e6)).shares == pytest.approx([1.0] * 3, rel=1e-4)
+    zeroed = with_example(examples(6), math.nan)
+    assert replay(dp_sgd, zeroed, with_example(examples(6), 1e6)).shares == pytest.approx([1.0] * 3, rel=1e-4)
+    removed = replay(partial(dp_sgd, declared=8), examples(6), with_example(examples(6), 1e6))
+    assert removed.shares == pytest.approx([1.0] * 3, rel=1e-4)
+
+
+def dp_sgd_client(data: Examples, source: RandomSource, *words: str) -> object:
+    run = config(*EXAMPLE, "training.epochs=3", "training.batch_size=8", *words)
+    with TemporaryDirectory() as folder:
+        who = client(data, Path(folder) / "ledger.db", source=source)
+        return who.answer(order(run, clip_norm=C), params_of(linear()))
 
 
 @wild_examples
 def test_a_client_with_dp_sgd_sends_nothing_beside_what_was_noised(factor: float) -> None:
-    run = config(*EXAMPLE, "training.epochs=3", "training.batch_size=8")
+    there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
+    assert replay(dp_sgd_client, there, zeroed).faults == ()
 
+
+@wild_examples
+@pytest.mark.parametrize("count", [0, 8])
+def test_with_a_declared_number_the_number_of_examples_is_not_to_be_seen(factor: float, count: int) -> None:
     def answer(data: Examples, source: RandomSource) -> object:
-        with TemporaryDirectory() as folder:
-            who = client(data, Path(folder) / "ledger.db", source=source)
-            return who.answer(order(run, clip_norm=C), params_of(linear()))
+        return dp_sgd_client(data, source, "data.public_num_examples=16")
 
-    assert replay(answer, examples(6), with_example(examples(6), factor)).faults == ()
+    found = replay(answer, examples(count), with_example(examples(count), factor))
+    assert found.faults == ()
+    assert len(found.shares) == 6
 
 
 def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_as_known() -> None:

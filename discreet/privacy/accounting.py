@@ -2,7 +2,8 @@
 
 Which adjacency an epsilon speaks about follows from the events:
 
-- a Poisson-sampled event: add or remove one member;
+- a Poisson-sampled event: add or remove one member, if its probability does not follow from who is there; zero-out (a
+  member contributes nothing, and is still counted) if it does;
 - an event sampled without replacement: replace one member;
 - a Gaussian or Laplace event that is not sampled: the adjacency under which its ``noise_multiplier`` (noise
   over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove.

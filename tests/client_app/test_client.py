@@ -12,7 +12,7 @@ import client_app.client
 from client_app.account import Refused
 from client_app.client import DPClient, local_settings
 from client_app.policy import ClientPolicy
-from discreet.config import RunConfig, load_config
+from discreet.config import ConfigError, RunConfig, load_config
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import poisson_round_event
@@ -118,6 +118,53 @@ def test_a_policy_whose_delta_is_one_in_n_examples_is_refused(tmp_path: Path) ->
     fit(client(examples(9), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
     with pytest.raises(Refused, match=r"max-delta of this client's policy must be below 1 / n"):
         fit(client(examples(10), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
+
+
+DECLARED = (*EXAMPLE, "data.public_num_examples=16")
+
+
+@pytest.mark.parametrize("count", [0, 9, 40])
+def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(count: int, tmp_path: Path) -> None:
+    who = client(examples(count), tmp_path / "ledger.db")
+    _, _, numbers = fit(who, config(*DECLARED))
+    # Batches of 4 expected of 16 declared: 4 steps, each with probability 0.25.
+    event = poisson_round_event(0.25, noise_multiplier=1.5)
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, 4),)
+    assert numbers["epsilon_example"] == pytest.approx(epsilon_spent([(event, 4)], delta=1e-3), rel=1e-6)
+
+
+def test_with_a_declared_number_a_client_without_examples_sends_noise(tmp_path: Path) -> None:
+    reply = client(examples(0), tmp_path / "ledger.db").answer(order(config(*DECLARED)), params_of(linear()))
+    assert float(reply.update.norm()) > 0.01
+
+
+def test_with_a_declared_number_delta_is_compared_with_it_and_not_with_what_the_client_has(tmp_path: Path) -> None:
+    run = config(*DECLARED, "privacy.delta=0.06")
+    fit(client(examples(40), tmp_path / "ledger.db", delta=0.06), run)
+
+
+@pytest.mark.parametrize("words", [EXAMPLE, DECLARED], ids=["the run declares none", "the run declares another"])
+def test_the_number_that_an_owner_declares_goes_before_the_runs(words: tuple[str, ...], tmp_path: Path) -> None:
+    who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(public_num_examples=40))
+    fit(who, config(*words))
+    event = poisson_round_event(0.1, noise_multiplier=1.5)
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, 10),)
+
+
+def test_a_declared_number_that_does_not_go_with_the_run_is_refused_and_nothing_is_charged(tmp_path: Path) -> None:
+    who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(public_num_examples=3))
+    with pytest.raises(ConfigError, match=r"data\.public_num_examples must be at least training\.batch_size = 4"):
+        fit(who, config(*EXAMPLE))
+    assert DurableLedger(tmp_path / "ledger.db").releases() == []
+
+
+def test_a_target_is_met_for_the_declared_number() -> None:
+    run = config(
+        *OFF, "privacy.example.enabled=true", "privacy.example.target_epsilon=2", "data.public_num_examples=16"
+    )
+    noises = {settings.example.noise_multiplier for n in (0, 3, 99) if (settings := local_settings(run, n)).example}
+    (noise,) = noises
+    assert 1.99 < epsilon_spent([(poisson_round_event(0.25, noise_multiplier=noise), 4 * 4)], delta=1e-3) <= 2
 
 
 def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:

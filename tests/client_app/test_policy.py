@@ -37,7 +37,8 @@ def test_no_policy_allows_everything() -> None:
 
 def test_every_key_is_read_from_the_node() -> None:
     node = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5, "require": "user, example"}
-    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"))
+    node |= {"public-num-examples": 300}
+    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300)
 
 
 def test_the_nodes_own_keys_win_over_the_policy_file(tmp_path: Path) -> None:
@@ -50,6 +51,8 @@ BAD = {
     "min-noise-multiplier must be a number": {"min-noise-multiplier": "much"},
     "min-noise-multiplier must be a finite": {"min-noise-multiplier": -1},
     "min-noise-multiplier must be a finite number": {"min-noise-multiplier": "inf"},
+    "public-num-examples must be a whole number of at least 1 (got 2.5)": {"public-num-examples": 2.5},
+    "public-num-examples must be a whole number of at least 1 (got 0)": {"public-num-examples": 0},
     "max-epsilon must be above 0": {"max-epsilon": 0},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be a number (got True)": {"max-epsilon": True},

@@ -37,6 +37,15 @@ def test_the_command_prints_the_choices_side_by_side(capsys: pytest.CaptureFixtu
     assert all(name in printed for name in ("poisson", "fixed size", "everyone", "replace one"))
 
 
+def test_example_level_is_said_to_be_zero_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["example", "--population", "100", "--cohort", "8", "--rounds", "3000", "--noise", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("zero-out") == 3 + 1
+    assert "4.99" in printed
+    assert "add or remove one" not in printed
+    assert "adding or removing one if --population is data.public_num_examples" in printed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -93,6 +93,12 @@ def test_a_client_without_examples_is_charged_nothing_and_takes_part(tmp_path: P
     assert DurableLedger(tmp_path / "clients.db").releases() == []
 
 
+def test_with_a_declared_number_everybody_is_charged_alike(tmp_path: Path) -> None:
+    enter(tmp_path, [5, 6], [0, 90], "data.public_num_examples=40")
+    ledger = DurableLedger(tmp_path / "clients.db")
+    assert [ledger.spent(EXAMPLE, holder=name).entries for name in ("5", "6")] == [((EVENT, 5),)] * 2
+
+
 def test_without_a_ledger_nobody_spends() -> None:
     admitted, failures = admit(run(), [1], [5], accounts=None, local=None, round_number=1)
     assert admitted.clients == ()

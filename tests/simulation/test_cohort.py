@@ -49,6 +49,7 @@ RUNS = {
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
     "example level": (*EXAMPLE, FLOAT),
     "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT),
+    "example level, declared": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.03", "data.public_num_examples=20"),
     "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
     "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3", FLOAT, "rounds=3"),
     "local gaussian": (*LOCAL, "privacy.local.kind=gaussian"),

@@ -28,6 +28,7 @@ WAYS = {
     "dp-sgd": replace(SGD, example=EXAMPLE),
     "dp-sgd with momentum": replace(SGD, momentum=0.6, example=EXAMPLE),
     "dp-sgd in secure mode": replace(SGD, epochs=1, example=replace(EXAMPLE, draws=4)),
+    "dp-sgd by a declared number": replace(SGD, example=replace(EXAMPLE, public_num_examples=11)),
     "whole batches": replace(SGD, batch_size=64, example=EXAMPLE),
     "batches of one": replace(SGD, batch_size=1, epochs=1),
 }
@@ -134,7 +135,7 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
-    assert sampling_probability(2, batch_size=1) == 0.5
+    assert sampling_probability(2, rare) == 0.5
 
 
 def test_settings_are_one_a_client() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from discreet.config import load_config
+from discreet.guarantees import guarantees_of
 from discreet.privacy.grid import laplace_grid_slack
 from discreet.privacy.rounded_noise import LARGEST_SCALE
 from simulation.in_process import simulate
@@ -32,8 +33,22 @@ def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path)
     for name in ("user", "example"):
         assert all(said[name][fact] for fact in FACTS)
     assert said["user"]["adjacency"] == "add or remove one client"
+    assert said["example"]["adjacency"] == "zero-out: one example contributes nothing, n stays"
     assert said["user"]["floating_point"]["delta_slack"] < 1e-12
     assert said["example"]["floating_point"] == {"noise": "float", "delta_slack": "not bounded"}
+
+
+def test_example_level_is_zero_out_unless_the_number_of_examples_is_declared() -> None:
+    words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
+    zero_out, declared = (
+        guarantees_of(load_config([*words, *more]))[1] for more in ([], ["data.public_num_examples=40"])
+    )
+    assert zero_out.adjacency == "zero-out: one example contributes nothing, n stays"
+    assert "q = batch_size / n," in zero_out.mechanism
+    assert any("adding or removing an example: it changes q" in words for words in zero_out.not_covered)
+    assert declared.adjacency == "add or remove one example"
+    assert "q = batch_size / public_num_examples = 8 / 40," in declared.mechanism
+    assert not any("number n" in words for words in declared.not_covered)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
