@@ -115,7 +115,7 @@ def _example(config: RunConfig) -> Guarantee:
 
 def _number_of_examples(declared: int | None) -> tuple[str, ...]:
     if declared is not None:
-        return ("adding or removing an example, in earlier runs of a client that had no data.public_num_examples",)
+        return ("adding or removing an example, as regards runs without data.public_num_examples in the same ledger",)
     return (
         "the number n of a client's examples, which decides q, the number of steps, and so the epsilon it reports",
         "adding or removing an example: it changes q for all others, and may cost more; see data.public_num_examples",

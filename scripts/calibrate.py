@@ -160,7 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Console().print(table)
     print(f"{given.guarantee}-level, delta {given.delta:g}; noise multipliers are noise over the clip norm")
     if given.guarantee == EXAMPLE:
-        print(f"{ZERO_OUT}. The same holds for adding or removing one if --population is data.public_num_examples")
+        print(f"{ZERO_OUT}. The numbers hold for adding or removing one if --population is data.public_num_examples")
     return 0
 
 

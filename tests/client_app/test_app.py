@@ -19,6 +19,7 @@ from client_app.nodes import share_of
 from client_app.training import LocalSettings, local_update
 from discreet.config import RunConfig, config_to_json
 from discreet.durable_ledger import DurableLedger
+from discreet.privacy.events import poisson_round_event
 from discreet.privacy.noise import secure_source
 from discreet.tasks.models import build_model
 from discreet.wire import REFUSED_CODE, Order, decode_reply, encode_order, parameters_record
@@ -149,6 +150,15 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: py
 
 def test_a_client_that_is_asked_to_evaluate_refuses() -> None:
     assert "not private" in refused(send(ordered(run_of(*OFF)), "evaluate"))
+
+
+@pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])
+def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: int, tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE, "data.public_num_examples=400")
+    reply = send(ordered(run), node=NODE | owner | {"ledger": str(tmp_path / "ledger.db")})
+    event = poisson_round_event(4 / counted, noise_multiplier=1.5)
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, counted // 4),)
+    assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example > 0
 
 
 def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> None:

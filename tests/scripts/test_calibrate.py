@@ -43,7 +43,7 @@ def test_example_level_is_said_to_be_zero_out(capsys: pytest.CaptureFixture[str]
     assert printed.count("zero-out") == 3 + 1
     assert "4.99" in printed
     assert "add or remove one" not in printed
-    assert "adding or removing one if --population is data.public_num_examples" in printed
+    assert "hold for adding or removing one if --population is data.public_num_examples" in printed
 
 
 @pytest.mark.parametrize(
