@@ -364,11 +364,13 @@ def _check_guarantees(config: RunConfig) -> None:
     privacy = config.privacy
     bound = 1 / config.population_size
     rule = f"below 1 / population_size = {bound:g}"
-    if privacy.example.enabled and config.data.public_num_examples is not None:
-        _check_declared(config, config.data.public_num_examples)
     local = privacy.local.kind
     if privacy.user.enabled or local in ("gaussian", "laplace"):
         _require(privacy.delta < bound, "privacy.delta", rule, privacy.delta)
+    least, declared = config.training.batch_size, config.data.public_num_examples
+    if privacy.example.enabled and declared is not None:
+        rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / privacy.delta:g})"
+        _require(least <= declared < 1 / privacy.delta, "data.public_num_examples", rule, declared)
     if local != "none" and privacy.user.enabled:
         raise ConfigError(
             f"privacy.local.kind={local} needs privacy.user.enabled=false: the server's clip would cut the noise"
@@ -392,11 +394,3 @@ def _check_guarantees(config: RunConfig) -> None:
             "rdp with sampling.kind=fixed",
             privacy.accountant,
         )
-
-
-def _check_declared(config: RunConfig, declared: int) -> None:
-    batch_size, delta = config.training.batch_size, config.privacy.delta
-    rule = f"at least training.batch_size = {batch_size}: an example is sampled with the quotient of the two"
-    _require(declared >= batch_size, "data.public_num_examples", rule, declared)
-    if declared > 1:
-        _require(delta < 1 / declared, "privacy.delta", f"below 1 / data.public_num_examples = {1 / declared:g}", delta)
