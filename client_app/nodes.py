@@ -14,7 +14,8 @@ from client_app.client import DPClient
 from client_app.node_data import SHAPES, NodeDataError, node_table
 from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
-from discreet.durable_ledger import DurableLedger
+from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.guarantees import accounts_itself
 from discreet.privacy.noise import secure_source, seeded_source
 from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
@@ -25,8 +26,6 @@ from discreet.tasks.partition import client_examples
 from discreet.wire import Order
 
 logger = logging.getLogger("discreet.client")
-
-CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation
 
 
 def virtual_client(order: Order, run: RunConfig) -> DPClient:
@@ -52,13 +51,14 @@ def node_client(order: Order, run: RunConfig, node_config: Mapping[str, object])
 
     Raises:
       Refused: the node has no data, or no ledger where one is needed, or its policy can't be read.
-      LedgerError: its ledger can't be used.
+      LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     account = None
     if accounts_itself(run):
         if "ledger" not in node_config:
             raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
         ledger = DurableLedger(Path(str(node_config["ledger"])))
+        ledger.check()
         account = ClientAccount(ledger, "", run.privacy.delta, run.privacy.accountant)
     try:
         policy = policy_from(node_config)
@@ -104,11 +104,6 @@ def node_model(run: RunConfig, node_config: Mapping[str, object]) -> nn.Module:
         return model_of(run)
     shape = node_table(folder, FOLDER)[1]
     return _model(run.model.name, shape.input_shape, shape.num_classes)
-
-
-def accounts_itself(run: RunConfig) -> bool:
-    """Whether a guarantee is on that the client accounts."""
-    return run.privacy.example.enabled or run.privacy.local.kind != "none"
 
 
 def share_of(run: RunConfig, client_id: int) -> Examples:

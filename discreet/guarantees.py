@@ -216,6 +216,11 @@ def count_stddev(config: RunConfig) -> float | None:
     return value
 
 
+def accounts_itself(config: RunConfig) -> bool:
+    """Whether a guarantee is on that each client accounts in a ledger of its own."""
+    return config.privacy.example.enabled or config.privacy.local.kind != "none"
+
+
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 
 

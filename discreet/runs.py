@@ -3,6 +3,7 @@
 config.yaml          the configuration, resolved
 ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
+lock                 held by the one process that writes the run (`run_lock`)
 metrics.csv          a row a round
 checkpoint/          the state after the last whole round, and after the one with the least loss on the public test set
 privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
@@ -29,8 +30,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from discreet.config import ConfigError, RunConfig, parse_config
-from discreet.durable_ledger import DurableLedger, LedgerError
-from discreet.guarantees import deciding_settings
+from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
+from discreet.guarantees import USER, accounts_itself, deciding_settings
 
 METRICS = (
     "round",
@@ -76,6 +77,11 @@ class RunFolder:
         return self.path / "ledger.db"
 
     @property
+    def clients_ledger_path(self) -> Path:
+        """The accounts of a simulation's virtual clients."""
+        return self.path / CLIENTS_LEDGER
+
+    @property
     def checkpoint_path(self) -> Path:
         """The state after the last whole round."""
         return self.path / "checkpoint" / "state.safetensors"
@@ -94,9 +100,42 @@ class RunFolder:
         """The server's ledger of a resolved configuration.
 
         Raises:
-          LedgerError: it was made under other privacy settings.
+          LedgerError: it is missing, or was made under other privacy settings.
         """
         return DurableLedger(self.ledger_path, facts=deciding_settings(config))
+
+    def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Makes the ledgers of a new run: the server's, and that of virtual clients where these account themselves.
+
+        Raises:
+          LedgerError: there are some already.
+        """
+        DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
+        if simulated and accounts_itself(config):
+            DurableLedger.create(self.clients_ledger_path)
+
+    def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Looks whether what was spent is all there, before a run is resumed.
+
+        Raises:
+          LedgerError: a ledger is missing, damaged, made under other privacy settings, of another run, or older than
+            what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
+        """
+        ledgers = [self.ledger(config)]
+        if simulated and accounts_itself(config):
+            ledgers.append(DurableLedger(self.clients_ledger_path))
+        marks = _checkpoint_facts(self.checkpoint_path, "ledgers") if self.checkpoint_path.exists() else None
+        for ledger in ledgers:
+            ledger.check()
+            mark = None if marks is None else marks.get(ledger.path.name)
+            if marks is not None and (mark is None or not ledger.contains(Mark(*mark))):
+                raise LedgerError(
+                    f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
+                )
+        done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
+        charged = ledgers[0].spent(USER).num_releases
+        if config.privacy.user.enabled and charged < done:
+            raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
     def write_config(self, config: RunConfig) -> None:
         """`config.yaml`."""
@@ -127,7 +166,9 @@ class RunFolder:
             for field in dataclasses.fields(checkpoint)
             if field.name not in ("params", "velocity")
         }
-        metadata = {"state": json.dumps(numbers)}
+        ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
+        marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
+        metadata = {"state": json.dumps(numbers), "ledgers": json.dumps(marks)}
         tensors = {"params": checkpoint.params, "velocity": checkpoint.velocity}
         path.parent.mkdir(exist_ok=True)
         replace_file(path, save(tensors, metadata=metadata))
@@ -153,9 +194,9 @@ class RunFolder:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                numbers = json.loads(file.metadata()["state"])
-                return Checkpoint(params=file.get_tensor("params"), velocity=file.get_tensor("velocity"), **numbers)
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+                params, velocity = file.get_tensor("params"), file.get_tensor("velocity")
+            return Checkpoint(params=params, velocity=velocity, **_checkpoint_facts(path, "state"))
+        except (SafetensorError, TypeError) as error:
             raise LedgerError(f"{path} is damaged: {error}") from error
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
@@ -193,6 +234,15 @@ class RunFolder:
     def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         """`model.safetensors`, with what is needed to build the model again."""
         replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+
+
+def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()[name])
+            return facts
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
 
 
 def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:

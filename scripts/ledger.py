@@ -1,8 +1,11 @@
-"""Reads a run's ledgers: `python -m scripts.ledger show|verify|export RUN`.
+"""A run's ledgers, or a node's: `python -m scripts.ledger show|verify|export|create|adopt RUN`.
 
 show    what was spent, for each guarantee and holder, with epsilon by each accountant
 verify  whether any row was changed, inserted or deleted; exit code 1 if so
 export  every row as JSON, one object a line
+create  makes the ledger of a node: RUN is the file, which must not be there
+adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no copy of one that is
+        charged elsewhere too: what the two spend is nowhere added up
 
 RUN is a run folder, or a ledger file (a node's own, for instance).
 """
@@ -89,6 +92,18 @@ def export(run: Path) -> None:
             print(json.dumps(row, sort_keys=True))
 
 
+def create(path: Path) -> None:
+    """Makes a node's ledger."""
+    print(f"{path}: nothing is spent yet; head {DurableLedger.create(path).head()}")
+
+
+def adopt(run: Path) -> None:
+    """Lets this machine go on with ledgers."""
+    for ledger in ledgers_of(run):
+        ledger.adopt()
+        print(f"{ledger.path}: goes on here after {ledger.mark().rows} rows")
+
+
 def _delta(run: Path, given: float | None) -> float:
     if given is not None:
         return given
@@ -103,17 +118,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts.ledger", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=("show", "verify", "export"))
+    parser.add_argument("action", choices=("show", "verify", "export", "create", "adopt"))
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--delta", type=float, help="of the epsilons shown; the run's own by default, else 1e-5")
     chosen = parser.parse_args(words)
     try:
         if chosen.action == "verify":
             return verify(chosen.run)
-        if chosen.action == "export":
-            export(chosen.run)
-        else:
+        if chosen.action == "show":
             show(chosen.run, delta=_delta(chosen.run, chosen.delta))
+        else:
+            {"export": export, "create": create, "adopt": adopt}[chosen.action](chosen.run)
     except (LedgerError, ValueError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from discreet.config import ConfigError, load_config
+from discreet.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.runs import RunFolder, check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
@@ -134,11 +135,17 @@ class Federation:
         wait_until(path.exists, START_SECONDS, "ClientApps can be started")
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win."""
+        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.
+
+        The first start makes the ledger; a later one finds it or is refused.
+        """
+        ledger = self.folder / f"{name}.db"
+        if name not in self.processes:
+            DurableLedger.create(ledger)
         command = [
             *(sys.executable, "-m", "scripts.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),
             *("--port", str(free_port()), "--authority", str(self.authority)),
-            *("--key", str(self.secrets / "nodes" / f"{name}.key"), "--ledger", str(self.folder / f"{name}.db")),
+            *("--key", str(self.secrets / "nodes" / f"{name}.key"), "--ledger", str(ledger)),
             *words,
         ]
         return self.start(name, command)

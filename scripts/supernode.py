@@ -1,6 +1,6 @@
 """A SuperNode that is checked before it connects: `python -m scripts.supernode`.
 
-Its data are read and compared with the task, its policy is read, its ledger is opened and its chain verified; then this
+Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
 process becomes `flower-supernode` (`scripts.patient_supernode`), with TLS and the node's own key. Beside it stands
 another one that has what a ClientApp needs loaded (`scripts.warm_clients`).
 """
@@ -56,18 +56,16 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     """Everything that can be wrong on the node itself.
 
     Raises:
-      NodeError: data that do not fit, a policy that can't be read, a ledger that is damaged.
+      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old.
     """
     try:
         policy_from(config)
     except (OSError, ValueError) as error:
         raise NodeError(f"--policy: {error}") from error
     try:
-        faults = DurableLedger(arguments.ledger).verify()
-    except (LedgerError, OSError) as error:
+        DurableLedger(arguments.ledger).check()
+    except LedgerError as error:
         raise NodeError(f"--ledger: {error}") from error
-    if faults:
-        raise NodeError(f"--ledger: {arguments.ledger} is damaged: {faults[0]}")
     if arguments.data is not None and arguments.task is not None:
         try:
             examples = load_node_data(arguments.data, arguments.task)
@@ -111,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
-    parser.add_argument("--ledger", type=Path, required=True, help="where this node writes what it has spent")
+    parser.add_argument(
+        "--ledger", type=Path, required=True, help="what this node has spent: made by scripts.ledger create"
+    )
     parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
     parser.add_argument("--task", help="the task that the data are checked for at start")

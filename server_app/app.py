@@ -6,8 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from contextlib import AbstractContextManager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,8 +17,6 @@ from discreet.config import ConfigError, RunConfig, config_to_json, load_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.object_pauses import look_for_objects_soon
-from discreet.run_lock import only_writer
-from discreet.runs import with_output_folder
 from discreet.status import note_interruption
 from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
@@ -67,9 +64,8 @@ def run(grid: Grid, config: RunConfig) -> None:
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
         check_secure(config)
-    config = with_output_folder(config)
-    with only_writer(Path(str(config.output_dir))):
-        _train(grid, config, simulated=simulated)
+    with ExitStack() as held:
+        _train(grid, prepare(config, simulated=simulated, held=held), simulated=simulated)
 
 
 def check_secure(config: RunConfig) -> None:
@@ -78,12 +74,12 @@ def check_secure(config: RunConfig) -> None:
         raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
 
 
-def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
-    session = prepare(config)
+def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
+    config = session.config
     virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
     exchange = GridExchange(
         grid,
-        config_to_json(session.config),
+        config_to_json(config),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,
@@ -94,7 +90,7 @@ def _train(grid: Grid, config: RunConfig, *, simulated: bool) -> None:
         with _metrics(session):
             strategy.start(grid)
             finish(session, strategy.outcome)
-    except (SystemExit, TimeoutError, OSError) as error:
+    except (SystemExit, TimeoutError, OSError, LedgerError) as error:
         # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
         reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
         done, path = note_interruption(session.folder, reason), session.folder.path

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from client_app.account import Refused
-from client_app.nodes import CLIENTS_LEDGER, accounts_itself, virtual_client
+from client_app.nodes import virtual_client
 from discreet.config import ConfigError, RunConfig, config_to_json
 from discreet.durable_ledger import DurableLedger
+from discreet.guarantees import accounts_itself
 from discreet.wire import Order, Reply
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
@@ -62,11 +62,11 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
     _check_engine(config)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
-    session = prepare(config)
-    session.model.to(config.device)
-    uncovered = not_batched(config) or _unknown_layers(session)
-    _refuse_uncovered(config, uncovered)
     with ExitStack() as stack:
+        session = prepare(config, simulated=True, held=stack)
+        session.model.to(config.device)
+        uncovered = not_batched(config) or _unknown_layers(session)
+        _refuse_uncovered(config, uncovered)
         if config.engine == "one_by_one" or uncovered:
             logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
             exchange: Exchange = InProcessExchange(session.config, str(session.folder.path))
@@ -115,7 +115,7 @@ def batched(session: Session) -> BatchedExchange:
     """The exchange that trains a session's clients many at a time."""
     config, accounts = session.config, None
     if accounts_itself(config):
-        ledger = DurableLedger(Path(session.folder.path) / CLIENTS_LEDGER)
+        ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
     engine = engine_of(config, session.task)
     logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)

@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
@@ -19,6 +20,7 @@ from discreet.durable_ledger import DurableLedger
 from discreet.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
 from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
+from discreet.run_lock import only_writer
 from discreet.runs import Checkpoint, RunFolder, open_run_folder
 from discreet.shares import partition_of
 from discreet.status import write_end
@@ -74,23 +76,28 @@ class Session:
         return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
 
 
-def prepare(config: RunConfig) -> Session:
-    """Everything before the first round; what is wrong is said here, before anything starts.
+def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
+    """Everything before the first round; what is wrong is said here, before anything starts. `simulated`: the clients
+    are virtual, and have their ledger in the run folder. `held` holds that folder for this process alone.
 
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
-      LedgerError: a run is resumed under other privacy settings.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
     config, task = checked(config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
     folder = open_run_folder(config)
-    ledger = folder.ledger(config)
+    held.enter_context(only_writer(folder.path))
+    if config.resume:
+        folder.check_ledgers(config, simulated=simulated)
+    else:
+        folder.create_ledgers(config, simulated=simulated)
     checkpoint = _start_from(folder, model, config)
     folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
     _announce(config, folder)
-    return Session(config, folder, ledger, task, model, checkpoint, source)
+    return Session(config, folder, folder.ledger(config), task, model, checkpoint, source)
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:

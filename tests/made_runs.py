@@ -27,6 +27,7 @@ def make_run(
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.write_config(config)
+    folder.create_ledgers(config, simulated=True)
     ledger = folder.ledger(config)
     user = config.privacy.user
     for number, accuracy in enumerate(accuracies, start=1):

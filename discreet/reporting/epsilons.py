@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from discreet.durable_ledger import DurableLedger, Release
+from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.guarantees import EXAMPLE, LOCAL, USER
 from discreet.privacy.accounting import (
     PRIMIHUB_ORDERS,
@@ -18,7 +18,6 @@ from discreet.privacy.events import event_from_json
 from discreet.privacy.ledger import PrivacyLedger
 from discreet.reporting.records import RunRecord
 
-CLIENTS_LEDGER = "clients.db"  # of a simulation: what the virtual clients have spent
 MOST_POINTS = 16  # of a curve: each is an epsilon of its own
 
 Curve = list[tuple[float, float]]

@@ -107,7 +107,7 @@ def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Ro
 
 def _dp_sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
     run = load_config([*WORK, *DP_SGD, "privacy.noise=float", f"model.name={name}"])
-    ledgers = [DurableLedger(folder / f"{name}-{number}.db") for number in range(2)]
+    ledgers = [DurableLedger.create(folder / f"{name}-{number}.db") for number in range(2)]
     return {
         "DP-SGD, one by one": _one_by_one(run, task, views, ledgers[0]),
         "DP-SGD, batched": _batched(run, task, views, ledgers[1]),

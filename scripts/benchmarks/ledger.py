@@ -20,7 +20,7 @@ def rows(rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """One row for each step of a round's bookkeeping: what, milliseconds."""
     event = poisson_round_event(0.01, noise_multiplier=1.0)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = DurableLedger(Path(folder) / "ledger.db")
+        ledger = DurableLedger.create(Path(folder) / "ledger.db")
         found = [_row("charge one round, flushed to disk", lambda: ledger.charge([Charge(1, "user", "", event)]))]
         many = [Charge(number, "user", "", event) for number in range(2, rounds + 1)]
         found.append(_row(f"charge {len(many)} rounds in one transaction", lambda: ledger.charge(many)))

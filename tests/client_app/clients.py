@@ -63,8 +63,13 @@ def client(
     delta: float = 1e-3,
 ) -> DPClient:
     """A client with its own ledger file, or without one."""
-    account = None if ledger is None else ClientAccount(DurableLedger(ledger), "", delta, "pld")
+    account = None if ledger is None else ClientAccount(ledger_at(ledger), "", delta, "pld")
     return DPClient(linear(), data, account, policy or ClientPolicy(), source or seeded_source(6871))
+
+
+def ledger_at(path: Path) -> DurableLedger:
+    """The ledger at a path, made where there is none."""
+    return DurableLedger(path) if path.exists() else DurableLedger.create(path)
 
 
 def order(run: RunConfig, number: int = 1, *, clip_norm: float = math.inf) -> Order:

@@ -13,13 +13,14 @@ from dp_accounting.rdp import RdpAccountant
 from client_app.account import Budget, ClientAccount, Refused
 from discreet.durable_ledger import Charge, DurableLedger
 from discreet.guarantees import EXAMPLE, LOCAL
+from tests.client_app.clients import ledger_at
 
 STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
 DELTA = 1e-4
 
 
 def account(path: Path, holder: str = "", *, accountant: str = "pld", delta: float = DELTA) -> ClientAccount:
-    return ClientAccount(DurableLedger(path), holder, delta, accountant)
+    return ClientAccount(ledger_at(path), holder, delta, accountant)
 
 
 def oracle(*events: tuple[DpEvent, int]) -> float:

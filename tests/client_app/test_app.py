@@ -162,6 +162,7 @@ def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: 
 
 
 def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
     reply = send(ordered(run_of(*EXAMPLE)), node=NODE | {"ledger": str(tmp_path / "ledger.db")})
     spent = DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3)
     assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example == spent > 0

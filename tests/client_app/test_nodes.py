@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from client_app.account import Refused
-from client_app.nodes import CLIENTS_LEDGER, node_client, share_of, virtual_client
+from client_app.nodes import node_client, share_of, virtual_client
 from client_app.policy import ClientPolicy
 from discreet.config import RunConfig
-from discreet.durable_ledger import DurableLedger, LedgerError
-from tests.client_app.clients import EXAMPLE, LOCAL, OFF, config, order
+from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
+from tests.client_app.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, order
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
 NODE = {"partition-id": 1, "num-partitions": 4}
@@ -45,6 +45,7 @@ def test_a_node_draws_secure_noise_whatever_seed_the_order_names() -> None:
 def test_a_node_keeps_its_account_where_its_owner_said(tmp_path: Path) -> None:
     run, path = run_of(*EXAMPLE), tmp_path / "mine" / "ledger.db"
     asked = replace(order(run), state_folder=str(tmp_path / "theirs"))
+    ledger_at(path)
     client = node_client(asked, run, NODE | {"ledger": str(path)})
     assert client.account is not None
     assert client.account.ledger.path == path
@@ -113,6 +114,7 @@ def test_a_virtual_client_needs_an_order_that_names_it() -> None:
 
 def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -> None:
     run = run_of(*EXAMPLE)
+    ledger_at(tmp_path / CLIENTS_LEDGER)
     for number in (0, 2):
         who = virtual_client(replace(order(run), client_id=number, state_folder=str(tmp_path)), run)
         who.answer(order(run), torch.zeros(650))
@@ -121,6 +123,7 @@ def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -
 
 def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: Path) -> None:
     run = run_of(*EXAMPLE, "seed=51407")
+    ledger_at(tmp_path / CLIENTS_LEDGER)
 
     def words(client: int, number: int) -> tuple[int, ...]:
         asked = replace(order(run, number), client_id=client, state_folder=str(tmp_path))

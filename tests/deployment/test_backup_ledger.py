@@ -14,7 +14,7 @@ from scripts.backup_ledger import main
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> DurableLedger:
-    ledger = DurableLedger(tmp_path / "ledger.db")
+    ledger = DurableLedger.create(tmp_path / "ledger.db")
     for number in range(1, 4):
         ledger.charge([Charge(number, "example", "", GaussianDpEvent(2.0))])
     return ledger

@@ -16,6 +16,7 @@ from flwr.common.config import parse_config_args
 from discreet.durable_ledger import Charge, DurableLedger
 from scripts.supernode import main
 from scripts.warm.hand_over import SOCKET_VARIABLE
+from tests.client_app.clients import ledger_at
 
 COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
 
@@ -36,7 +37,17 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def start(folder: Path, *words: str) -> int:
+    ledger_at(folder / "ledger.db")
     return main([*COMMON, "--ledger", str(folder / "ledger.db"), *words])
+
+
+def test_a_node_without_its_ledger_does_not_start(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), "--partition", "0", "--of", "1"]) == 2
+    assert "ledger.db is missing: put the ledger back" in capsys.readouterr().out
+    assert executed == []
+    assert not (tmp_path / "ledger.db").exists()
 
 
 def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Path, executed: list[list[str]]) -> None:
@@ -84,7 +95,7 @@ def test_a_policy_that_is_not_understood_stops_the_node(
 def test_a_ledger_that_was_changed_stops_the_node(
     tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = DurableLedger(tmp_path / "ledger.db")
+    ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(1, "example", "", GaussianDpEvent(1.0))])
     connection = sqlite3.connect(tmp_path / "ledger.db")
     connection.execute("delete from releases")

@@ -15,9 +15,9 @@ from scripts.ledger import main
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    ledger = DurableLedger(tmp_path / "ledger.db", facts={})
+    ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(number, "user", "", GaussianDpEvent(3.0)) for number in (1, 2)])
-    DurableLedger(tmp_path / "clients.db").charge([Charge(1, "local", "4", LaplaceDpEvent(2.0))])
+    DurableLedger.create(tmp_path / "clients.db").charge([Charge(1, "local", "4", LaplaceDpEvent(2.0))])
     return tmp_path
 
 

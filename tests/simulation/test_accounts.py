@@ -14,6 +14,7 @@ from discreet.privacy.events import poisson_round_event
 from simulation import accounts as accounts_module
 from simulation.accounts import Accounts, Admitted, admit
 from strategies.exchange import Failure
+from tests.client_app.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
 
@@ -24,7 +25,7 @@ def run(*words: str) -> RunConfig:
 
 
 def accounts(folder: Path) -> Accounts:
-    return Accounts(DurableLedger(folder / "clients.db"), 1e-3, "pld")
+    return Accounts(ledger_at(folder / "clients.db"), 1e-3, "pld")
 
 
 def enter(
@@ -35,7 +36,7 @@ def enter(
 
 def test_epsilon_is_that_of_the_clients_own_account(tmp_path: Path) -> None:
     many = accounts(tmp_path)
-    one = ClientAccount(DurableLedger(tmp_path / "one.db"), "7", 1e-3, "pld")
+    one = ClientAccount(ledger_at(tmp_path / "one.db"), "7", 1e-3, "pld")
     for number in (1, 2):
         spent = many.charge(EXAMPLE, 7, EVENT, count=5, round_number=number, budgets=())
         alone = one.charge(EXAMPLE, EVENT, count=5, round_number=number, budgets=())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class Scripted:
 
 
 def session(folder: Path, *words: str) -> Session:
-    return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]))
+    return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
 
 
 def run(folder: Path, exchange: Scripted, *words: str) -> Checkpoint:
