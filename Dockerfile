@@ -47,7 +47,7 @@ scripts.gate, scripts.supernode, scripts.patient_supernode, scripts.status, flwr
 flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"
 
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/flwr \
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/tmp FLWR_HOME=/flwr DISCREET_STATE=/state \
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \
     FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 HF_HUB_OFFLINE=1
 USER 10001:10001

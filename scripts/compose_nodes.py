@@ -4,7 +4,9 @@ Prints an override with the nodes from node-4 on, each like node-0 but with its 
 
     scripts/certs node node-4 node-5 node-6 node-7
     python -m scripts.compose_nodes 8 > docker-compose.nodes.yml
-    DISCREET_NODES=8 docker compose -f docker-compose.yml -f docker-compose.nodes.yml up --build --wait
+    export DISCREET_NODES=8 COMPOSE_FILE=docker-compose.yml:docker-compose.nodes.yml
+
+and go on as the head of docker-compose.yml says, with eight nodes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import yaml  # type: ignore[import-untyped]
 
 COMPOSE = Path(__file__).resolve().parent.parent / "docker-compose.yml"
 THERE = 4
+VOLUMES = ("ledger", "known")  # of a node: what it has spent, and how far that had come
 
 
 def more_nodes(count: int) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def more_nodes(count: int) -> dict[str, Any]:
     secret = compose["secrets"]["node-0.key"]["file"]
     return {
         "services": services,
-        "volumes": {f"ledger-{number}": {} for number in numbers},
+        "volumes": {f"{volume}-{number}": {} for number in numbers for volume in VOLUMES},
         "secrets": {f"node-{number}.key": {"file": secret.replace("node-0", f"node-{number}")} for number in numbers},
     }
 
@@ -47,8 +50,9 @@ def more_nodes(count: int) -> dict[str, Any]:
 def _renamed(template: str, number: int) -> str:
     # The policy stays that of node-0: one more file for each node would be the same.
     kept = template.replace("policies/node-0.json", "policies/NODE.json")
-    renamed = kept.replace("ledger-0", f"ledger-{number}").replace("node-0.key", f"node-{number}.key")
-    return renamed.replace("policies/NODE.json", "policies/node-0.json")
+    for name in (*VOLUMES, "node"):
+        kept = kept.replace(f"{name}-0", f"{name}-{number}")
+    return kept.replace("policies/NODE.json", "policies/node-0.json")
 
 
 def main(words: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ def test_every_service_is_locked_down(name: str) -> None:
 def test_every_node_has_a_key_a_ledger_and_a_partition_of_its_own(name: str) -> None:
     number, service = name.removeprefix("node-"), SERVICES[name]
     assert service["environment"]["PARTITION"] == number
-    assert f"ledger-{number}:/ledger" in service["volumes"]
+    assert {f"ledger-{number}:/ledger", f"known-{number}:/state"} <= {*service["volumes"]}
     assert {"source": f"node-{number}.key", "target": "node.key"} in service["secrets"]
     assert service["networks"] == ["fleet"]
 

@@ -154,9 +154,11 @@ class AloneNode:
         command = [sys.executable, "-m", "scripts.certificates", "--folder", str(self.secrets), "register"]
         environment = flower_environment(home) | {"PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, CONNECTION, "hospital-a"], env=environment, check=True)
+        self.compose("run", "--rm", "node", *CREATE_LEDGER)
         self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
 
 
+CREATE_LEDGER = ("python", "-m", "scripts.ledger", "create", "/ledger/ledger.db")
 COUNT_RELEASES = (
     "from pathlib import Path; from discreet.durable_ledger import DurableLedger as L; "
     "l = L(Path('/runs/main/ledger.db')); assert l.verify() == []; print(len(l.releases()))"
@@ -206,6 +208,8 @@ def test_the_image_is_small_and_holds_no_secret(
 
 
 def test_everything_comes_up_healthy_and_locked_down(deployment: Deployment) -> None:
+    for number in range(NODES):
+        deployment.compose("run", "--rm", "--no-deps", f"node-{number}", *CREATE_LEDGER)
     deployment.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
     for service in ("superlink", "gate", *(f"node-{number}" for number in range(NODES))):
         assert deployment.inspect(service, "{{.State.Health.Status}}") == "healthy"
