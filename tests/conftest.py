@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from discreet.known_ledgers import STATE_VARIABLE
+
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("same")
-
-from discreet.known_ledgers import STATE_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -230,9 +230,30 @@ MUTANTS = (
     Mutant(
         "a charge goes through although another was made since the budget was looked at",
         "discreet/durable_ledger.py",
-        "if known == releases:",
-        "if known >= releases:",
+        "if charged != releases:",
+        "if charged < releases:",
         ("tests/client_app/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
+    ),
+    Mutant(
+        "a ledger that is missing is begun anew",
+        "discreet/durable_ledger.py",
+        "        if not path.is_file():\n            raise LedgerError(",
+        "        if not path.is_file():\n            DurableLedger.create(path, facts=facts)\n            str(",
+        ("tests/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",),
+    ),
+    Mutant(
+        "a run is resumed with a ledger that is older than its checkpoint",
+        "discreet/runs.py",
+        "not ledger.contains(Mark(*mark))",
+        "False",
+        ("tests/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",),
+    ),
+    Mutant(
+        "a second copy of a ledger is charged too",
+        "discreet/durable_ledger.py",
+        "if _head_at(connection, known.rows) != known.head:",
+        "if False:",
+        ("tests/test_lost_ledgers.py::test_a_run_folder_that_was_copied_is_not_resumed_twice",),
     ),
     Mutant(
         "the ledger adds up rows and not releases",

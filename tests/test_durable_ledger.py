@@ -92,9 +92,10 @@ def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, mo
 
     class Watched(sqlite3.Connection):
         def close(self) -> None:
-            found.append(
-                (*self.execute("pragma journal_mode").fetchone(), *self.execute("pragma synchronous").fetchone())
-            )
+            if self.execute("pragma database_list").fetchone()[2] == str(ledger.path.resolve()):
+                found.append(
+                    (*self.execute("pragma journal_mode").fetchone(), *self.execute("pragma synchronous").fetchone())
+                )
             super().close()
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
