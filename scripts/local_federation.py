@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from discreet.config import ConfigError, load_config
-from discreet.durable_ledger import DurableLedger
+from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.runs import RunFolder, check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
@@ -140,7 +140,7 @@ class Federation:
         The first start makes the ledger; a later one finds it or is refused.
         """
         ledger = self.folder / f"{name}.db"
-        if name not in self.processes:
+        if name not in self.processes and "--ledger" not in words:
             DurableLedger.create(ledger)
         command = [
             *(sys.executable, "-m", "scripts.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),
@@ -267,19 +267,26 @@ def main(words: Sequence[str]) -> int:
         run = check_output(config)
         check_secure(config)
         checked(config)
-    except ConfigError as error:
+        for ledger in node_ledgers(run, count) if config.resume else ():
+            DurableLedger(ledger).check()
+    except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
+        for ledger in node_ledgers(run, count) if not config.resume else ():
+            DurableLedger.create(ledger)
         return _train(count, overrides, run, folder=Path(folder))
 
 
+def node_ledgers(run: RunFolder, count: int) -> list[Path]:
+    """What nodes have spent that serve one run: they lie in its folder, and it goes on with them."""
+    return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
+
+
 def _train(count: int, overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
-    ledgers = run.path / "nodes"  # a run that goes on goes on with what its nodes have spent
-    ledgers.mkdir(parents=True, exist_ok=True)
     before = read_status(run)
-    with federation_of(count, folder, ledgers=ledgers) as federation:
+    with federation_of(count, folder, ledgers=run.path / "nodes") as federation:
         federation.run("run", *overrides, output=run.path)
         _follow(federation, "run-run")
     if state_of(run) == "running":
