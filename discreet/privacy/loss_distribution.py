@@ -1,174 +1,38 @@
 """Epsilon by privacy loss distributions, fast enough to ask after every round.
 
-One release is described by a pair of distributions, ``upper`` (the member takes part: mean 1) and ``lower``
-(it does not: mean 0), in units of the sensitivity. The privacy loss is log(upper / lower), distributed as
-under ``upper`` when a member is removed, and its negative as under ``lower`` when one is added. Both
-directions are put on a grid of losses by Connect the Dots (Doroshenko et al. 2022, arXiv 2207.04380), which
-never understates delta; independent losses add, so releases compose by multiplying Fourier transforms
-(Koskela et al. 2020, arXiv 1906.03049). dp_accounting does the same and is what the tests compare with; here
-the grids and the transforms of an event are computed once, vectorised, and kept.
+Independent losses add, so releases compose by multiplying the Fourier transforms of their losses (Koskela et al.
+2020, arXiv 1906.03049). dp_accounting does the same and is what the tests compare with; here the grids
+(``release_loss``) and the transforms of an event are computed once, vectorised, and kept, and whatever is rounded
+is rounded up. docs/accounting.md says why this engine is there, and has the lemma and what it assumes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
-from numpy.typing import NDArray
+from dp_accounting import DpEvent, PoissonSampledDpEvent
 from scipy import fft
 from scipy.signal import lfilter
-from scipy.special import ndtr
+
+from discreet.privacy.release_loss import LARGEST_EXPONENT, FloatArray, grid_of, loss_masses
 
 FINEST_INTERVAL = 1e-4  # width of the loss grid where memory allows: dp_accounting's default
 _MAX_EVENT_POINTS = 2**18  # grid points of one event: above, the grid gets coarser
 _MAX_SUM_POINTS = 2**20  # of a composition
 _SHORT, _LONG = 2**16, 2**19  # transforms: many short ones and some long ones are kept in memory, none longer
-_TRUNCATION = 10.0  # standard deviations: the Gaussian mass beyond, 8e-24, counts as infinite loss
 _TAIL_MASS = 1e-15  # tilted mass that may lie outside the window of a composition
-_ROUNDING = 5e-6  # part of delta set aside for rounding errors
+_ROUNDING = 5e-6  # part of delta set aside for rounding errors that are relative to the masses
+_LARGEST_HIDDEN = 1e-4  # part of delta that rounding errors of the transforms may hide before another tilt is tried
+_UNIT = 2.0**-53  # largest relative error of an operation in float64
 _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
 _SMALLEST_TILT = 1e-6  # below, no tilt at all
-_LARGEST_EXPONENT = 700.0  # exp overflows above
 _SMALLEST_EXPONENT = -60.0  # exp(-60) is nothing beside the rounding errors of a transform
 
-FloatArray = NDArray[np.float64]
 Counts = Mapping[DpEvent, int]
-
-
-@dataclass(frozen=True, eq=False)
-class LossMasses:
-    """The loss of one release in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at
-    infinity."""
-
-    first: int
-    masses: FloatArray
-    infinite: float
-
-    def __post_init__(self) -> None:
-        self.masses.setflags(write=False)  # it is kept and shared
-
-    @property
-    def last(self) -> int:
-        """The largest finite loss, in intervals."""
-        return self.first + len(self.masses) - 1
-
-
-class _Pair(NamedTuple):
-    """``upper`` = q * noise(mean 1) + (1 - q) * noise(mean 0) against ``lower`` = noise(mean 0)."""
-
-    probability: float
-    cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
-    place: Callable[[FloatArray], FloatArray]  # where log(noise(mean 1) / noise(mean 0)) takes a value
-    reach: float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
-    bounded: bool  # no loss lies beyond reach
-
-
-def _pair_of(event: DpEvent) -> _Pair:
-    sampled = isinstance(event, PoissonSampledDpEvent)
-    probability, noise = (float(event.sampling_probability), event.event) if sampled else (1.0, event)
-    match noise:
-        case GaussianDpEvent(noise_multiplier=scale):
-            reach = (0.5 + _TRUNCATION * scale) / scale**2
-            return _Pair(probability, lambda x: ndtr(x / scale), lambda u: scale**2 * u + 0.5, reach, False)
-        case LaplaceDpEvent(noise_multiplier=scale):
-            cdf = partial(_laplace_cdf, scale)
-            return _Pair(probability, cdf, lambda u: (scale * u + 1) / 2, 1 / scale, True)
-    raise ValueError(f"accountant 'pld' has no loss distribution for {event}")
-
-
-def _laplace_cdf(scale: float, x: FloatArray) -> FloatArray:
-    tail = 0.5 * np.exp(-np.abs(x) / scale)
-    cdf: FloatArray = np.where(x < 0, tail, 1 - tail)
-    return cdf
-
-
-def _sampled_loss(loss: float, probability: float) -> float:
-    """log(1 - q + q * exp(loss))."""
-    if probability == 1.0:
-        return loss
-    return float(np.logaddexp(math.log1p(-probability), math.log(probability) + loss))
-
-
-def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
-    """The inverse of ``_sampled_loss``: -inf at and below log(1 - q)."""
-    if probability == 1.0:
-        return losses
-    with np.errstate(divide="ignore"):
-        small = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + probability, 0.0))
-    large = losses + np.log1p(-(1 - probability) * np.exp(-np.maximum(losses, 1.0)))
-    inverse: FloatArray = np.where(losses < 1.0, small, large) - math.log(probability)
-    return inverse
-
-
-def _grid(event: DpEvent, interval: float) -> tuple[int, int]:
-    """The first and the last loss of one release's grid, in intervals."""
-    pair = _pair_of(event)
-    first = math.floor(_sampled_loss(-pair.reach, pair.probability) / interval)
-    last = math.ceil(_sampled_loss(pair.reach, pair.probability) / interval)
-    return first, max(last, first + 1)
-
-
-def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, from the nearer tail, so that small masses keep their relative
-    precision."""
-    masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
-    return np.maximum(masses, 0.0)
-
-
-@lru_cache(maxsize=24)
-def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added, on a grid of losses.
-
-    The two masses of each bin of the grid, under ``upper`` and ``lower``, are split over the bin's ends so
-    that both are kept (Connect the Dots): a delta computed from the ends is at least the true one. Mass
-    beyond the grid counts as infinite loss.
-
-    Raises:
-        ValueError: an event that is not a Gaussian or Laplace one, Poisson-sampled or not.
-    """
-    pair = _pair_of(event)
-    first, last = _grid(event, interval)
-    losses: FloatArray = interval * np.arange(first, last + 1, dtype=np.float64)
-    edges = pair.place(_unsampled_loss(losses, pair.probability))
-    if pair.bounded or pair.probability < 1.0:
-        edges[0] = -math.inf
-    if pair.bounded:
-        edges[-1] = math.inf
-    lower, shifted = _bin_masses(pair.cdf, edges), _bin_masses(pair.cdf, edges - 1)
-    upper = pair.probability * shifted + (1 - pair.probability) * lower
-    beyond_lower, beyond_shifted = _beyond(pair.cdf, edges), _beyond(pair.cdf, edges - 1)
-    beyond_upper = pair.probability * beyond_shifted + (1 - pair.probability) * beyond_lower
-    removed, added = _connect_dots(upper, lower, first, interval)
-    return LossMasses(first, removed, beyond_upper), LossMasses(-last, added[::-1], beyond_lower)
-
-
-def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float:
-    outer = np.array([edges[0], -edges[-1]])
-    return float(cdf(outer).sum())
-
-
-def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
-    """Bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that in every point the
-    ratio of the two is the exponential of the point's loss."""
-    losses = np.arange(first, first + len(upper)) * interval
-    with np.errstate(over="ignore", invalid="ignore"):
-        to_right = np.clip((upper - np.exp(losses) * lower) / -math.expm1(-interval), 0.0, upper)
-    to_right = np.where(losses < _LARGEST_EXPONENT, to_right, upper)  # up is the safe side
-    from_upper_to_lower = np.exp(np.minimum(-losses - interval, _LARGEST_EXPONENT))
-    lower_to_right = np.minimum(to_right * from_upper_to_lower, lower)
-    return _points(upper, to_right), _points(lower, lower_to_right)
-
-
-def _points(masses: FloatArray, to_right: FloatArray) -> FloatArray:
-    points = np.zeros(len(masses) + 1)
-    points[:-1] += masses - to_right
-    points[1:] += to_right
-    return points
 
 
 @lru_cache(maxsize=4096)
@@ -256,19 +120,46 @@ _short_transform = lru_cache(maxsize=256)(_transform)  # half a megabyte each
 _long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
 
 
-def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> FloatArray:
-    """The tilted masses of the summed loss, loss 0 at index 0, circular."""
+def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
+    """The tilted masses of the summed loss, loss 0 at index 0, circular, and a bound on the norm of their errors."""
     transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
+    once = {event: transform(event, frame, length) for event in counts}
     log_modulus, phase = np.zeros(length // 2 + 1), np.zeros(length // 2 + 1)
     for event, count in counts.items():
-        log_modulus_once, phase_once = transform(event, frame, length)
-        log_modulus += count * log_modulus_once
-        phase += count * phase_once
+        log_modulus += count * once[event][0]
+        phase += count * once[event][1]
     spectrum = np.zeros(len(phase), dtype=np.complex128)
     heard = log_modulus > _SMALLEST_EXPONENT
     spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
     masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
-    return masses
+    inverses = ((count, np.exp(-once[event][0][heard])) for event, count in counts.items())
+    return masses, _error_norm(masses, np.abs(spectrum[heard]), inverses)
+
+
+def _error_norm(masses: FloatArray, modulus: FloatArray, inverses: Iterable[tuple[int, FloatArray]]) -> float:
+    """Bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus.
+
+    A transform of N masses that add up to 1 is off by less than log2(N) units in every value, and a power multiplies
+    the relative error of its base: `inverses` are counts, and 1 / modulus of one release. Logarithm, phase and
+    exponential add ten units a release and, down to the smallest exponent, sixty.
+    """
+    levels = math.log2(len(masses))
+    relative = sum(count * (levels * inverse + 10) for count, inverse in inverses) - _SMALLEST_EXPONENT
+    forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * relative))
+    return _UNIT * (forward + levels * float(np.linalg.norm(masses)))
+
+
+def _weight(frame: _Frame, points: int) -> float:
+    """Bound on the norm, over x = interval, 2 * interval .. (so many points), of exp(-tilt * x) * (1 - exp(-x)).
+
+    That is what errors in the tilted masses are multiplied by in a delta. 1 - exp(-x) is at most x, and at most 1.
+    """
+    step = frame.tilt * frame.interval
+    if step == 0:
+        return math.sqrt(points)
+    once = -math.expm1(-2 * step)
+    ratio = math.exp(-2 * step)
+    return math.sqrt(min(points, ratio / once, frame.interval**2 * ratio * (1 + ratio) / once**3))
 
 
 def _round_up(points: int) -> int:
@@ -282,21 +173,24 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     """Epsilon in one direction.
 
     The transform is circular: tilted mass from outside the window, at most _TAIL_MASS, appears inside it,
-    which adds to delta; what it leaves out above the window is added to the infinite mass. Where epsilon lies
-    below the window, a smaller tilt finds it.
+    which adds to delta; what it leaves out above the window is added to the infinite mass. What rounding errors
+    may hide of delta is the norm of the errors times the norm of their weights (Cauchy and Schwarz). Where that is
+    much, or epsilon lies below the window, a smaller tilt may find less.
     """
     low, high = -_extent(counts, frame, -1), _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
         return math.inf  # only with a smaller tilt, after very many releases: what was found before stands
-    tilted = _tilted_sum(counts, frame, _round_up(high - low + 1))
+    tilted, error = _tilted_sum(counts, frame, _round_up(high - low + 1))
     log_moment = _log_moment(counts, frame, frame.tilt)
     start = max(low, _first_representable(frame, log_moment), 0)
     losses: FloatArray = frame.interval * np.arange(start, max(high, start) + 1, dtype=np.float64)
-    untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, _LARGEST_EXPONENT))
+    untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, LARGEST_EXPONENT))
     masses = np.roll(tilted, -start)[: len(losses)] * untilt
     infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)
-    epsilon = _epsilon_from_masses(losses, masses, infinite, delta=delta)
-    if start == 0 or frame.tilt == 0 or epsilon > losses[0]:
+    hidden = error * _weight(frame, len(losses)) * untilt
+    epsilon = _epsilon_from_masses(losses, masses, infinite, delta=delta - hidden)
+    precise = hidden[min(np.searchsorted(losses, epsilon), len(losses) - 1)] < _LARGEST_HIDDEN * delta
+    if frame.tilt == 0 or (precise and (start == 0 or epsilon > losses[0])):
         return epsilon
     smaller = frame._replace(tilt=frame.tilt / 16 if frame.tilt > _SMALLEST_TILT else 0.0)
     return min(epsilon, _epsilon_in(counts, smaller, delta))
@@ -306,7 +200,7 @@ def _first_representable(frame: _Frame, log_moment: float) -> int:
     """The smallest loss, in intervals, at which taking the tilt back does not overflow."""
     if frame.tilt == 0:
         return 0
-    return math.ceil((log_moment - _LARGEST_EXPONENT) / (frame.tilt * frame.interval))
+    return math.ceil((log_moment - LARGEST_EXPONENT) / (frame.tilt * frame.interval))
 
 
 def _infinite_mass(counts: Counts, frame: _Frame) -> float:
@@ -314,9 +208,10 @@ def _infinite_mass(counts: Counts, frame: _Frame) -> float:
     return -math.expm1(math.fsum(n * math.log1p(-infinite) for n, infinite in masses))
 
 
-def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float, *, delta: float) -> float:
+def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float, *, delta: FloatArray) -> float:
     """The smallest epsilon with infinite + sum over losses > epsilon of mass * (1 - exp(epsilon - loss)) at
-    most delta, among those that are not below the first loss of the evenly spaced grid."""
+    most delta, among those that are not below the first loss of the evenly spaced grid. `delta` grows with the loss;
+    between two losses it is that of the lower one."""
     ratio = math.exp(losses[0] - losses[1]) if len(losses) > 1 else 1.0
     downward = masses[::-1]
     at_least = infinite + np.cumsum(downward)[::-1]  # mass at or above each loss
@@ -325,10 +220,23 @@ def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float
     index = int(too_much[-1]) + 1 if len(too_much) else 0
     if index == len(losses):
         return math.inf
-    excess = at_least[index] - delta
+    excess = at_least[index] - delta[max(index - 1, 0)]
     if index == 0 or excess <= 0:
         return float(losses[index])
-    return float(losses[index] + math.log(excess / discounted[index]))
+    return float(losses[index] + min(math.log(excess / discounted[index]), 0.0) if discounted[index] else losses[index])
+
+
+def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
+    """Epsilon in one direction by the moment of one order, as from Renyi differential privacy.
+
+    1 - exp(-x) is at most c * exp(order * x), with the c at which they touch. It is a few percent above `_epsilon_in`
+    where that is not all rounding error.
+    """
+    order, left = 2 * frame.tilt, delta - _infinite_mass(counts, frame)
+    if left <= 0:
+        return math.inf
+    log_touching = order * math.log(order) - (1 + order) * math.log1p(order)
+    return max(0.0, (_log_moment(counts, frame, order) + log_touching - math.log(left)) / order)
 
 
 def _interval_for(counts: Counts, delta: float) -> float:
@@ -340,7 +248,7 @@ def _interval_for(counts: Counts, delta: float) -> float:
 
 
 def _fits(counts: Counts, interval: float, delta: float) -> bool:
-    grids = [_grid(event, interval) for event in counts]
+    grids = [grid_of(event, interval) for event in counts]
     if max(last - first for first, last in grids) >= _MAX_EVENT_POINTS:
         return False
     frames = _frames(counts, interval, delta)
@@ -356,9 +264,10 @@ def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
     """Epsilon at ``delta`` of all releases together, rounded up.
 
-    Never below the true value: the grid, the truncation and the window err upward, and 5 parts in a million
-    of delta are set aside for the rounding errors of the transforms, which stayed below 2 in every published
-    setting of the reference table.
+    Never below the true value, however small delta is: the grid, the truncation and the window err upward, the
+    transforms' rounding errors are bounded and added to delta, and 5 parts in a million of delta are set aside for
+    those that are relative to the masses. Where delta is so small beside the largest sampling probability that
+    rounding errors count, below about 1e-7 of it, epsilon is rounded up by more: at worst to Chernoff's bound.
 
     ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released.
     Adjacency: add or remove one member, or, where no event is sampled, whatever adjacency the sensitivities
@@ -372,4 +281,5 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
         return 0.0
     delta *= 1 - _ROUNDING
     interval = _interval_for(counts, delta)
-    return max(_epsilon_in(counts, frame, delta) for frame in _frames(counts, interval, delta))
+    frames = _frames(counts, interval, delta)
+    return max(min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta)) for frame in frames)
