@@ -189,7 +189,7 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)
     hidden = error * _weight(frame, len(losses)) * untilt
     epsilon = _epsilon_from_masses(losses, masses, infinite, delta=delta - hidden)
-    precise = hidden[min(np.searchsorted(losses, epsilon), len(losses) - 1)] < _LARGEST_HIDDEN * delta
+    precise = hidden[min(int(np.searchsorted(losses, epsilon)), len(losses) - 1)] < _LARGEST_HIDDEN * delta
     if frame.tilt == 0 or (precise and (start == 0 or epsilon > losses[0])):
         return epsilon
     smaller = frame._replace(tilt=frame.tilt / 16 if frame.tilt > _SMALLEST_TILT else 0.0)
