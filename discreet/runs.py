@@ -1,6 +1,7 @@
 """The run folder: what a run leaves behind, written by the server as it goes, read by everything after it.
 
 config.yaml          the configuration, resolved
+asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
 ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
 lock                 held by the one process that writes the run (`run_lock`)
@@ -24,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.guarantees import USER, accounts_itself, deciding_settings
 
+CONFIG, ASKED = "config.yaml", "asked.yaml"
 METRICS = (
     "round",
     "loss",
@@ -137,20 +141,26 @@ class RunFolder:
         if config.privacy.user.enabled and charged < done:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
-    def write_config(self, config: RunConfig) -> None:
-        """`config.yaml`."""
-        replace_file(self.path / "config.yaml", OmegaConf.to_yaml(dataclasses.asdict(config)).encode())
+    def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
+        """`config.yaml`, or `asked.yaml` by its name."""
+        replace_file(self.path / name, OmegaConf.to_yaml(dataclasses.asdict(config)).encode())
 
-    def read_config(self) -> RunConfig:
+    def read_config(self, *, name: str = CONFIG) -> RunConfig:
         """The configuration that the run was started with.
 
         Raises:
           ConfigError: there is none, or it can't be read.
         """
-        path = self.path / "config.yaml"
+        path = self.path / name
         if not path.exists():
-            raise ConfigError(f"output_dir={self.path} holds no run: config.yaml is missing")
-        return parse_config(OmegaConf.create(path.read_text()))  # type: ignore[arg-type]
+            raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
+        try:
+            settings = OmegaConf.create(path.read_text())
+            if not isinstance(settings, DictConfig):
+                raise ConfigError("it holds no settings")
+            return parse_config(settings)
+        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replaces the checkpoint: after a crash either the old or the new one is there, whole."""
@@ -211,12 +221,24 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float | None]]:
-        """The rows of `metrics.csv`; None where a round has no such number."""
+        """The rows of `metrics.csv`; None where a round has no such number. A last line that was cut is left out.
+
+        Raises:
+          ConfigError: what is there are not rows of numbers.
+        """
         if not self.metrics_path.exists():
             return []
-        with self.metrics_path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        return [{name: float(value) if value else None for name, value in row.items()} for row in rows]
+        try:
+            with self.metrics_path.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            if rows and None in rows[-1].values():
+                rows.pop()
+            numbers = [{name: float(value) if value else None for name, value in row.items()} for row in rows]
+            if any(None in row.values() for row in rows) or any(row.get("round") is None for row in numbers):
+                raise ValueError("a row is cut or has no round")
+            return numbers
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
 
     def drop_metrics_after(self, round_number: int) -> None:
         """Forgets the rows of rounds that a resumed run does again."""

@@ -22,13 +22,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from discreet.config import ConfigError
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.guarantees import GUARANTEES
 from discreet.privacy.accounting import ACCOUNTANTS, pure_epsilon
 from discreet.privacy.events import event_to_json
 from discreet.privacy.ledger import PrivacyLedger
-from discreet.runs import RunFolder
+from discreet.runs import CONFIG, RunFolder
 
 DEFAULT_DELTA = 1e-5
 
@@ -105,12 +104,10 @@ def adopt(run: Path) -> None:
 
 
 def _delta(run: Path, given: float | None) -> float:
+    """The delta that was given, or the run's own; of a ledger without a run `DEFAULT_DELTA`."""
     if given is not None:
         return given
-    try:
-        return RunFolder(run).read_config().privacy.delta
-    except ConfigError:
-        return DEFAULT_DELTA
+    return RunFolder(run).read_config().privacy.delta if (run / CONFIG).exists() else DEFAULT_DELTA
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from discreet.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
 from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.run_lock import only_writer
-from discreet.runs import Checkpoint, RunFolder, open_run_folder
+from discreet.runs import ASKED, Checkpoint, RunFolder, open_run_folder
 from discreet.shares import partition_of
 from discreet.status import write_end
 from discreet.tasks.datasets import load_task
@@ -84,7 +84,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
-    config, task = checked(config)
+    asked, (config, task) = config, checked(config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
     folder = open_run_folder(config)
@@ -95,6 +95,8 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
         folder.create_ledgers(config, simulated=simulated)
     checkpoint = _start_from(folder, model, config)
     folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
+    if not config.resume:
+        folder.write_config(asked, name=ASKED)
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
     _announce(config, folder)
     return Session(config, folder, folder.ledger(config), task, model, checkpoint, source)

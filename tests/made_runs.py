@@ -11,7 +11,7 @@ from dp_accounting import DpEvent
 from discreet.config import load_config
 from discreet.durable_ledger import Charge, DurableLedger
 from discreet.guarantees import USER, resolve_noise, user_event
-from discreet.runs import RunFolder
+from discreet.runs import ASKED, RunFolder
 
 ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 
@@ -23,11 +23,13 @@ def make_run(
 
     The user level is off where the overrides say so. epsilon_user in metrics.csv grows by one a round.
     """
-    config = replace(resolve_noise(load_config(overrides)), output_dir=str(path))
+    asked = load_config(overrides)
+    config = replace(resolve_noise(asked), output_dir=str(path))
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.write_config(config)
     folder.create_ledgers(config, simulated=True)
+    folder.write_config(asked, name=ASKED)
     ledger = folder.ledger(config)
     user = config.privacy.user
     for number, accuracy in enumerate(accuracies, start=1):

@@ -12,7 +12,7 @@ from typing import Any
 
 from discreet.config import ConfigError, RunConfig
 from discreet.guarantees import Guarantee, guarantees_of
-from discreet.runs import RunFolder
+from discreet.runs import ASKED, RunFolder
 
 # Where a run is written, what it draws and where its data lies are not what was tried.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine")
@@ -26,7 +26,7 @@ class RunRecord:
       name: how the report calls it.
       path: its folder.
       config: with everything resolved.
-      settings: the same, flat: dotted name to value.
+      settings: flat: dotted name to value, as they were asked for: a target epsilon where one chose the noise.
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
       selection: selection.json, where the run was chosen by scripts.tune.
@@ -116,9 +116,15 @@ def _read(folder: Path, name: str) -> RunRecord | None:
     config, rounds = files.read_config(), files.read_metrics()
     if not rounds:
         return None
-    settings = flat_settings(config)
+    asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
     return RunRecord(
-        name, folder, config, settings, rounds, _json(folder / "privacy.json"), _json(folder / "selection.json")
+        name,
+        folder,
+        config,
+        flat_settings(asked),
+        rounds,
+        _json(folder / "privacy.json"),
+        _json(folder / "selection.json"),
     )
 
 
