@@ -7,6 +7,7 @@ of several into the first PATH. Without a PATH: the newest run under outputs/.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from discreet.config import ConfigError
 from discreet.durable_ledger import LedgerError
 from discreet.reporting.choosing import ChoiceCost
 from discreet.reporting.records import find_runs
-from discreet.reporting.table import Table, repetitions_table
+from discreet.reporting.table import Table, repetitions_table, swept_line
 from discreet.reports import REPORT_FILE, Report, report_of
 
 OUTPUTS = Path("outputs")
@@ -38,16 +39,28 @@ def show(report: Report, console: Console) -> None:
     """The table and the cost of choosing, on a terminal; what is the same in every run is said once."""
     table = report.table
     same = table.same or dict(zip(table.columns, table.rows[0], strict=True))
-    if len(table.rows) > 1:
-        console.print(_rich(table.without(same)))
+    left = _show_runs(report, table.without(same), console) if len(table.rows) > 1 else []
     repetitions = repetitions_table(report.records)
     if repetitions:
         console.print(_rich(repetitions))
-    console.print(", ".join(f"{column} {value or '-'}" for column, value in same.items()), soft_wrap=True)
+    words = [f"{column} {value or '-'}" for column, value in same.items()]
+    console.print(", ".join(words), soft_wrap=True, highlight=False)
+    if left:
+        console.print(f"too wide to show: {', '.join(left)} (--csv FILE writes all)", soft_wrap=True)
     if any(record.protects_nobody for record in report.records):
         console.print("noise from a seed can be drawn again and protects nobody", soft_wrap=True)
     for cost in report.costs:
-        console.print(choice_line(cost), soft_wrap=True)
+        console.print(choice_line(cost), soft_wrap=True, highlight=False)
+
+
+def _show_runs(report: Report, table: Table, console: Console) -> list[str]:
+    """The table as far as it fits, and what the short names of its columns stand for; gives what did not fit."""
+    fitting, left = table.fitting(console.width)
+    console.print(_rich(fitting))
+    swept = swept_line(report.records)
+    if swept:
+        console.print(f"the runs differ in: {swept}", soft_wrap=True, highlight=False)
+    return left
 
 
 def choice_line(cost: ChoiceCost) -> str:
@@ -55,16 +68,18 @@ def choice_line(cost: ChoiceCost) -> str:
     drawn = "; ".join(f"{name} {value:.4g}" for name, value in cost.drawn.items())
     if_drawn = f"had their number been drawn at random: {drawn}" if drawn else cost.why_not
     all_runs = "not stated" if cost.all_runs is None else f"{cost.all_runs:.4g}"
+    one = "one" if cost.all_runs != math.inf else "the dearest of the others"
     return (
         f"{cost.guarantee}-level, choosing the best: epsilon {all_runs} for all {cost.num_runs} runs, "
-        f"{cost.one_run:.4g} for one (rdp, delta {cost.delta:g}); {if_drawn}"
+        f"{cost.one_run:.4g} for {one} (rdp, delta {cost.delta:g}); {if_drawn}"
     )
 
 
 def _rich(table: Table) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(table.columns):
+        # What is long is the name of the run or of the setting; numbers stay whole.
+        drawn.add_column(column, overflow="fold", no_wrap=number > 0)
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

@@ -14,18 +14,27 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from discreet.config import ConfigError
 from discreet.reporting.choosing import choice_costs
 from discreet.reporting.drawing import canvas, log_axis, to_svg
 from discreet.reporting.effects import mean_line
-from discreet.reporting.epsilons import epsilon_curves, epsilons, spent_by_holder
+from discreet.reporting.epsilons import (
+    ACCOUNTANTS,
+    PRIMIHUB,
+    accountants_of,
+    epsilon_curves,
+    epsilons,
+    spent_by_holder,
+)
 from discreet.reporting.frontier import frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
 from discreet.reporting.series import REST, cast_of, mean_series
-from discreet.reporting.table import repetitions_table, runs_table, to_csv
-from discreet.reports import report_of, write_run_report
+from discreet.reporting.table import repetitions_table, runs_table, swept_line, to_csv
+from discreet.reports import Report, report_of, write_run_report
 from discreet.runs import RunFolder
+from scripts.report import show
 from tests.made_runs import charge_clients, make_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +117,7 @@ def test_the_csv_holds_a_row_a_run_and_what_was_tried(tmp_path: Path) -> None:
 def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> None:
     overrides = (f"{NOISE}=3", "sampling.probability=0.1", "privacy.delta=1e-6")
     run = make_run(tmp_path / "run", *overrides, accuracies=(0.5, 0.6), per_round=256)
-    found = epsilons(spent_by_holder(read(run)[0], "user")[""], 1e-6)
+    found = epsilons(spent_by_holder(read(run)[0], "user")[""], 1e-6, accountants=ACCOUNTANTS | PRIMIHUB)
     assert found["pld"] == pytest.approx(3.7697, abs=1e-4)
     assert found["rdp"] == pytest.approx(4.0510, abs=1e-4)
     assert found["pld"] < found["rdp"] <= found["rdp, PrimiHub's orders"] < found["rdp, classic conversion"]
@@ -140,6 +149,70 @@ def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None
     assert cost.one_run == pytest.approx(2.437, abs=5e-4)
     assert cost.all_runs == pytest.approx(7.414, abs=5e-4)
     assert cost.drawn == pytest.approx({"logarithmic": 3.851, "geometric": 4.431, "poisson": 4.671}, abs=5e-4)
+
+
+def test_a_run_without_the_guarantee_over_the_same_clients_makes_all_runs_infinite(tmp_path: Path) -> None:
+    paying = [make_run(tmp_path / str(n), f"{NOISE}=1") for n in range(2)]
+    plain = [make_run(tmp_path / str(n), *OFF) for n in (2, 3)]
+    (cost,) = choice_costs(read(*paying, *plain))
+    assert (cost.num_runs, cost.all_runs, cost.drawn) == (4, float("inf"), {})
+    assert cost.why_not == "no user-level guarantee in 2 of the runs, which are over the same clients"
+    (elsewhere,) = choice_costs(read(*paying, make_run(tmp_path / "4", *OFF, "data.num_clients=30")))
+    assert elsewhere.all_runs is None
+
+
+def test_primihubs_orders_are_of_the_experiment_that_repeats_its_system(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "0", *EXAMPLE_ON), make_run(tmp_path / "1", "experiment=homo_lr_dpsgd")]
+    assert [bool({*PRIMIHUB} & {*accountants_of(record)}) for record in read(*runs)] == [False, True]
+
+
+def test_what_was_swept_is_called_by_the_name_that_was_swept(tmp_path: Path) -> None:
+    targets = [make_run(tmp_path / str(t), f"privacy.user.target_epsilon={t}", "rounds=2") for t in (2, 4)]
+    assert tried_settings(read(*targets)) == ["privacy.user.target_epsilon"]
+    assert swept_line(read(*targets)) == "target_epsilon is privacy.user.target_epsilon"
+
+
+def test_a_table_fits_a_terminal_of_100_columns_with_name_and_result_first(tmp_path: Path) -> None:
+    tried = ("sampling.probability=0.{}", "training.learning_rate=0.{}", "privacy.user.clip.target_quantile=0.{}")
+    more = ("training.batch_size={}", "server.momentum=0.{}", "privacy.user.clip.norm={}", "training.epochs={}")
+    runs = [
+        make_run(tmp_path / str(n), f"{NOISE}={n}", *(word.format(n) for word in (*tried, *more)), accuracies=(n / 9,))
+        for n in (1, 2)
+    ]
+    table = runs_table(read(*runs))
+    fitting, left = table.without(table.same).fitting(100)
+    assert fitting.columns[:2] == ("run", "accuracy")
+    assert (*fitting.columns, *left) == table.without(table.same).columns
+    assert left
+    console = Console(width=100, record=True, file=io.StringIO())
+    show(Report(tuple(read(*runs)), (), ()), console)
+    assert all(max(map(len, (name, *cells))) > 2 for name, *cells in zip(fitting.columns, *fitting.rows, strict=True))
+    assert all(name in console.export_text() for name in fitting.columns)
+
+
+def test_a_baseline_and_a_bar_for_repetitions_are_drawn(tmp_path: Path) -> None:
+    for number, (noise, accuracy) in enumerate(((1, 0.6), (1, 0.7), (2, 0.5))):
+        make_run(tmp_path / str(number), f"{NOISE}={noise}", f"seed={number}", accuracies=(0.1, accuracy))
+    without = {each.title: each for each in report_of([tmp_path]).pictures}
+    make_run(tmp_path / "3", *OFF, accuracies=(0.2, 0.9))
+    with_baseline = {each.title: each for each in report_of([tmp_path]).pictures}
+    for title in ("Accuracy against epsilon: user-level", "Accuracy against noise_multiplier"):
+        assert "Dashed: without privacy, 0.9000" in with_baseline[title].note
+        assert "Dashed" not in without[title].note
+        assert "LineCollection" in without[title].svg
+
+
+@pytest.mark.parametrize(("last", "ticks"), [(1, [1]), (17, [3, 6, 9, 12, 15, 17])])
+def test_the_last_tick_is_the_last_round(last: int, ticks: list[int], tmp_path: Path) -> None:
+    make_run(tmp_path / "run", f"{NOISE}=1", f"rounds={last}", accuracies=[0.5] * last)
+    svg = report_of([tmp_path]).pictures[0].svg
+    labels = re.findall(r">(\d+)</text>", svg)
+    assert list(map(int, labels)) == ticks
+
+
+def test_a_legend_is_said_once_and_what_stands_aside_is_folded(html: str) -> None:
+    assert html.count("noise_multiplier 2</li>") == 1
+    assert html.count("<summary>1 more pictures</summary>") == 1
 
 
 def test_runs_that_the_server_sees_add_up_and_no_theorem_helps(tmp_path: Path) -> None:
@@ -281,7 +354,7 @@ def test_numbers_at_the_axes_keep_all_their_digits() -> None:
 def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
     assert html.count("none (epsilon = inf)") == 2
     assert "What choosing costs" in html
-    assert "The same in every run: rounds" in html
+    assert "The same in every run: epsilon user" in html
     assert "&lt;1&gt;" in html
     assert "<1>" not in html
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,13 @@ class ChoiceCost:
     Attributes:
       guarantee: `user`, `example` or `local`.
       delta: the largest of the runs.
-      num_runs: that were carried out.
-      one_run: the dearest of them.
-      all_runs: together. It holds whatever is picked or published of them. None where a holder's data is not the same
-        in all of them, or their adjacencies differ.
+      num_runs: that were carried out, those that do not give the guarantee included.
+      one_run: the dearest of those that give it.
+      all_runs: together. It holds whatever is picked or published of them. Infinite if a run over the same clients does
+        not give the guarantee. None if a holder's data is not the same in all of them, or their adjacencies differ.
       drawn: had their number been drawn with mean `num_runs` and only the best been published, by distribution. Empty
         where that theorem does not apply.
-      why_not: why `drawn` is empty or `all_runs` is None.
+      why_not: why `drawn` is empty, or `all_runs` is None or infinite.
     """
 
     guarantee: str
@@ -50,7 +51,7 @@ class ChoiceCost:
 
 
 def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
-    """The cost of choosing among the runs, for each guarantee that at least two of them give.
+    """The cost of choosing among the runs, for each guarantee that at least one of them gives.
 
     Runs whose noise protects nobody count like the others: as if it had been drawn securely.
     """
@@ -61,23 +62,27 @@ def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
 
 def _cost(records: Sequence[RunRecord], guarantee: str) -> ChoiceCost | None:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
-    if len(paying) < 2:
+    if not paying:
         return None
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_holder(record, guarantee) for record in paying]
     one = _largest((entries for run in spent for entries in run.values()), delta)
-    why_not = _why_not_together(paying, spent)
+    why_not = _why_not_together(records, paying, spent)
     if why_not:
-        return ChoiceCost(guarantee, delta, len(paying), one, None, {}, why_not)
+        return ChoiceCost(guarantee, delta, len(records), one, None, {}, why_not)
+    if len(paying) < len(records):
+        without = len(records) - len(paying)
+        why_not = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
+        return ChoiceCost(guarantee, delta, len(records), one, math.inf, {}, why_not)
     together = [_together([run.get(holder, ()) for run in spent]) for holder in set[str]().union(*spent)]
     drawn, why_not = _if_drawn(spent, guarantee, delta)
     return ChoiceCost(guarantee, delta, len(paying), one, _largest(together, delta), drawn, why_not)
 
 
-def _why_not_together(paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
+def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
     if not all(spent):
         return "the clients' ledgers are with the clients"
-    if len({tuple(repr(record.settings.get(name)) for name in SAME_DATA) for record in paying}) > 1:
+    if len({tuple(repr(record.settings.get(name)) for name in SAME_DATA) for record in records}) > 1:
         return "the runs deal the data differently, so that a client is not the same in all of them"
     if len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         return "the runs have different adjacencies"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 4)))
 LIGHT = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
 DARK = ("#6aa8ff", "#ff8a5c", "#3ecf9f", "#b99bff", "#e0b040", "#ff86c0", "#a9cf5f", "#a9b4c2")
 LETTER = 5.0  # the width of one in a legend, about
+TICK_GAP = 6.0  # between the labels of two ticks
+AXIS_POINTS = 240.0  # the length of an x axis, about
 SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
 
 _STYLE: Any = {
@@ -58,12 +61,14 @@ class Picture:
       svg: the drawing.
       legend: (number of the series, what it is), for a legend in the page's own text.
       note: how to read it; may be empty.
+      aside: it stands after the others.
     """
 
     title: str
     svg: str
     legend: tuple[tuple[int, str], ...] = ()
     note: str = ""
+    aside: bool = False
 
 
 @contextmanager
@@ -121,6 +126,30 @@ def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def place_ticks(axes: Any, values: Sequence[float]) -> None:
+    """Ticks of the x axis at these values: the first, the last, and those between whose labels have room.
+
+    >>> with canvas() as (_, (axes,)):
+    ...     place_ticks(axes, [0.01, 0.02, 1, 2, 3])
+    ...     [float(value) for value in axes.get_xticks()]
+    [0.01, 1.0, 2.0, 3.0]
+    """
+    places = [math.log(value) if axes.get_xscale() == "log" else value for value in values]
+    points = AXIS_POINTS / ((places[-1] - places[0]) or 1.0)
+
+    def clear(one: int, other: int) -> bool:
+        letters = len(f"{values[one]:g}") + len(f"{values[other]:g}")
+        return abs(places[one] - places[other]) * points >= LETTER * letters / 2 + TICK_GAP
+
+    last, kept = len(values) - 1, [0]
+    for index in range(1, last):
+        if clear(index, kept[-1]) and clear(index, last):
+            kept.append(index)
+    ticks = [values[index] for index in dict.fromkeys([*kept, last])]
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.set_xticks([], minor=True)
 
 
 def variables(colours: tuple[str, ...], ink: str, *, muted: str, grid: str, paper: str) -> str:

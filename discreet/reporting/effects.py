@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, log_axis, to_svg
+from discreet.reporting.drawing import DASHES, SERIES, Picture, canvas, log_axis, place_ticks, to_svg
 from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
-from discreet.reporting.series import REST, draw_dots, draw_line, final_accuracy
+from discreet.reporting.series import REST, draw_baseline, draw_dots, draw_line, draw_spread, final_values
 
 MOST_PICTURES = 10
 MOST_TICKS = 6  # where no more values were tried, they are the ticks
@@ -26,14 +26,18 @@ QUANTILE = "privacy.user.clip.target_quantile"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a group of runs: a name, and the number."""
+    """What came out of a group of runs: a name, and its column of metrics.csv."""
 
     name: str
-    of: Callable[[Group], float]
+    column: str
+
+    def of(self, group: Group) -> float:
+        """The mean over a group's runs, after their last round."""
+        return fmean(final_values(group, self.column))
 
 
-ACCURACY = Outcome("Accuracy", final_accuracy)
-CLIP_NORM = Outcome("Last clip norm", lambda group: fmean(record.last("clip_norm") or 0.0 for record in group.records))
+ACCURACY = Outcome("Accuracy", "accuracy")
+CLIP_NORM = Outcome("Last clip norm", "clip_norm")
 
 
 def effects_of(records: Sequence[RunRecord]) -> list[Picture]:
@@ -61,16 +65,30 @@ def _effect(groups: Sequence[Group], name: str, tried: Sequence[str], outcome: O
             draw_line(axes, sorted(pairs), number if named else REST, linestyle=DASHES[number % len(DASHES)])
             if not named:
                 draw_dots(axes, pairs, REST)
+        for group in groups:
+            if matters(group.records[0], name) and name in _numbers(group):
+                draw_spread(axes, _numbers(group)[name], final_values(group, outcome.column))
+        baseline = draw_baseline(axes, groups) if outcome is ACCURACY else ""
         if not named:
             draw_line(axes, mean_line(list(lines.values())), 0)
         _scale(axes, [value for pairs in lines.values() for value, _ in pairs])
         axes.set_xlabel(short[name])
         axes.set_ylabel(outcome.name.lower())
         legend = tuple(enumerate(lines)) if named and len(lines) > 1 else ()
-        return Picture(title, to_svg(figure, title), legend, _NOTE if named else f"{_NOTE} {_MEAN}")
+        note = " ".join(filter(None, (_NOTE, "" if named else _MEAN, baseline)))
+        return Picture(title, to_svg(figure, title), legend, note)
 
 
-_NOTE = "After the last round; a line joins runs that are alike in all else that was tried, repetitions as their mean."
+def _numbers(group: Group) -> dict[str, float]:
+    """The settings of a group that are numbers."""
+    settings = group.records[0].settings.items()
+    return {name: float(v) for name, v in settings if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+_NOTE = (
+    "After the last round; a line joins runs that are alike in all else that was tried. Repetitions are their mean, "
+    "and a bar of one standard deviation to either side."
+)
 
 _MEAN = "The thick line is the mean of the thin ones that have every value."
 
@@ -90,13 +108,12 @@ def _lines(
     together = {other for family in MOVE_TOGETHER if name in family for other in family} | {name}
     lines: dict[str, list[tuple[float, float]]] = {}
     for group in groups:
-        record = group.records[0]
-        value = record.settings.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not matters(record, name):
+        record, value = group.records[0], _numbers(group).get(name)
+        if value is None or not matters(record, name):
             continue
         same = [other for other in tried if other not in together and matters(record, other)]
         label = ", ".join(f"{short[other]} {setting_text(record.settings.get(other))}" for other in same)
-        lines.setdefault(label or "all runs", []).append((float(value), outcome.of(group)))
+        lines.setdefault(label or "all runs", []).append((value, outcome.of(group)))
     return lines
 
 
@@ -105,4 +122,4 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
     if distinct[0] > 0 and distinct[-1] >= WIDE * distinct[0]:
         log_axis(axes, "x", distinct)
     if len(distinct) <= MOST_TICKS:
-        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
+        place_ticks(axes, distinct)

@@ -23,13 +23,25 @@ MOST_POINTS = 16  # of a curve: each is an epsilon of its own
 Curve = list[tuple[float, float]]
 Spent = Mapping[str, Entries]
 
-ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
+Accountant = Callable[[Entries, float], float]
+
+ACCOUNTANTS: dict[str, Accountant] = {
     "pld": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="pld"),
     "rdp": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="rdp"),
-    "rdp, PrimiHub's orders": lambda entries, delta: rdp_epsilon(entries, delta=delta, orders=PRIMIHUB_ORDERS),
     "rdp, classic conversion": lambda entries, delta: rdp_epsilon_classic(entries, delta=delta),
     "pure (delta = 0)": lambda entries, delta: pure_epsilon(entries),
 }
+
+PRIMIHUB: dict[str, Accountant] = {
+    "rdp, PrimiHub's orders": lambda entries, delta: rdp_epsilon(entries, delta=delta, orders=PRIMIHUB_ORDERS)
+}
+
+
+def accountants_of(record: RunRecord) -> Mapping[str, Accountant]:
+    """What computes the epsilons of a run; PrimiHub's orders only for the experiment that repeats its system."""
+    config = record.config
+    repeated = (config.data.name, config.privacy.noise) == ("breast_cancer", "secure_sum")
+    return ACCOUNTANTS | PRIMIHUB if repeated and config.privacy.example.enabled else ACCOUNTANTS
 
 
 def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
@@ -47,10 +59,12 @@ def worst_holder(spent: Spent, delta: float) -> str | None:
     return max(spent, key=lambda holder: ranked[tuple(spent[holder])], default=None)
 
 
-def epsilons(entries: Entries, delta: float) -> dict[str, float]:
+def epsilons(
+    entries: Entries, delta: float, *, accountants: Mapping[str, Accountant] = ACCOUNTANTS
+) -> dict[str, float]:
     """Epsilon by every accountant that knows the events; pure epsilon only where it is finite."""
     found = {}
-    for name, accountant in ACCOUNTANTS.items():
+    for name, accountant in accountants.items():
         try:
             value = accountant(entries, delta)
         except ValueError:  # an event that this accountant does not know: the others speak for it
@@ -69,13 +83,14 @@ def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Curve]:
     own, chosen = record.series(f"epsilon_{guarantee}"), record.config.privacy.accountant
     if not own:
         return {}
-    delta = record.config.privacy.delta
+    delta, accountants = record.config.privacy.delta, accountants_of(record)
     releases = _releases(record, guarantee)
     curves: dict[str, Curve] = {chosen: own}
     for number in _some_rounds(record):
         spent = _by_holder(release for release in releases if release.round <= number)
         worst = worst_holder(spent, delta)
-        for name, value in epsilons(spent[worst], delta).items() if worst is not None else ():
+        found = {} if worst is None else epsilons(spent[worst], delta, accountants=accountants)
+        for name, value in found.items():
             if name != chosen:
                 curves.setdefault(name, []).append((float(number), value))
     return curves

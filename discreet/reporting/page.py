@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 
@@ -12,7 +13,7 @@ from discreet.reporting.choosing import ChoiceCost
 from discreet.reporting.drawing import THEMES, Picture, series_variable, sign
 from discreet.reporting.epsilons import epsilons, spent_by_holder, worst_holder
 from discreet.reporting.records import RunRecord
-from discreet.reporting.table import Table, repetitions_table, runs_table
+from discreet.reporting.table import Table, repetitions_table, runs_table, swept_line
 
 _STYLE = """
 * { box-sizing: border-box; }
@@ -27,6 +28,9 @@ th, td { padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; border-b
 td { white-space: nowrap; } td.words { white-space: normal; min-width: 11rem; } tr:last-child td { border-bottom: 0; }
 th { color: var(--muted); font-weight: 600; white-space: nowrap; }
 thead th { position: sticky; top: 0; background: var(--paper); }
+td:first-child, th:first-child { position: sticky; left: 0; background: var(--paper); }
+summary { cursor: pointer; color: var(--muted); font-size: 0.875rem; margin: 0.5rem 0; }
+div.legend { max-height: 12rem; padding: 0 0.5rem; margin-bottom: 1rem; }
 .pictures { display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
 figure { margin: 0; padding: 0.75rem; border: 1px solid var(--grid); border-radius: 0.4rem; min-width: 0; }
@@ -41,6 +45,7 @@ dl.facts { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; }
 """
 
 MOST_MECHANISMS = 3  # written out in a card
+MOST_SHOWN = 6  # pictures; the others are folded
 
 
 def page(records: Sequence[RunRecord], pictures: Sequence[Picture], costs: Sequence[ChoiceCost], now: datetime) -> str:
@@ -49,13 +54,13 @@ def page(records: Sequence[RunRecord], pictures: Sequence[Picture], costs: Seque
         f"<h1>{escape(_title(records))}</h1>",
         f'<p class="muted">{len(records)} run{"s" * (len(records) > 1)}; written {now:%Y-%m-%d %H:%M} UTC</p>',
         _warnings(records),
-        "<h2>What is protected</h2>",
-        _protection(records),
         "<h2>Result</h2>" if len(records) == 1 else "<h2>Runs</h2>",
         _runs(records),
         _repetitions(records),
+        "<h2>What is protected</h2>",
+        _protection(records),
         "<h2>Pictures</h2>",
-        '<div class="pictures">' + "".join(map(_figure, pictures)) + "</div>",
+        _pictures(pictures),
         _choosing(records, costs),
         _settings(records) if len(records) == 1 else "",
     ]
@@ -115,11 +120,17 @@ def _card(pairs: Sequence[tuple[Guarantee, RunRecord]], num_runs: int) -> str:
         "protects": guarantee.unit,
         "adjacency": guarantee.adjacency,
         "trusted": guarantee.trusted,
+    }
+    more = {
         "mechanism": "; or ".join(_first(list(dict.fromkeys(each.mechanism for each, _ in pairs)))),
         "not covered": "; ".join(guarantee.not_covered),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items())
-    return f"<figure><h3>{guarantee.name}-level{some}</h3><dl>{listed}</dl></figure>"
+    folded = f"<details><summary>Mechanism, and what is not covered</summary>{_listed(more)}</details>"
+    return f"<figure><h3>{guarantee.name}-level{some}</h3>{_listed(rows)}{folded}</figure>"
+
+
+def _listed(rows: Mapping[str, str]) -> str:
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items()) + "</dl>"
 
 
 def _first(mechanisms: Sequence[str]) -> Sequence[str]:
@@ -151,6 +162,8 @@ def _runs(records: Sequence[RunRecord]) -> str:
         return f'<dl class="facts">{listed}</dl>'
     same = ", ".join(f"{name} {value or '-'}" for name, value in table.same.items())
     note = f'<p class="muted">The same in every run: {escape(same)}.</p>' if same else ""
+    swept = swept_line(records)
+    note += f'<p class="muted">The runs differ in: {escape(swept)}.</p>' if swept else ""
     return _table(table.without(table.same)) + note
 
 
@@ -176,14 +189,32 @@ def _repetitions(records: Sequence[RunRecord]) -> str:
     return "<h3>Repetitions</h3>" + _table(table) if table else ""
 
 
-def _figure(picture: Picture) -> str:
-    legend = "".join(
+def _pictures(pictures: Sequence[Picture]) -> str:
+    """The legend that most pictures share, once; the first pictures, and the others folded."""
+    shared = Counter(picture.legend for picture in pictures if picture.legend).most_common(1)
+    common = shared[0][0] if shared and shared[0][1] > 1 else ()
+    drawn = [_figure(picture, common) for picture in sorted(pictures, key=lambda picture: picture.aside)]
+    shown, more = drawn[:MOST_SHOWN], drawn[MOST_SHOWN:]
+    folded = f"<details><summary>{len(more)} more pictures</summary>{_grid(more)}</details>" if more else ""
+    return (f'<div class="scroll legend">{_legend(common)}</div>' if common else "") + _grid(shown) + folded
+
+
+def _grid(figures: Sequence[str]) -> str:
+    return '<div class="pictures">' + "".join(figures) + "</div>"
+
+
+def _legend(legend: Sequence[tuple[int, str]]) -> str:
+    rows = "".join(
         f'<li><span style="color: var({series_variable(number)})">{sign(number)}</span> {escape(label)}</li>'
-        for number, label in picture.legend
+        for number, label in legend
     )
+    return f'<ul class="legend">{rows}</ul>' if legend else ""
+
+
+def _figure(picture: Picture, common: Sequence[tuple[int, str]]) -> str:
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
     caption = f"<figcaption><strong>{escape(picture.title)}</strong></figcaption>"
-    rows = f'<ul class="legend">{legend}</ul>' if legend else ""
+    rows = "" if picture.legend == common else _legend(picture.legend)
     return f"<figure>{caption}{picture.svg}{rows}<figcaption>{note}</figcaption></figure>"
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from discreet.reporting.drawing import DASHES, INK, SIZE, Picture, canvas, log_axis, to_svg
+from discreet.reporting.drawing import DASHES, INK, SIZE, Picture, canvas, log_axis, place_ticks, to_svg
 from discreet.reporting.effects import effects_of
 from discreet.reporting.epsilons import epsilon_curves, guarantee_names
 from discreet.reporting.frontier import frontier
 from discreet.reporting.records import Group, RunRecord
-from discreet.reporting.series import Cast, cast_of, draw_dots, draw_group, draw_line, final_accuracy, final_epsilon
+from discreet.reporting.series import (
+    Cast,
+    cast_of,
+    draw_baseline,
+    draw_dots,
+    draw_group,
+    draw_line,
+    draw_spread,
+    final_accuracy,
+    final_epsilon,
+    final_values,
+)
 
 DIVERGED = 30.0  # largest over smallest loss beyond which the axis is logarithmic
 
@@ -37,8 +48,9 @@ def _per_round(cast: Cast, column: str, title: str) -> Picture:
             axes, [value for group in cast.groups for record in group.records for _, value in record.series(column)]
         )
         axes.set_ylabel(f"{column}, public test set")
-        _count_rounds(axes)
-        return Picture(title, to_svg(figure, title), cast.legend, _MEANS if _repeated(cast) else "")
+        _count_rounds(axes, cast)
+        note = _MEANS if _repeated(cast) else ""
+        return Picture(title, to_svg(figure, title), cast.legend, note, aside=column == "loss")
 
 
 def _repeated(cast: Cast) -> bool:
@@ -51,11 +63,15 @@ def _stretch(axes: Any, values: Sequence[float]) -> None:
         log_axis(axes, "y", values)
 
 
-def _count_rounds(axes: Any) -> None:
+def _count_rounds(axes: Any, cast: Cast) -> None:
+    """Whole rounds, the last of them the last one that was done."""
     from matplotlib.ticker import MaxNLocator
 
+    rounds = [record.rounds[-1]["round"] or 1.0 for group in cast.groups for record in group.records]
+    last = max(rounds)
+    ticks = [float(tick) for tick in MaxNLocator(6, integer=True).tick_values(1, last) if 1 <= tick < last]
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    place_ticks(axes, [*ticks, last])
 
 
 def _epsilon_per_round(cast: Cast, guarantee: str) -> Picture:
@@ -76,8 +92,8 @@ def _epsilon_per_round(cast: Cast, guarantee: str) -> Picture:
             legend, note = cast.legend, f"At delta {deltas}, by the runs' own accountant ({accountants})."
         axes.set_ylabel("epsilon")
         axes.set_ylim(bottom=0)
-        _count_rounds(axes)
-        return Picture(title, to_svg(figure, title), legend, note)
+        _count_rounds(axes, cast)
+        return Picture(title, to_svg(figure, title), legend, note, aside=len(cast.groups) > 1)
 
 
 def _clip_norm(cast: Cast) -> list[Picture]:
@@ -95,9 +111,9 @@ def _clip_norm(cast: Cast) -> list[Picture]:
         lower.set_ylabel("fraction below")
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
-        _count_rounds(lower)
+        _count_rounds(lower, cast)
         note = f"{_CLIPPING} {_MEANS}" if _repeated(cast) else _CLIPPING
-        return [Picture(title, to_svg(figure, title), cast.legend, note)]
+        return [Picture(title, to_svg(figure, title), cast.legend, note, aside=True)]
 
 
 _CLIPPING = (
@@ -108,8 +124,8 @@ _MEANS = "Thick lines are means over runs that differ in nothing but their seed,
 _WAY = "One run, round by round: what more rounds bring, and what they cost."
 _FRONTIER = (
     "Each point is the end of a run. Ringed and joined: the frontier, settings that no other one beats in both (the "
-    "mean accuracy of a setting's runs). To read the best off this picture is a choice, which costs privacy too: see "
-    "what choosing costs."
+    "mean accuracy of a setting's runs, with a bar of one standard deviation to either side). To read the best off "
+    "this picture is a choice, which costs privacy too: see what choosing costs."
 )
 
 
@@ -126,11 +142,14 @@ def _trade_off(cast: Cast, guarantee: str) -> Picture:
                     draw_line(axes, path, cast.number(group))
                 else:
                     draw_dots(axes, path[-1:], cast.number(group))
+            draw_spread(axes, final_epsilon(group, guarantee), final_values(group, "accuracy"))
         if not single:
             _mark_frontier(axes, paying, guarantee)
+        baseline = draw_baseline(axes, cast.groups)
         axes.set_xlabel("epsilon")
         axes.set_ylabel("accuracy")
-        return Picture(title, to_svg(figure, title), cast.legend, _WAY if single else _FRONTIER)
+        note = f"{_WAY if single else _FRONTIER} {baseline}".strip()
+        return Picture(title, to_svg(figure, title), cast.legend, note)
 
 
 def _mark_frontier(axes: Any, groups: Sequence[Group], guarantee: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.reporting.drawing import MARKERS, MUTED, SERIES
+from discreet.reporting.drawing import INK, MARKERS, MUTED, SERIES
 from discreet.reporting.records import Group, RunRecord, group_runs
 
 Pairs = Sequence[tuple[float, float]]
@@ -49,8 +50,18 @@ def cast_of(records: Sequence[RunRecord]) -> Cast:
 
 def final_accuracy(group: Group) -> float:
     """The mean over a group's runs of the accuracy after their last round."""
-    values = [record.last("accuracy") or 0.0 for record in group.records]
-    return sum(values) / len(values)
+    return statistics.fmean(final_values(group, "accuracy"))
+
+
+def final_values(group: Group, column: str) -> list[float]:
+    """The values of a column after the last round of each run of a group."""
+    return [record.last(column) or 0.0 for record in group.records]
+
+
+def baseline_of(groups: Sequence[Group]) -> Group | None:
+    """Of the groups without any guarantee, the most accurate one; None if there is none."""
+    plain = [group for group in groups if not any(each.enabled for each in group.records[0].guarantees)]
+    return max(plain, key=final_accuracy, default=None)
 
 
 def final_epsilon(group: Group, guarantee: str) -> float:
@@ -85,6 +96,22 @@ def draw_line(axes: Any, pairs: Pairs, number: int, **more: Any) -> None:
     every = max(1, len(xs) // 8)
     look = {"color": SERIES[number], "marker": MARKERS[number], "markevery": (number % every, every)}
     axes.plot(xs, ys, **(look | more))
+
+
+def draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
+    """A dashed line at the accuracy of what was trained without any guarantee; gives the words on it, or none."""
+    baseline = baseline_of(groups)
+    if baseline is None or len(groups) == 1:
+        return ""
+    axes.axhline(final_accuracy(baseline), color=INK, linewidth=0.9, linestyle="dashed")
+    return f"Dashed: without privacy, {final_accuracy(baseline):.4f} ({baseline.label})."
+
+
+def draw_spread(axes: Any, place: float, values: Sequence[float]) -> None:
+    """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
+    if len(values) > 1:
+        mean, deviation = statistics.fmean(values), statistics.stdev(values)
+        axes.errorbar([place], [mean], yerr=[deviation], color=INK, linewidth=0.9, capsize=3, fmt="none", zorder=3)
 
 
 def draw_dots(axes: Any, pairs: Pairs, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -33,27 +34,28 @@ class Table:
         rows = tuple(tuple(row[number] for number in kept) for row in self.rows)
         return Table(tuple(self.columns[number] for number in kept), rows)
 
+    def fitting(self, width: int) -> tuple[Table, list[str]]:
+        """The first columns, as many as `width` letters hold with two between them, and the names of the others.
+
+        The first two are always there.
+        """
+        cells = zip(self.columns, *self.rows, strict=True)
+        ends = list(itertools.accumulate(max(map(len, column)) + 2 for column in cells))
+        left = [name for name, end in zip(self.columns[2:], ends[2:], strict=True) if end - 2 > width]
+        return self.without(left), left
+
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
-    """A row a run: what was tried, and what came out after its last round."""
+    """A row a run: what came out after its last round, what was tried, and the rest."""
     tried = tried_settings(records)
     short = short_names(tried)
-    columns = ("run", *(short[name] for name in tried), *_RESULTS)
-    return Table(columns, tuple((record.name, *_tried(record, tried), *_results(record)) for record in records))
+    columns = ("run", *_RESULTS, *(short[name] for name in tried), *_REST)
+    rows = ((record.name, *_results(record), *_tried(record, tried), *_rest(record)) for record in records)
+    return Table(columns, tuple(rows))
 
 
-_RESULTS = (
-    "rounds",
-    "accuracy",
-    "loss",
-    *(f"epsilon {name}" for name in GUARANTEES),
-    "delta",
-    "accountant",
-    "clip norm",
-    "replies",
-    "seconds",
-    "noise",
-)
+_RESULTS = ("accuracy", *(f"epsilon {name}" for name in GUARANTEES))
+_REST = ("loss", "rounds", "delta", "accountant", "clip norm", "replies", "seconds", "noise")
 
 
 def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
@@ -61,12 +63,15 @@ def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
 
 
 def _results(record: RunRecord) -> tuple[str, ...]:
+    spent = (_number(record.epsilon(name), ".4g") for name in GUARANTEES)
+    return (_number(record.last("accuracy"), ".4f"), *spent)
+
+
+def _rest(record: RunRecord) -> tuple[str, ...]:
     privacy = record.config.privacy
     return (
-        f"{len(record.rounds)}/{record.config.rounds}",
-        _number(record.last("accuracy"), ".4f"),
         _number(record.last("loss"), ".4f"),
-        *(_number(record.epsilon(name), ".4g") for name in GUARANTEES),
+        f"{len(record.rounds)}/{record.config.rounds}",
         f"{privacy.delta:g}",
         privacy.accountant,
         _number(record.last("clip_norm"), ".4g"),
@@ -78,6 +83,13 @@ def _results(record: RunRecord) -> tuple[str, ...]:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def swept_line(records: Sequence[RunRecord]) -> str:
+    """The settings in which the runs differ, by their whole names; empty if there are none."""
+    tried = tried_settings(records)
+    short = short_names(tried)
+    return ", ".join(name if short[name] == name else f"{short[name]} is {name}" for name in tried)
 
 
 def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
