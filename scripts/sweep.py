@@ -134,4 +134,5 @@ def run_in(folder: Path, config: RunConfig) -> RunConfig | None:
     status = read_status(files)
     if status is not None and status.state in ENDED and (folder / "privacy.json").exists():
         return None
-    return replace(config, output_dir=str(folder), resume=(folder / "config.yaml").exists())
+    begun = files.ledger_path.exists() or (folder / "config.yaml").exists()
+    return replace(config, output_dir=str(folder), resume=begun)
