@@ -21,8 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from discreet.config import ConfigError, RunConfig, load_config
+from discreet.config import ConfigError, RunConfig
+from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from discreet.resuming import run_config
 from discreet.runs import check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
 from scripts.interruption import RunLostError, override, resumable
@@ -155,10 +157,12 @@ def main(words: Sequence[str]) -> int:
         return 0
     log_to(sys.stderr)
     try:
-        config = with_output_folder(load_config(words))
+        config = with_output_folder(run_config(words))
         folder = check_output(config)
-        checked(config)
-    except ConfigError as error:
+        resolved, _ = checked(config)
+        if config.resume:
+            folder.check_ledgers(resolved, simulated=True)
+    except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)

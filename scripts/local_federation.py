@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from discreet.config import ConfigError, load_config
+from discreet.config import ConfigError
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
+from discreet.resuming import run_config
 from discreet.runs import RunFolder, check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
 from scripts import warm_clients
@@ -260,10 +261,9 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     count = arguments.nodes
     ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
-    overrides = [*ours, *arguments.overrides]
     log_to(sys.stderr)
     try:
-        config = with_output_folder(load_config(overrides))
+        config = with_output_folder(run_config(arguments.overrides, defaults=ours))
         run = check_output(config)
         check_secure(config)
         checked(config)
@@ -276,6 +276,7 @@ def main(words: Sequence[str]) -> int:
     with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
         for ledger in node_ledgers(run, count) if not config.resume else ():
             DurableLedger.create(ledger)
+        overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
         return _train(count, overrides, run, folder=Path(folder))
 
 

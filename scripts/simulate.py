@@ -18,9 +18,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from discreet.config import CONF, ConfigError, RunConfig, load_config, parse_config
+from discreet.config import CONF, ConfigError, RunConfig, parse_config
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
+from discreet.resuming import run_config
 from discreet.runs import RunFolder, with_output_folder
 from scripts.interruption import ending, interrupt_below, not_begun, override, resumable
 from scripts.sweep import Sweep, check_sweep, run_in, sweep_of
@@ -72,13 +73,14 @@ def _main(words: list[str]) -> None:
             check_sweep(sweep)
             sys.argv[1:] = sweep.words
         elif not any(word.startswith("-") for word in words):
-            load_config(words)
+            run_config(words)
     except ConfigError as error:
         _refuse(error)
 
     def job(settings: DictConfig) -> None:
         try:
-            _run(parse_config(settings), sweep)
+            resumed = settings.resume is True and sweep is None
+            _run(run_config(HydraConfig.get().overrides.task) if resumed else parse_config(settings), sweep)
         except (ConfigError, LedgerError) as error:
             # Hydra would show where it was raised, in forty lines.
             _refuse(error)

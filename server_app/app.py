@@ -13,10 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError, RunConfig, config_to_json, load_config
+from discreet.config import ConfigError, RunConfig, config_to_json
 from discreet.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.object_pauses import look_for_objects_soon
+from discreet.resuming import run_config
 from discreet.status import note_interruption
 from discreet.telemetry import serving_metrics
 from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
@@ -36,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         log_to(sys.stdout)
         look_for_objects_soon()
-        config = load_config(overrides_of(context))
+        config = config_of(context)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)
     except (ConfigError, LedgerError, MessagesTooLarge, TimeoutError) as error:
@@ -47,10 +48,10 @@ def main(grid: Grid, context: Context) -> None:
         flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))
 
 
-def overrides_of(context: Context) -> list[str]:
-    """The overrides of a run: first those of the machine (DISCREET_OVERRIDES), then those of the run, which win."""
+def config_of(context: Context) -> RunConfig:
+    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES)."""
     machine = os.environ.get(OVERRIDES_VARIABLE, "")
-    return [*shlex.split(machine), *shlex.split(str(context.run_config.get("overrides", "")))]
+    return run_config(shlex.split(str(context.run_config.get("overrides", ""))), defaults=shlex.split(machine))
 
 
 def run(grid: Grid, config: RunConfig) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from scripts.healthy import healthy
 from scripts.healthy import main as healthy_main
 from scripts.status import main as status_main
 from scripts.status import status_facts, status_lines
-from server_app.app import overrides_of
+from server_app.app import config_of
 from simulation.in_process import simulate
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
@@ -202,10 +203,16 @@ def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
 def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     context = Context(1, 1, {}, RecordDict(), {"overrides": "rounds=3 output_dir='/a b'"})
-    config = load_config(overrides_of(context))
+    config = config_of(context)
     assert (config.rounds, config.data.num_clients, config.output_dir) == (3, 4, "/a b")
     monkeypatch.delenv("DISCREET_OVERRIDES")
-    assert load_config(overrides_of(Context(1, 1, {}, RecordDict(), {}))).data.num_clients == 200
+    assert config_of(Context(1, 1, {}, RecordDict(), {})).data.num_clients == 200
+
+
+def test_what_the_machine_sets_changes_no_run_that_is_resumed(done: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
+    config = config_of(Context(1, 1, {}, RecordDict(), {"overrides": f"resume=true output_dir='{done.path}'"}))
+    assert config == replace(done.read_config(), resume=True)
 
 
 def test_a_healthcheck_needs_every_file(done: RunFolder, tmp_path: Path) -> None:
