@@ -277,10 +277,10 @@ MUTANTS = (
         ("tests/privacy/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",),
     ),
     Mutant(
-        "noise for a target is a little less than it needs",
+        "noise for a target is rounded down",
         "discreet/privacy/calibration.py",
-        "if epsilon(noise) <= target_epsilon:",
-        "if epsilon(noise) <= target_epsilon * 1.0001:",
+        "            return noise\n",
+        "            return math.exp(root - step * _PRECISION / 5)\n",
         ("tests/privacy/test_calibration.py::test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth",),
     ),
     Mutant(
