@@ -37,7 +37,7 @@ def test_both_guarantees_hold_at_once(tmp_path: Path) -> None:
     row = last_row(tmp_path, "experiment=both")
     assert row["accuracy"] >= 0.80
     assert row["epsilon_user"] <= 8
-    assert row["epsilon_example"] <= 7
+    assert row["epsilon_example"] <= 7  # a client that is drawn in 19 of the 30 rounds; in all of them it would be 9.4
 
 
 @pytest.mark.slow
