@@ -50,7 +50,7 @@ def test_the_commands_of_the_readme_train_and_predict(tmp_path: Path, monkeypatc
         if "examples/own" in " ".join(words)
     ]
     assert [words[2] for words in lines] == ["scripts.simulate", "scripts.predict"]
-    monkeypatch.setattr("sys.argv", [*lines[0][2:], "rounds=3"])
+    monkeypatch.setattr("sys.argv", [*lines[0][2:], "rounds=3", "seed=31013"])
     simulate_main()
     assert (RunFolder(tmp_path / "own").read_metrics()[-1]["accuracy"] or 0) > 0.6
     assert predict(lines[1][3:]) == 0

@@ -72,7 +72,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
     monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        sweep(monkeypatch, there, *SMALL, "rounds=2", "privacy.user.noise_multiplier=1,2,4")
+        sweep(monkeypatch, there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4")
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]
     assert list(map(len, lines)) == [3, 2]
