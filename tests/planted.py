@@ -40,6 +40,13 @@ MUTANTS = (
         ("tests/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
     ),
     Mutant(
+        "the PLD forgets the direction in which a member is added",
+        "discreet/privacy/loss_distribution.py",
+        "directions = (0, 1) if",
+        "directions = (0,) if",
+        ("tests/privacy/test_pld_oracle.py::test_where_adding_a_member_costs_more_that_is_the_epsilon",),
+    ),
+    Mutant(
         "a sum on the grid lets norms pass that are too large by 5e-5",
         "discreet/privacy/clipped_sum.py",
         "within: Truths = squares <= self._largest",
@@ -132,8 +139,8 @@ MUTANTS = (
     Mutant(
         "gradients that are to be clipped in L1 are clipped in L2",
         "discreet/privacy/per_example.py",
-        "norms = norms_of(terms, objective.order)",
-        "norms = norms_of(terms, 2)",
+        "norms = _norms(terms, objective.order)",
+        "norms = _norms(terms, 2)",
         ("tests/privacy/test_per_example.py::test_gradients_are_clipped_in_l1_where_that_is_asked_for",),
     ),
     Mutant(
@@ -216,7 +223,7 @@ MUTANTS = (
     Mutant(
         "a client charges one step a round",
         "client_app/client.py",
-        "count=steps_of(len(self.examples), settings),",
+        "count=steps,",
         "count=1,",
         ("tests/client_app/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",),
     ),
