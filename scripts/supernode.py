@@ -59,9 +59,11 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
       NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old.
     """
     try:
-        policy_from(config)
+        declared = policy_from(config).public_num_examples
     except (OSError, ValueError) as error:
         raise NodeError(f"--policy: {error}") from error
+    if declared is not None:
+        logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
     try:
         DurableLedger(arguments.ledger).check()
     except LedgerError as error:

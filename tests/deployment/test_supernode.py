@@ -83,6 +83,15 @@ def test_what_is_wrong_is_said_before_anything_connects(
     assert executed == []
 
 
+def test_a_node_says_at_its_start_that_its_owner_has_declared_a_number_of_examples(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.json").write_text('{"public-num-examples": 300}')
+    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 0
+    assert "public-num-examples=300: its guarantee is add or remove one example" in capsys.readouterr().out
+    assert len(executed) == 1
+
+
 def test_a_policy_that_is_not_understood_stops_the_node(
     tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
