@@ -155,6 +155,7 @@ def test_a_client_that_is_asked_to_evaluate_refuses() -> None:
 @pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])
 def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: int, tmp_path: Path) -> None:
     run = run_of(*EXAMPLE, "data.public_num_examples=400")
+    DurableLedger.create(tmp_path / "ledger.db")
     reply = send(ordered(run), node=NODE | owner | {"ledger": str(tmp_path / "ledger.db")})
     event = poisson_round_event(4 / counted, noise_multiplier=1.5)
     assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, counted // 4),)
