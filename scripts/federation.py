@@ -33,7 +33,7 @@ from strategies.session import checked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_NODES = 200  # a simulation with more clients has several on each node
-START_SECONDS, LOOK_SECONDS = 60, 0.1
+START_SECONDS, LOOK_SECONDS = 120, 0.1
 LOG = "superlink.log"
 
 USAGE = """usage: scripts/run [OVERRIDE ...]
@@ -145,7 +145,7 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
         with _kept(command, home, folder=folder) as run:
             while run.poll() is None:
                 if superlink.poll() is not None:
-                    raise RunLostError(f"the SuperLink has ended{_last_line(home)}")
+                    raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
                 time.sleep(LOOK_SECONDS)
             return run.returncode
 

@@ -22,7 +22,7 @@ from discreet.run_lock import only_writer
 from discreet.runs import RunFolder
 from discreet.settings import ConfigError
 from discreet.status import note_interruption
-from scripts.processes import ENDING
+from scripts.processes import heard
 
 logger = logging.getLogger("discreet")
 
@@ -51,12 +51,11 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     Raises:
       SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost.
     """
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup: stays ignored
-    before = {number: signal.signal(number, _ask) for number in heard}
+    before = {number: signal.signal(number, _ask) for number in heard()}
     try:
         yield
     except (AskedToEnd, BrokenPipeError, RunLostError, TimeoutError) as error:
-        for number in heard:
+        for number in before:
             signal.signal(number, signal.SIG_IGN)
         if isinstance(error, BrokenPipeError):
             log_to(sys.stderr)

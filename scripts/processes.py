@@ -24,6 +24,11 @@ DIE_WITH_PARENT, SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPE
 END_SECONDS, LOOK_SECONDS = 10.0, 0.02
 
 
+def heard() -> list[signal.Signals]:
+    """The signals that ask this process to end, but for those that whoever started it wants to be ignored (nohup)."""
+    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def below(ancestor: int, program: bytes = b"") -> list[int]:
     """The living processes below a process, or those of a program; none where the system has no /proc."""
     parents: dict[int, int] = {}
@@ -73,12 +78,14 @@ def _keep(parent: int, command: Sequence[str]) -> int:
         prctl(DIE_WITH_PARENT, signal.SIGTERM)
     if os.getppid() != parent:
         return 1
-    process = subprocess.Popen(command)
+    process = None
     try:
+        process = subprocess.Popen(command)
         code = process.wait()
         return code if code >= 0 else 128 - code
     finally:
-        process.kill()
+        if process is not None:
+            process.kill()  # all that there is to end where the system has no /proc
         end_below(os.getpid())
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from discreet.logs import log_to
 from scripts.certificates import register_node
 from scripts.healthy import healthy
-from scripts.processes import STARTER, below
+from scripts.processes import STARTER, below, heard
 
 logger = logging.getLogger("discreet.superlink")
 
@@ -115,7 +115,7 @@ def main(words: Sequence[str]) -> int:
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
     asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in heard():
         signal.signal(number, lambda *_: asked.set())
     command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
     # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.

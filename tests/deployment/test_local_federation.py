@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from discreet.status import state_of
 from examples.million import million
 from scripts.benchmarks import deployment
-from scripts.local_federation import main
+from scripts.local_federation import RUN_SECONDS, main, wait_until
+from tests.scripts.living import MARK, default_signals, marked
 
 
 @pytest.mark.slow
-def test_a_federation_on_this_machine_trains(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nodes", "1", "rounds=1"]) == 0
+def test_a_federation_on_this_machine_keeps_its_run_where_it_was_asked_to(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert main(["--nodes", "1", "rounds=1", f"output_dir={run.path}"]) == 0
     assert "round 1/1" in capfd.readouterr().out
+    assert state_of(run) == "finished"
+    assert (run.path / "privacy.json").exists()
+    assert DurableLedger(run.path / "nodes" / "node-0.db").releases()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
+    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
+    command = [sys.executable, "-m", "scripts.local_federation", "--nodes", "1", "rounds=500", f"output_dir={run.path}"]
+    process = subprocess.Popen(
+        command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
+    )
+    wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
+    assert len(marked(mark)) > 8
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 130
+    assert marked(mark) == []
+    assert state_of(run) == "interrupted"
+    go_on = f"to go on: python -m scripts.local_federation --nodes 1 resume=true output_dir={run.path}"
+    assert errors.splitlines()[-1].endswith(go_on)
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
-"""Which processes live that a test has started: each carries a mark in its environment, or is below one that does."""
+"""What tests ask that end a run early: which of its processes live, and what its files say."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
+from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from discreet.status import read_status
 from scripts.processes import below
 
 MARK = "DISCREET_TEST_MARK"
@@ -19,3 +23,21 @@ def marked(mark: str, *, program: str = "") -> list[int]:
         except OSError:
             continue  # it has ended in the meantime
     return sorted(found)
+
+
+def default_signals() -> None:
+    """As at a terminal, also where the tests themselves run in the background."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def check_interrupted(folder: RunFolder, reason: str) -> int:
+    """The last whole round of a run whose files say what they should after an interruption."""
+    status, checkpoint = read_status(folder), folder.load_checkpoint()
+    assert status is not None
+    assert (status.state, status.reason) == ("interrupted", reason)
+    assert checkpoint is not None
+    ledger = DurableLedger(folder.ledger_path)
+    assert ledger.verify() == []
+    assert ledger.spent("user").num_releases - checkpoint.round in (0, 1)
+    return checkpoint.round

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,35 @@ import torch
 from discreet.config import load_config
 from discreet.durable_ledger import DurableLedger
 from discreet.runs import RunFolder
+from discreet.status import RunStatus, read_status
+from scripts import local_federation
 from scripts.federation import flower_environment, free_port, main
+from scripts.local_federation import wait_until
+from scripts.processes import below
 from simulation.in_process import simulate
+from tests.scripts.living import check_interrupted, default_signals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
-DEADLINE = 180
+DEADLINE = 300
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
-def start(words: list[str]) -> subprocess.Popen[bytes]:
+def start(words: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "scripts.federation", *words]
-    return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=default_signals,
+    )
 
 
+@slow
 def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) -> None:
     assert main([f"output_dir={tmp_path / 'run'}", "seed=48017"]) == 0
     last = RunFolder(tmp_path / "run").read_metrics()[-1]
@@ -38,6 +52,7 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
 
 
+@slow
 @pytest.mark.parametrize(
     ("engine", "guarantees"),
     [
@@ -64,43 +79,65 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
         assert [ours[name] for name in columns] == pytest.approx([theirs[name] for name in columns])
 
 
-def test_a_killed_flwr_run_is_resumed_with_its_ledger(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    words = [*SMALL, "privacy.user.noise_multiplier=1", f"output_dir={folder.path}"]
-    process = start([*words, "rounds=500"])
+@slow
+def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path) -> None:
+    """One by Ctrl-C, while the other trains on; that one when its SuperLink is lost. The first one is then resumed."""
+    first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
+    words = [*SMALL, "privacy.user.noise_multiplier=1", "rounds=500"]
+    processes = {folder: start([*words, f"output_dir={folder.path}"]) for folder in (first, second)}
+    trees: dict[RunFolder, list[int]] = {}
     try:
-        deadline = time.monotonic() + DEADLINE
-        while len(folder.read_metrics()) < 2 and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.1)
+        for folder, process in processes.items():
+            wait_for_rounds(folder, process, 2)
+            trees[folder] = below(process.pid)
+            assert below(process.pid, b"raylet")
+
+        said = ended(processes[first], lambda: processes[first].send_signal(signal.SIGINT), code=130)
+        done = check_interrupted(first, "ended by SIGINT")
+        go_on = f"to go on: scripts/run resume=true output_dir={first.path}"
+        assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
+        assert "Traceback" not in said
+        assert not {*trees[first]} & {*below(0)}
+        wait_for_rounds(second, processes[second], len(second.read_metrics()) + 2)
+
+        (superlink,) = below(processes[second].pid, b"flower-superlink")
+        said = ended(processes[second], lambda: os.kill(superlink, signal.SIGKILL), code=1)
+        lost = f"the SuperLink has ended, with exit code {128 + signal.SIGKILL}"
+        assert f"interrupted after round {check_interrupted(second, lost)} ({lost})" in said.splitlines()[-1]
+        assert not {*trees[second]} & {*below(0)}
     finally:
-        kill_everything(process)
-    done = folder.load_checkpoint()
-    assert done is not None
-    assert main([*words, "resume=true", f"rounds={done.round + 2}"]) == 0
-    after = folder.load_checkpoint()
+        for process in processes.values():
+            process.kill()
+
+    done = check_interrupted(first, "ended by SIGINT")
+    assert main([*words[:-1], f"output_dir={first.path}", "resume=true", f"rounds={done + 2}"]) == 0
+    after = first.load_checkpoint()
     assert after is not None
-    assert after.round == done.round + 2
-    ledger = DurableLedger(folder.ledger_path)
-    assert ledger.spent("user").num_releases - after.round in (0, 1)
-    assert ledger.verify() == []
+    assert after.round == done + 2
+    assert DurableLedger(first.ledger_path).spent("user").num_releases - after.round in (0, 1)
+    assert status_of(first).state == "finished"
 
 
-def kill_everything(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for the command and for the SuperLink that it started in a session of its own."""
-    children = subprocess.run(["ps", "-eo", "pid,ppid,pgid"], capture_output=True, text=True, check=True).stdout
-    rows = [tuple(map(int, line.split())) for line in children.splitlines()[1:]]
-    family = {process.pid}
-    for _ in range(6):
-        family |= {pid for pid, parent, _ in rows if parent in family}
-    for pid in family:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait(30)
+def wait_for_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int) -> None:
+    wait_until(lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None, DEADLINE, f"{rounds} rounds")
+    assert process.poll() is None
 
 
+def ended(process: subprocess.Popen[str], by: Callable[[], object], *, code: int) -> str:
+    """Ends a run, and gives what it has said."""
+    by()
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code
+    return said
+
+
+def status_of(folder: RunFolder) -> RunStatus:
+    status = read_status(folder)
+    assert status is not None
+    return status
+
+
+@slow
 def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
     """The command of the README, on the local SuperLink that `flwr run` starts by itself."""
     port = str(free_port())
@@ -117,6 +154,7 @@ def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
         subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
 
 
+@slow
 def test_a_wrong_setting_of_a_plain_flwr_run_is_one_line_and_asks_nobody(tmp_path: Path) -> None:
     port = str(free_port())
     environment = flower_environment(tmp_path / "home") | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
@@ -129,3 +167,32 @@ def test_a_wrong_setting_of_a_plain_flwr_run_is_one_line_and_asks_nobody(tmp_pat
         assert "round 1" not in done.stdout
     finally:
         subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
+
+
+@pytest.mark.parametrize("program", [main, local_federation.main], ids=["run", "local_federation"])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rouns=3", "unknown setting rouns; did you mean rounds?"),
+        ("output_dir={there}", "output_dir={there} holds a run already: resume=true goes on with it"),
+        ("data.path={there}", "data.path: digits comes with scikit-learn and reads no path (got '{there}')"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2_before_anything_starts(
+    program: Callable[[list[str]], int],
+    word: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    simulate(load_config([*SMALL, "rounds=1", f"output_dir={tmp_path}"]))
+    capsys.readouterr()
+    assert program([word.format(there=tmp_path)]) == 2
+    assert capsys.readouterr() == ("", f"discreet: {said.format(there=tmp_path)}\n")
+
+
+def test_a_real_federation_refuses_a_seed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert local_federation.main(["seed=40961"]) == 2

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from discreet.config import load_config
-from discreet.durable_ledger import DurableLedger
 from discreet.run_lock import only_writer
 from discreet.runs import RunFolder
 from discreet.status import RunStatus, read_status, state_of, write_status
 from scripts.interruption import RunLostError, resumable
 from scripts.local_federation import RUN_SECONDS, wait_until
-from tests.scripts.living import MARK, marked
+from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = [
@@ -30,12 +29,6 @@ SMALL = [
     "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
 ]
 LONG = "rounds=5000"
-
-
-def default_signals() -> None:
-    """As at a terminal, also where the tests themselves run in the background."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def start(mark: str, *words: str, module: str = "scripts.simulate") -> subprocess.Popen[str]:
@@ -55,18 +48,6 @@ def after_two_rounds(folder: RunFolder, process: subprocess.Popen[str]) -> None:
         lambda: len(folder.read_metrics()) >= 2 or process.poll() is not None, RUN_SECONDS, "two rounds are done"
     )
     assert process.poll() is None
-
-
-def check_interrupted(folder: RunFolder, reason: str) -> int:
-    """The last whole round of a run whose files say what they should after an interruption."""
-    status, checkpoint = read_status(folder), folder.load_checkpoint()
-    assert status is not None
-    assert (status.state, status.reason) == ("interrupted", reason)
-    assert checkpoint is not None
-    ledger = DurableLedger(folder.ledger_path)
-    assert ledger.verify() == []
-    assert ledger.spent("user").num_releases - checkpoint.round in (0, 1)
-    return checkpoint.round
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -6,12 +6,18 @@ import csv
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from discreet.config import ConfigError, load_config
 from discreet.durable_ledger import DurableLedger
+from discreet.runs import RunFolder
+from discreet.status import state_of
 from simulation.in_process import simulate
+from strategies import training
+from strategies.exchange import Failure
+from strategies.session import prepare
 from strategies.training import round_line
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
@@ -94,3 +100,31 @@ def test_more_clients_than_examples_is_refused_before_anything_starts(tmp_path: 
 def test_a_model_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="logistic_regression"):
         simulate(load_config([*SMALL, "model.name=transformer", f"output_dir={tmp_path / 'run'}"]))
+
+
+def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Late:
+        def members(self) -> range:
+            clock.now += 1000
+            return range(20)
+
+        def ask(self, **_: object) -> list[Failure]:
+            clock.now += 7
+            return []
+
+    session = prepare(load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"]))
+    session.training(Late()).run(session.checkpoint)
+    assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
+
+
+def test_a_run_counts_as_running_until_its_last_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = RunFolder(tmp_path / "run"), []
+    monkeypatch.setattr(RunFolder, "write_privacy", lambda *_: seen.append(state_of(folder)))
+    simulate(load_config([*SMALL, "rounds=1", f"output_dir={folder.path}"]))
+    assert seen == ["running"]
+    assert state_of(folder) == "finished"
