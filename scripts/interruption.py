@@ -26,6 +26,7 @@ from scripts.processes import heard
 
 logger = logging.getLogger("discreet")
 
+LOCK_SECONDS = 5.0  # a process that was killed holds its files a moment longer
 PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
 
 
@@ -51,12 +52,21 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     Raises:
       SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost.
     """
-    before = {number: signal.signal(number, _ask) for number in heard()}
+    asked: list[AskedToEnd] = []
+
+    def ask(number: int, _: object) -> NoReturn:
+        asked.append(AskedToEnd(number))
+        raise asked[0]
+
+    before = {number: signal.signal(number, ask) for number in heard()}
     try:
         yield
-    except (AskedToEnd, BrokenPipeError, RunLostError, TimeoutError) as error:
+    except BaseException as raised:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
+        error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
+        if not isinstance(error, AskedToEnd | BrokenPipeError | RunLostError | TimeoutError):
+            raise
         if isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
         reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else str(error)
@@ -66,10 +76,6 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ask(number: int, _: object) -> NoReturn:
-    raise AskedToEnd(number)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -99,7 +105,7 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
     if not (folder.path / "config.yaml").exists():
         return not_begun(reason)
     try:
-        with only_writer(folder.path, patience=0):
+        with only_writer(folder.path, patience=LOCK_SECONDS):
             done = note_interruption(folder, reason)
     except ConfigError as error:
         return f"{reason}; {error}"

@@ -275,7 +275,8 @@ def main(words: Sequence[str]) -> int:
     print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
         for ledger in node_ledgers(run, count) if not config.resume else ():
-            DurableLedger.create(ledger)
+            if not ledger.exists():  # they are there if an earlier try ended before the run began
+                DurableLedger.create(ledger)
         overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
         return _train(count, overrides, run, folder=Path(folder))
 

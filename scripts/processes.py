@@ -38,10 +38,11 @@ def below(ancestor: int, program: bytes = b"") -> list[int]:
             pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
             # The name in parentheses may hold anything; the state and the parent follow it.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            threads = len(os.listdir(entry / "task"))
         except (OSError, ValueError, IndexError):
             continue  # it has ended in the meantime
-        if state in ("Z", "X"):
-            continue  # it has ended, and waits for its parent to notice
+        if state in ("Z", "X") and threads <= 1:
+            continue  # it has ended, and waits for its parent to notice; its other threads may outlive the first one
         parents[pid] = int(parent)
         if any(word.endswith(program) for word in words[:2]):
             found.append(pid)

@@ -53,9 +53,8 @@ class Progress:
 
     def end(self) -> None:
         """Leaves the line empty."""
-        if self._shown and self.stream is not None:
-            self.stream.write(ERASE)
-            self.stream.flush()
+        if self._shown:
+            self._write(ERASE)
 
     def line(self, cohort: int) -> str:
         """What is shown now."""
@@ -69,11 +68,17 @@ class Progress:
 
     def _show(self, cohort: int) -> None:
         now = self.clock()
-        if not self._shown or self.stream is None or now - self._last < SECONDS_BETWEEN:
-            return
-        self._last = now
-        self.stream.write(ERASE + self.line(cohort)[: shutil.get_terminal_size().columns - 1])
-        self.stream.flush()
+        if self._shown and now - self._last >= SECONDS_BETWEEN:
+            self._last = now
+            self._write(ERASE + self.line(cohort)[: shutil.get_terminal_size().columns - 1])
+
+    def _write(self, text: str) -> None:
+        assert self.stream is not None
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:
+            self._shown = False  # the terminal is gone
 
 
 def duration(seconds: float | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import uuid
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from discreet.config import load_config
 from discreet.run_lock import only_writer
 from discreet.runs import RunFolder
 from discreet.status import RunStatus, read_status, state_of, write_status
+from scripts import interruption
 from scripts.interruption import RunLostError, resumable
 from scripts.local_federation import RUN_SECONDS, wait_until
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
@@ -31,15 +35,26 @@ SMALL = [
 LONG = "rounds=5000"
 
 
-def start(mark: str, *words: str, module: str = "scripts.simulate") -> subprocess.Popen[str]:
+def start(
+    mark: str, *words: str, module: str = "scripts.simulate", terminal: int | None = None
+) -> subprocess.Popen[str]:
+    """A command with its output in pipes, or at a terminal that is its own."""
+
+    def as_at_a_terminal() -> None:
+        default_signals()
+        if terminal is not None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     return subprocess.Popen(
         [sys.executable, "-m", module, *words],
         cwd=ROOT,
         env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=terminal,
+        stdout=subprocess.PIPE if terminal is None else terminal,
+        stderr=subprocess.PIPE if terminal is None else terminal,
         text=True,
-        preexec_fn=default_signals,
+        start_new_session=True,
+        preexec_fn=as_at_a_terminal,
     )
 
 
@@ -50,21 +65,28 @@ def after_two_rounds(folder: RunFolder, process: subprocess.Popen[str]) -> None:
     assert process.poll() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(tmp_path: Path) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
     process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
     after_two_rounds(folder, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == 128 + number
-    assert errors == ""
+    assert (process.returncode, errors) == (130, "")
     assert marked(mark) == []
-    done = check_interrupted(folder, f"ended by {number.name}")
-    line = f"interrupted after round {done} (ended by {number.name}); to go on: "
+    line = f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by SIGINT); to go on: "
     assert said.splitlines()[-1] == f"{line}python -m scripts.simulate resume=true output_dir={folder.path}"
+
+
+def test_the_loss_of_the_terminal_ends_a_simulation_and_its_workers(tmp_path: Path) -> None:
+    folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
+    ours, theirs = pty.openpty()
+    process = start(mark, *SMALL, LONG, f"output_dir={folder.path}", terminal=theirs)
+    os.close(theirs)
+    after_two_rounds(folder, process)
+    os.close(ours)  # what it writes from now on fails
+    assert process.wait(RUN_SECONDS) == 128 + signal.SIGHUP
+    assert marked(mark) == []
+    check_interrupted(folder, "ended by SIGHUP")
 
 
 def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
@@ -134,8 +156,9 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     assert state_of(folder) == "interrupted"
 
 
-def test_a_run_that_somebody_else_writes_stays_what_it_is(tmp_path: Path) -> None:
+def test_a_run_that_somebody_else_writes_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = begun(tmp_path / "run")
+    monkeypatch.setattr(interruption, "LOCK_SECONDS", 0.0)
     with only_writer(folder.path), pytest.raises(SystemExit), resumable(folder, "scripts/run"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert state_of(folder) == "running"

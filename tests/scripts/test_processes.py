@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,17 @@ def test_what_has_ended_is_not_below(mark: str) -> None:
         assert parent.poll() is None
     finally:
         parent.communicate(b"\n")
+
+
+def test_a_process_whose_first_thread_has_ended_lives_as_long_as_another_one() -> None:
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start(); "
+    parent = subprocess.Popen([sys.executable, "-c", code + "ctypes.CDLL(None).pthread_exit(None)"])
+    try:
+        wait_until(
+            lambda: "(zombie)" in Path(f"/proc/{parent.pid}/status").read_text(), SECONDS, "the thread has ended"
+        )
+        assert parent.pid in below(os.getpid())
+    finally:
+        parent.kill()
+        parent.wait(SECONDS)
+    assert parent.pid not in below(os.getpid())
