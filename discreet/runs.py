@@ -18,7 +18,7 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -242,7 +242,10 @@ class RunFolder:
 
     def drop_metrics_after(self, round_number: int) -> None:
         """Forgets the rows of rounds that a resumed run does again."""
-        rows = [row for row in self.read_metrics() if (row["round"] or 0) <= round_number]
+        self.replace_metrics([row for row in self.read_metrics() if (row["round"] or 0) <= round_number])
+
+    def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replaces the rows of `metrics.csv`."""
         text = io.StringIO()
         writer = csv.DictWriter(text, METRICS)
         writer.writeheader()

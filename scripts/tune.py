@@ -4,6 +4,10 @@ A comma lists what is tried: `privacy.user.clip.norm=0.1,0.3,1`. Each trial draw
 trains. How many trials there are is drawn before the first one, from --trials with mean --mean (Papernot and Steinke
 2022). The run with the best accuracy on the public test set is moved to OUTPUT/chosen; the others are deleted, because
 the guarantee is for whoever sees the chosen run alone. For the same reason keep the number of trials to yourself.
+Every file of the chosen run states the price of the choice, not that of a trial.
+
+The trials are drawn once, and stored before the first: a tune that was ended goes on with the same ones by
+`--resume --output OUTPUT`. One that is never resumed has spent what its trials' ledgers say: add it up.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ import itertools
 import json
 import logging
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,18 +31,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.durable_ledger import LedgerError
-from discreet.guarantees import resolve_noise, user_event
+from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.guarantees import USER, resolve_noise, user_event
 from discreet.logs import log_to
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
-from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
+from discreet.privacy.selection import SHAPES, TrialCount, selection_event
 from discreet.runs import RunFolder, replace_file
+from discreet.status import OVER, state_of
 from scripts.interruption import ending, interrupt_below, not_begun
 from simulation.in_process import simulate
+from strategies.chosen import ACCOUNTANT, Choice, state_choice
 
 MOST_CANDIDATES = 200
-SELECTION_FILE = "selection.json"
+TUNE_FILE = "tune.json"  # what was drawn: it tells the number of trials
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,45 @@ class Cost:
     delta: float
     one_trial: float
     selection: float
+    event: DpEvent
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run that was drawn: its folder, the number of its candidate, and its seed, which is None if it is secure."""
+
+    folder: str
+    candidate: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What was drawn once, before the first trial."""
+
+    overrides: list[str]
+    distribution: str
+    mean: float
+    max_epsilon: float | None
+    trials: list[Trial]
+
+    def write(self, output: Path) -> None:
+        replace_file(output / TUNE_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+
+def read_tune(output: Path) -> Tune:
+    """The tune that was begun in a folder.
+
+    Raises:
+      ConfigError: there is none that is unfinished, or its file is damaged.
+    """
+    try:
+        stored = json.loads((output / TUNE_FILE).read_text())
+        return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
+    except FileNotFoundError as error:
+        raise ConfigError(f"--output {output} holds no unfinished tune: leave out --resume to begin one") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 
 def candidates_of(words: Sequence[str]) -> list[list[str]]:
@@ -74,8 +120,10 @@ def _choices(word: str) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
-def cost_of(configs: Sequence[RunConfig], trials: TrialCount) -> Cost:
+def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> Cost:
     """What a choice among trials that draw one of these configurations costs, if every trial runs all of its rounds.
+
+    `repeated`: how many rounds a trial did a second time, at most, because it was interrupted.
 
     Raises:
       ConfigError: a configuration gives another guarantee than the user-level one, none, or noise that can be drawn
@@ -86,10 +134,11 @@ def cost_of(configs: Sequence[RunConfig], trials: TrialCount) -> Cost:
     deltas = {config.privacy.delta for config in configs}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
-    delta, spent = deltas.pop(), list({_planned(config) for config in configs})
+    delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
     one = max(epsilon_spent(entries, delta=delta, accountant="rdp") for entries in spent)
     try:
-        return Cost(delta, one, selection_epsilon(spent, trials=trials, delta=delta))
+        event = selection_event(spent, trials=trials)
+        return Cost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant="rdp"), event)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -107,26 +156,57 @@ def _check(config: RunConfig) -> None:
         raise ConfigError("output_dir and resume are chosen by scripts.tune: give --output")
 
 
-def _planned(config: RunConfig) -> tuple[tuple[DpEvent, int], ...]:
+def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
     noise_multiplier = resolve_noise(config).privacy.user.noise_multiplier
     assert noise_multiplier is not None
-    return ((user_event(config, noise_multiplier), config.rounds),)
+    return ((user_event(config, noise_multiplier), config.rounds + repeated),)
 
 
-def run_trials(configs: Sequence[RunConfig], count: int, *, folder: Path, source: RandomSource) -> Path | None:
-    """Runs so many trials and gives the folder of the most accurate one; None where there are none."""
-    best: tuple[float, Path] | None = None
+def draw_trials(configs: Sequence[RunConfig], count: int, source: RandomSource) -> list[Trial]:
+    """So many trials: each draws one of the candidates, uniformly."""
+    trials = []
     for _ in range(count):
-        config = configs[int(source.uniform(1)[0] * len(configs))]
-        if config.seed is not None:  # reproducible as a whole, but no trial repeats another
-            config = replace(config, seed=int(source.words(1)[0] >> 33))
+        candidate = int(source.uniform(1)[0] * len(configs))
+        # Reproducible as a whole, but no trial repeats another.
+        seed = None if configs[candidate].seed is None else int(source.words(1)[0] >> 33)
         # A number in the name would tell how many trials came before.
-        path = folder / secrets.token_hex(8)
-        simulate(replace(config, output_dir=str(path)))
+        trials.append(Trial(secrets.token_hex(8), candidate, seed))
+    return trials
+
+
+def run_trials(configs: Sequence[RunConfig], trials: Sequence[Trial], *, folder: Path) -> Path | None:
+    """Runs the trials as far as they have not been, and gives the folder of the most accurate; None if there are none.
+
+    A trial that was interrupted goes on after its last whole round: its ledger has what it did before.
+    """
+    best: tuple[float, Path] | None = None
+    for trial in trials:
+        path = folder / trial.folder
+        _run_trial(replace(configs[trial.candidate], seed=trial.seed, output_dir=str(path)), RunFolder(path))
         accuracy = _accuracy(path)
         if best is None or accuracy > best[0]:
             best = (accuracy, path)
     return best[1] if best else None
+
+
+def _run_trial(config: RunConfig, files: RunFolder) -> None:
+    if state_of(files) in OVER:
+        return
+    if (files.path / "config.yaml").exists():
+        simulate(replace(files.read_config(), output_dir=str(files.path), resume=True))
+        return
+    if files.path.exists():
+        shutil.rmtree(files.path)  # ended before its first round: nothing was released
+    simulate(config)
+
+
+def _repeated_rounds(trials: Sequence[Trial], folder: Path) -> int:
+    """How many rounds a trial has paid for beyond those it planned, at most."""
+    found = 0
+    for trial in trials:
+        files = RunFolder(folder / trial.folder)
+        found = max(found, DurableLedger(files.ledger_path).spent(USER).num_releases - files.read_config().rounds)
+    return found
 
 
 def _accuracy(folder: Path) -> float:
@@ -135,22 +215,24 @@ def _accuracy(folder: Path) -> float:
 
 
 def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: Cost) -> Path:
-    """Moves the chosen run to OUTPUT/chosen and writes what its choice has cost beside it."""
-    path = output / "chosen"
-    chosen.rename(path)
-    files = RunFolder(path)
-    files.write_config(replace(files.read_config(), output_dir=str(path)))
+    """Copies the chosen run to OUTPUT/chosen; every file of it states what its choice has cost."""
+    path, unfinished = output / "chosen", output / "unfinished"
     facts: Mapping[str, object] = {
         "distribution": trials.distribution,
         "mean": trials.mean,
         "delta": cost.delta,
         "epsilon_of_one_trial": cost.one_trial,
         "epsilon": cost.selection,
-        "accountant": "rdp",
+        "accountant": ACCOUNTANT,
         "covers": "the chosen run and that it was chosen",
         "not_covered": ["the number of trials", "the other trials", "how long they took"],
     }
-    replace_file(path / SELECTION_FILE, (json.dumps(facts, indent=2) + "\n").encode())
+    if not path.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(chosen, unfinished)
+        state_choice(unfinished, Choice(cost.event, cost.selection, facts), named=path)
+        unfinished.rename(path)
+    DurableLedger(RunFolder(path).ledger_path).adopt()  # it was moved
     return path
 
 
@@ -158,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--trials", choices=list(SHAPES), default="logarithmic", help="their distribution")
     parser.add_argument("--mean", type=float, default=10.0, help="the mean number of trials (default: 10)")
     parser.add_argument("--max-epsilon", type=float, help="refuse to start where the choice would cost more")
@@ -167,36 +249,68 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-trials", action="store_true", help="keep the runs that were not chosen: never publish them"
     )
     parser.add_argument("--cost", action="store_true", help="say what it would cost, and do nothing")
+    parser.add_argument("--resume", action="store_true", help="go on with the trials that were drawn in --output")
     return parser
 
 
 def _tune(arguments: argparse.Namespace) -> int:
+    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
+    output = (arguments.output or Path(f"outputs/tune_{stamp}")).expanduser().resolve()
+    if arguments.resume:
+        if arguments.overrides or arguments.output is None:
+            raise ConfigError(
+                "--resume goes on with what was drawn: give --output, the folder of the tune, and no OVERRIDE"
+            )
+        return _run(read_tune(output), output, keep_trials=arguments.keep_trials)
+    if not arguments.overrides:
+        raise ConfigError("there is nothing to try: give settings, a comma lists values (see --help)")
     trials = TrialCount(arguments.trials, arguments.mean)
     configs = [load_config(words) for words in candidates_of(arguments.overrides)]
     cost = cost_of(configs, trials)
     for line in _lines(cost, trials, len(configs)):
         print(line)
-    if arguments.max_epsilon is not None and cost.selection > arguments.max_epsilon:
-        raise ConfigError(f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon")
+    _check_budget(cost, arguments.max_epsilon)
     if arguments.cost:
         return 0
-    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
-    output = (arguments.output or Path(f"outputs/tune_{stamp}")).expanduser().resolve()
     if output.exists() and any(output.iterdir()):
-        raise ConfigError(f"--output {output} is not empty")
+        unfinished = (output / TUNE_FILE).exists()
+        hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
+        raise ConfigError(f"--output {output} is not empty{hint}")
+    return _run(_begin(arguments, configs, trials, output), output, keep_trials=arguments.keep_trials)
+
+
+def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: TrialCount, output: Path) -> Tune:
     seed = configs[0].seed
     source = secure_source() if seed is None else seeded_source(seed).child("tune")
-    folder = output / "trials"
-    folder.mkdir(parents=True)
-    with ending(partial(interrupt_below, folder, f"nothing was chosen; the trials lie in {folder}")):
-        chosen = run_trials(configs, trials.draw(source.child("count")), folder=folder, source=source.child("choices"))
+    drawn = draw_trials(configs, trials.draw(source.child("count")), source.child("choices"))
+    tune = Tune(arguments.overrides, trials.distribution, trials.mean, arguments.max_epsilon, drawn)
+    output.mkdir(parents=True, exist_ok=True)
+    tune.write(output)
+    return tune
+
+
+def _run(tune: Tune, output: Path, *, keep_trials: bool) -> int:
+    trials, folder = TrialCount(tune.distribution, tune.mean), output / "trials"
+    configs = [load_config(words) for words in candidates_of(tune.overrides)]
+    go_on = f"python -m scripts.tune --resume --output {shlex.quote(str(output))}"
+    with ending(partial(interrupt_below, folder, f"nothing was chosen; to go on: {go_on}")):
+        chosen = run_trials(configs, tune.trials, folder=folder)
     if chosen is None:
         print("no trial was drawn: there is nothing to publish")
         return 0
+    cost = cost_of(configs, trials, repeated=_repeated_rounds(tune.trials, folder))
+    _check_budget(cost, tune.max_epsilon)
     print(f"chosen run: {publish(chosen, output, trials=trials, cost=cost)}")
-    if not arguments.keep_trials:
+    print(f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in every file of it")
+    if not keep_trials:
         shutil.rmtree(folder)
+        (output / TUNE_FILE).unlink()
     return 0
+
+
+def _check_budget(cost: Cost, max_epsilon: float | None) -> None:
+    if max_epsilon is not None and cost.selection > max_epsilon:
+        raise ConfigError(f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon {max_epsilon:g}")
 
 
 def _lines(cost: Cost, trials: TrialCount, num_candidates: int) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
 from discreet.config import RunConfig
 from discreet.durable_ledger import DurableLedger
 from discreet.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
@@ -79,8 +81,11 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
     if name == LOCAL:
         return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
     spent = ledger.spent(USER)
-    # The chosen one first; a fixed-size cohort has no PLD.
-    others = [] if config.sampling.kind == "fixed" else [other for other in ACCOUNTANTS if other != chosen]
+    # The chosen one first; a fixed-size cohort and a choice among trials have no PLD.
+    only = config.sampling.kind == "fixed" or any(
+        isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries
+    )
+    others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
     return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
 
 

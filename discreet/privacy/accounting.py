@@ -8,6 +8,8 @@ Which adjacency an epsilon speaks about follows from the events:
 - a Gaussian or Laplace event that is not sampled: the adjacency under which its ``noise_multiplier`` (noise
   over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove.
 
+A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the adjacency of its trials.
+
 Releases may be chosen adaptively: each may depend on what the ones before it released. Events of different
 adjacency never share an epsilon.
 """
@@ -34,6 +36,7 @@ from dp_accounting import (
     SelfComposedDpEvent,
     get_epsilon_gaussian,
 )
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
@@ -59,7 +62,7 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = "pld") ->
     does not matter. 0 where nothing was released, inf where a release had no noise. ``pld`` (privacy loss
     distributions) is the tighter one; it knows Gaussian and Laplace events, Poisson-sampled or not. ``rdp``
     (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12) does not know sampled
-    Laplace events, but Gaussian ones sampled without replacement.
+    Laplace events, but Gaussian ones sampled without replacement, and the choice among trials.
 
     Raises:
         ValueError: an unknown accountant, a delta outside 0 .. 1 (both excluded), a count that is negative or
@@ -114,6 +117,17 @@ def rdp_epsilon_classic(entries: Entries, *, delta: float, orders: Sequence[floa
     return _from_rdp(entries, delta, tuple(orders), _classic_conversion)
 
 
+def rdp_curve(entries: Entries) -> NDArray[np.float64]:
+    """The Renyi divergence of all releases together at each of ``RDP_ORDERS``; infinite if there is no noise, or at an
+    order that was given up.
+
+    Raises:
+        ValueError: as ``epsilon_spent``.
+    """
+    counts = _merged(entries)
+    return np.full(len(RDP_ORDERS), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, RDP_ORDERS)
+
+
 def _require_delta(delta: float) -> None:
     if not 0.0 < delta < 1.0:
         hint = "; pure_epsilon gives the epsilon at delta 0" if delta == 0 else ""
@@ -128,7 +142,7 @@ def _merged(entries: Entries) -> dict[DpEvent, int]:
             counts[part] = counts.get(part, 0) + times
     counts = {event: count for event, count in counts.items() if count}
     noisy = counts.keys() - {NonPrivateDpEvent()}
-    if len({isinstance(event, SampledWithoutReplacementDpEvent) for event in noisy}) > 1:
+    if len({_replaces(event) for event in noisy}) > 1:
         raise ValueError(
             "events sampled without replacement (adjacency: replace one) and others (add or remove one) "
             "do not share an epsilon"
@@ -136,9 +150,15 @@ def _merged(entries: Entries) -> dict[DpEvent, int]:
     return counts
 
 
+def _replaces(event: DpEvent) -> bool:
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return any(_replaces(part) for part in _merged([(event.event, 1)]))
+    return isinstance(event, SampledWithoutReplacementDpEvent)
+
+
 def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
-    """An event as Gaussian and Laplace ones, sampled or not, and ``NonPrivateDpEvent``, each with how often
-    it happens."""
+    """An event as Gaussian and Laplace ones, sampled or not, choices among them, and ``NonPrivateDpEvent``, each with
+    how often it happens."""
     match event:
         case NoOpDpEvent():
             return []
@@ -154,6 +174,12 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
             return _poisson_parts(float(event.sampling_probability), _noise(event.event))
         case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
             return _fixed_size_parts(event.source_dataset_size, event.sample_size, _noise(event.event))
+        case RepeatAndSelectDpEvent():
+            inner = _merged([(event.event, 1)])
+            if not inner or NonPrivateDpEvent() in inner:
+                return [(NonPrivateDpEvent(), 1)] if inner else []
+            trial = ComposedDpEvent(tuple(SelfComposedDpEvent(part, count) for part, count in inner.items()))
+            return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
     raise ValueError(f"no accountant knows the event {event}; compose sampled events into one Gaussian first")
 
 
@@ -191,6 +217,8 @@ def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tupl
 def _pld(counts: Counts, delta: float) -> float:
     if any(isinstance(event, SampledWithoutReplacementDpEvent) for event in counts):
         raise ValueError("accountant 'pld' does not know sampling of a fixed size without replacement: choose 'rdp'")
+    if any(isinstance(event, RepeatAndSelectDpEvent) for event in counts):
+        raise ValueError("accountant 'pld' does not know the choice among trials: choose 'rdp'")
     precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
     others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
     if not precision:
@@ -264,8 +292,17 @@ def _quiet() -> Iterator[None]:
 def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """The Renyi divergence of one release at each order; an order at which rounding leaves no usable value is
     given up."""
-    replaces = isinstance(event, SampledWithoutReplacementDpEvent)
-    relation = NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
+    if isinstance(event, RepeatAndSelectDpEvent):
+        # An order that is given up for the trials would spoil the others.
+        usable = np.isfinite(_summed_rdp(_merged([(event.event, 1)]), orders))
+        orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
+        every[usable] = _composed_rdp(event, orders)
+        return every
+    return _composed_rdp(event, orders)
+
+
+def _composed_rdp(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    relation = NeighboringRelation.REPLACE_ONE if _replaces(event) else NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(event):
         raise ValueError(f"accountant 'rdp' does not know the event {event}: choose 'pld'")

@@ -108,6 +108,21 @@ def _require_noise(noise_multiplier: float) -> None:
         raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
 
 
+def releases_in(event: DpEvent) -> float:
+    """How many noised releases an event stands for: of a choice among trials, on average over the number of trials."""
+    from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    match event:
+        case ComposedDpEvent(events=parts):
+            return math.fsum(map(releases_in, parts))
+        case SelfComposedDpEvent(event=inner, count=count):
+            return float(count) * releases_in(inner)
+        case RepeatAndSelectDpEvent(event=inner, mean=mean):
+            return float(mean) * releases_in(inner)
+    return 1
+
+
 def _real(name: str, value: Any, largest: float = sys.float_info.max) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= largest:
         raise ValueError(f"{name} of an event must be a number in 0 .. {largest:g}, not {value!r}")
@@ -116,6 +131,14 @@ def _real(name: str, value: Any, largest: float = sys.float_info.max) -> float:
 
 def _probability(name: str, value: Any) -> float:
     return _real(name, value, 1.0)
+
+
+def _shape_to_json(name: str, value: Any) -> Any:
+    return "inf" if value == math.inf else _real(name, value)
+
+
+def _shape_from_json(name: str, value: Any) -> float:
+    return math.inf if value == "inf" else _real(name, value)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -159,6 +182,7 @@ _NOISE = {"noise_multiplier": _Codec(_real, _real)}
 _EVENT = {"event": _Codec(lambda _, event: _encode(event), lambda _, value: _decode(value))}
 _PROBABILITY = _Codec(_probability, _probability)
 _WHOLE = _Codec(_whole, _whole)
+_SHAPE = _Codec(_shape_to_json, _shape_from_json)
 _EVENTS = _Codec(lambda _, events: [_encode(event) for event in events], _decode_list)
 
 
@@ -166,6 +190,7 @@ _EVENTS = _Codec(lambda _, events: [_encode(event) for event in events], _decode
 def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
     """The events that are known, by name. dp_accounting takes most of a second to import: not before it is needed."""
     import dp_accounting as dp
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     sampled = {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT}
     return {
@@ -175,6 +200,7 @@ def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
         "sampled_without_replacement": (dp.SampledWithoutReplacementDpEvent, sampled),
         "self_composed": (dp.SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
         "composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
+        "repeat_and_select": (RepeatAndSelectDpEvent, {**_EVENT, "mean": _Codec(_real, _real), "shape": _SHAPE}),
         "non_private": (dp.NonPrivateDpEvent, {}),
         "no_op": (dp.NoOpDpEvent, {}),
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.privacy.events import event_to_json
+from discreet.privacy.events import event_to_json, releases_in
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -60,5 +61,5 @@ class PrivacyLedger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases were recorded."""
-        return sum(count for _, count in self.entries)
+        """How many releases were recorded; of a choice among trials, on average, rounded up."""
+        return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))

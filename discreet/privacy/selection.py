@@ -12,19 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import (
-    ComposedDpEvent,
-    DpEvent,
-    NeighboringRelation,
-    NonPrivateDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
-from discreet.privacy.accounting import RDP_ORDERS, Entries
+from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
 from discreet.privacy.noise import RandomSource
 
 # By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).
@@ -78,66 +70,53 @@ def _log_inverse_gamma(mean: float) -> float:
     return float(brentq(lambda x: math.expm1(x) / x - mean, 1e-12, 4 * math.log(LARGEST_MEAN), xtol=1e-15))
 
 
-def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
-    """The epsilon at `delta` of releasing the best of a random number of trials, by RDP.
+def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpEvent:
+    """What releasing the best of a random number of trials costs, as one event, which the RDP accountant knows.
 
     A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best" may be judged by
-    anything that is computed from what a trial releases. Adjacency: that of the events. 0 where trials release
-    nothing, infinity where one may be not private.
+    anything that is computed from what a trial releases. Adjacency: that of the events. ``NoOpDpEvent`` if trials
+    release nothing, ``NonPrivateDpEvent`` if one may be not private.
 
     One candidate has to cost at least as much as every other one at every Renyi order: the Renyi divergence of a public
     mixture is at most the largest of its parts, so the trials together cost no more than trials of it alone.
 
     Raises:
-      ValueError: no candidates, none that costs most, a delta outside (0, 1), or an event that RDP does not know.
+      ValueError: no candidates, none that costs most, or an event that RDP does not know.
+    """
+    if not candidates:
+        raise ValueError("there are no candidates")
+    if any(isinstance(event, NonPrivateDpEvent) and count for entries in candidates for event, count in entries):
+        return NonPrivateDpEvent()
+    # Divergences grow with the order: where one was given up, that of the next order is a bound.
+    curves = np.array([np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates])
+    if not curves.any():
+        return NoOpDpEvent()
+    parts = [SelfComposedDpEvent(event, count) for event, count in candidates[_costliest(curves)] if count]
+    whole = parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
+    return RepeatAndSelectDpEvent(whole, float(trials.mean), SHAPES[trials.distribution])
+
+
+def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
+    """The epsilon of `selection_event` at `delta`, by RDP: 0 if trials release nothing, infinite if one may be not
+    private.
+
+    Raises:
+      ValueError: as `selection_event`; or a delta outside (0, 1).
 
     >>> from dp_accounting import GaussianDpEvent
     >>> entries = [(GaussianDpEvent(10.0), 4)]
     >>> round(selection_epsilon([entries], trials=TrialCount("geometric", 5), delta=1e-6), 3)
     1.645
     """
-    if not candidates:
-        raise ValueError("there are no candidates")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}")
-    if any(isinstance(event, NonPrivateDpEvent) and count for entries in candidates for event, count in entries):
-        return math.inf
-    curves = np.array([_rdp(entries) for entries in candidates])
-    if not curves.any():
-        return 0.0
-    # An order whose divergence could not be computed for some candidate is given up for all of them.
-    usable = np.isfinite(curves).all(axis=0)
-    event = _whole(candidates[_costliest(curves[:, usable])])
-    orders = [order for order, use in zip(RDP_ORDERS, usable, strict=True) if use]
-    accountant = _accountant(candidates[0], orders)
-    accountant.compose(RepeatAndSelectDpEvent(event, float(trials.mean), SHAPES[trials.distribution]))
-    return float(accountant.get_epsilon(delta))
+    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant="rdp")
 
 
 def _costliest(curves: NDArray[np.float64]) -> int:
-    highest = curves.max(axis=0, initial=0.0)
+    highest = curves.max(axis=0)
     for number, curve in enumerate(curves):
-        if curve.size and np.array_equal(curve, highest):
+        if np.array_equal(curve, highest):
             return number
     raise ValueError(
         "the candidates differ in more than how much noise they draw, and none costs most at every Renyi order: "
         "give all of them the same rounds and sampling"
     )
-
-
-def _whole(entries: Entries) -> DpEvent:
-    return ComposedDpEvent([SelfComposedDpEvent(event, count) for event, count in entries if count])
-
-
-def _accountant(entries: Entries, orders: Sequence[float]) -> RdpAccountant:
-    replaces = any(isinstance(event, SampledWithoutReplacementDpEvent) for event, _ in entries)
-    relation = NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return RdpAccountant(orders, relation)
-
-
-def _rdp(entries: Entries) -> NDArray[np.float64]:
-    accountant, event = _accountant(entries, RDP_ORDERS), _whole(entries)
-    if not accountant.supports(event):
-        raise ValueError(f"accountant 'rdp' does not know the event {event}")
-    curve: NDArray[np.float64] = accountant.compose(event).rdp
-    return np.where(curve >= 0, curve, math.inf)

@@ -75,9 +75,11 @@ def _saddle(log_integrand: Callable[[Real], Real]) -> tuple[float, float]:
         low, middle, high = middle, high, 2 * high
     for _ in range(6):
         points = np.linspace(low, high, 9)
-        best = int(np.clip(np.nanargmin(log_integrand(points)), 1, 7))
+        best = int(np.clip(np.argmin(np.nan_to_num(log_integrand(points), nan=np.inf)), 1, 7))
         low, middle, high = points[best - 1 : best + 2]
     left, least, right = log_integrand(middle * np.array([0.99, 1.0, 1.01]))
+    if not left - 2 * least + right > 0:
+        raise TooWideError
     return middle, float(0.01 * middle * (left - 2 * least + right) ** -0.5)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.privacy.selection import TrialCount
+from discreet.reporting.epsilons import epsilon_curves
 from discreet.reports import report_of
 from discreet.runs import RunFolder
 from scripts import tune
+from scripts.ledger import main as ledger_command
 from scripts.tune import MOST_CANDIDATES, candidates_of, cost_of, main
 from simulation.in_process import simulate
 
@@ -144,3 +148,108 @@ def test_the_cost_alone_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_folder_that_is_not_empty_is_left_alone(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--output", str(tuned), *SMALL, f"{NOISE}=1"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+WORDS = ["--trials", "geometric", "--mean", "3", *SMALL, f"{NOISE}=1,2"]
+
+
+@pytest.fixture(scope="module")
+def price(tuned: Path) -> float:
+    """Of the choice, from the published numbers' own code path: the ledger plays no part in it."""
+    trials = TrialCount("geometric", 3)
+    configs = [load_config([*SMALL, f"{NOISE}={noise}"]) for noise in (1, 2)]
+    return cost_of(configs, trials).selection
+
+
+def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path, price: float) -> None:
+    chosen = RunFolder(tuned / "chosen")
+    privacy = json.loads((chosen.path / "privacy.json").read_text())
+    assert privacy["guarantees"][0]["epsilon"] == {"rdp": pytest.approx(price)}
+    assert privacy["guarantees"][0]["events"][0]["event"]["kind"] == "repeat_and_select"
+    assert [row["epsilon_user"] for row in chosen.read_metrics()] == [pytest.approx(price)]
+    assert chosen.read_config().privacy.accountant == "rdp"
+    ledger = chosen.ledger(chosen.read_config())
+    assert ledger.verify() == []
+    assert ledger.spent("user").epsilon(privacy["delta"], "rdp") == pytest.approx(price)
+    with safe_open(chosen.path / "model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["selection"])["epsilon"] == pytest.approx(price)
+
+
+def test_ledger_show_states_the_price_of_the_choice(
+    tuned: Path, price: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert ledger_command(["show", str(tuned / "chosen")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{price:.4g}" in shown
+    assert "not accounted" in shown  # by PLD, which does not know the choice
+
+
+def test_the_report_has_no_epsilon_below_that_of_the_choice(tuned: Path, price: float) -> None:
+    (record,) = report_of([tuned]).records
+    assert record.epsilon("user") == pytest.approx(price)
+    curves = epsilon_curves(record, "user")
+    assert curves["rdp"] == [(1.0, pytest.approx(price))]
+    assert min(epsilon for curve in curves.values() for _, epsilon in curve) == pytest.approx(price)
+
+
+def test_the_chosen_run_goes_on_with_the_price_of_the_choice_on_its_account(tuned: Path, price: float) -> None:
+    config = RunFolder(tuned / "chosen").read_config()
+    outcome = simulate(replace(config, rounds=2, resume=True))
+    assert outcome.checkpoint.round == 2
+    assert (RunFolder(tuned / "chosen").read_metrics()[-1]["epsilon_user"] or 0.0) > price
+
+
+class KilledError(Exception):
+    """The process ended here."""
+
+
+def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ends the tune in trial number `call`, whose only round is charged but not done; gives the folders that ran."""
+    ran = list[str]()
+
+    def simulated(config: RunConfig) -> None:
+        ran.append(Path(str(config.output_dir)).name)
+        if len(ran) == call:
+            monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
+        simulate(config)
+
+    def stop(*_: object) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(tune, "simulate", simulated)
+    return ran
+
+
+def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
+    with monkeypatch.context() as patch:
+        ran = killed_at(2, patch)
+        with pytest.raises(KilledError):
+            main(["--output", str(tmp_path / "out"), *WORDS])
+    drawn = [trial.folder for trial in tune.read_tune(tmp_path / "out").trials]
+    assert ran == drawn[:2]
+    assert main(["--output", str(tmp_path / "out"), *WORDS]) == 2
+    assert "--resume goes on with it" in capsys.readouterr().err
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again"))
+    with monkeypatch.context() as patch:
+        ran = killed_at(0, patch)
+        assert main(["--resume", "--output", str(tmp_path / "out")]) == 0
+    assert ran == drawn[1:]  # the first is not run again, the second goes on
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["chosen"]
+    twice = cost_of(
+        [load_config([*SMALL, f"{NOISE}={noise}"]) for noise in (1, 2)], TrialCount("geometric", 3), repeated=1
+    )
+    assert RunFolder(tmp_path / "out" / "chosen").read_metrics()[-1]["epsilon_user"] == pytest.approx(twice.selection)
+
+
+@pytest.mark.parametrize(
+    "words", [["--resume"], ["--resume", "--output", "none", "rounds=1"], ["--resume", "--output", "x"]]
+)
+def test_a_resumed_tune_takes_nothing_but_the_folder_of_one_that_was_begun(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "--resume" in capsys.readouterr().err
