@@ -80,6 +80,7 @@ def _user(config: RunConfig) -> Guarantee:
             "who took part in a round, and how many replied",
             *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
             "the epsilons that clients report about their own guarantees",
+            "a client with several nodes: one node is taken for one client",
             "earlier runs over the same clients: each run has a ledger of its own",
             *_shared_examples(config),
         ),

@@ -54,7 +54,11 @@ METRICS = (
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What is needed to go on after a round: see `strategies.round.ServerState`."""
+    """What is needed to go on after a round: see `strategies.round.ServerState`.
+
+    `unaccounted`: clients that reported an infinite epsilon in a run that costs a finite one. The largest epsilons are
+    those of the others.
+    """
 
     round: int
     params: Tensor
@@ -64,6 +68,7 @@ class Checkpoint:
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+    unaccounted: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

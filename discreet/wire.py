@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -61,6 +61,7 @@ class Reply:
       below: the bit b, whether the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 where the guarantee is off. They are not noised: docs/privacy.md says what they give away.
+      client: who sent it, which the server knows by itself; it does not travel.
     """
 
     round: int
@@ -69,6 +70,7 @@ class Reply:
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+    client: int = field(default=-1, kw_only=True)
 
 
 def order_config(order: Order) -> dict[str, bool | bytes | float | int | str]:

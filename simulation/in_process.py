@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 import torch
@@ -48,7 +48,7 @@ class InProcessExchange:
         for client_id in cohort:
             order = Order(round_number, clip_norm, settings, client_id, self.state_folder)
             try:
-                yield virtual_client(order, self.run).answer(order, params)
+                yield replace(virtual_client(order, self.run).answer(order, params), client=client_id)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
@@ -186,7 +186,7 @@ def read_reply(message: Message, client: int, *, round_number: int, num_params: 
     if message.has_error():
         return Failure(client, _kind_of(message.error.code), _one_line(message.error.reason or ""))
     try:
-        return decode_reply(message.content, round_number=round_number, num_params=num_params)
+        return replace(decode_reply(message.content, round_number=round_number, num_params=num_params), client=client)
     except MalformedMessage as error:
         return Failure(client, "malformed", str(error))
 

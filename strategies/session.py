@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from discreet.predictions import write_indicators, write_predictions
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.run_lock import only_writer
 from discreet.runs import ASKED, Checkpoint, RunFolder, open_run_folder
+from discreet.settings import PrivacyConfig
 from discreet.shares import partition_of
 from discreet.status import write_end
 from discreet.tasks.datasets import load_task
@@ -178,7 +179,17 @@ def plan_of(config: RunConfig, *, num_classes: int) -> Plan:
         max_epsilon=privacy.user.max_epsilon,
         chance_loss=math.log(num_classes),
         client_guarantees=tuple(on),
+        finite_epsilons=tuple(_finite_epsilons(privacy)),
     )
+
+
+def _finite_epsilons(privacy: PrivacyConfig) -> Iterator[str]:
+    if privacy.example.enabled and privacy.example.noise_multiplier != 0:
+        yield "epsilon_example"
+    if privacy.local.kind != "none":
+        yield "epsilon_local"
+    if privacy.local.kind in ("laplace", "laplace_step"):
+        yield "epsilon_local_pure"
 
 
 def finish(session: Session, outcome: Outcome) -> None:

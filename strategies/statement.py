@@ -16,7 +16,7 @@ from discreet.privacy.grid import grid_slack, laplace_grid_slack
 from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.rounded_noise import LARGEST_SCALE
 from discreet.runs import Checkpoint
-from strategies.training import Outcome
+from strategies.training import Outcome, largest_reported
 
 
 def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
@@ -28,12 +28,18 @@ def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoi
             continue
         epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
         shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
-        whose = "" if guarantee.name == USER else "; the largest over clients, by their own accounts"
+        whose = "" if guarantee.name == USER else f"; {_whose(checkpoint)}"
         lines.append(
             f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
         )
     return lines
+
+
+def _whose(checkpoint: Checkpoint) -> str:
+    count = len(checkpoint.unaccounted)
+    without = f"; {count} of them reported an infinite one and are not in it" if count else ""
+    return f"the largest that clients reported of their own ledgers{without}"
 
 
 def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
@@ -63,7 +69,7 @@ def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, check
         "mechanism": guarantee.mechanism if guarantee.enabled else "none",
         "accounting": guarantee.accounting if guarantee.enabled else "none",
         "epsilon": {config.privacy.accountant: math.inf},
-        "epsilon_is": "of the server's ledger" if by_server else "the largest that a client reported of its own ledger",
+        "epsilon_is": "of the server's ledger" if by_server else _whose(checkpoint),
         "events": _events(ledger.spent(USER)) if by_server else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
@@ -71,15 +77,18 @@ def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, check
         epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
         facts["epsilon"] = epsilon
         facts["floating_point"] = _floating_point(guarantee.name, config, ledger, checkpoint)
+        if not by_server:
+            facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
     return facts
 
 
 def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
     chosen = config.privacy.accountant
     if name == EXAMPLE:
-        return {chosen: checkpoint.epsilon_example}
+        return {chosen: largest_reported(checkpoint, "epsilon_example")}
     if name == LOCAL:
-        return {chosen: checkpoint.epsilon_local, "pure": checkpoint.epsilon_local_pure}
+        pure = largest_reported(checkpoint, "epsilon_local_pure")
+        return {chosen: largest_reported(checkpoint, "epsilon_local"), "pure": pure}
     spent = ledger.spent(USER)
     # The chosen one first; a fixed-size cohort and a choice among trials have no PLD.
     only = config.sampling.kind == "fixed" or any(

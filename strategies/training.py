@@ -38,8 +38,8 @@ BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
 @dataclass(frozen=True)
 class Plan:
     """What a run is to do. `max_epsilon` is the user-level budget; None for none. `client_guarantees`: which of
-    `example` and `local` are on; they are accounted by the clients. `chance_loss`: of a model that gives every class
-    the same chance."""
+    `example` and `local` are on; they are accounted by the clients. `finite_epsilons`: which of a reply's this run
+    keeps finite. `chance_loss`: of a model that gives every class the same chance."""
 
     rounds: int
     settings: RoundSettings
@@ -49,6 +49,7 @@ class Plan:
     max_epsilon: float | None
     chance_loss: float
     client_guarantees: tuple[str, ...] = ()
+    finite_epsilons: tuple[str, ...] = ()
 
 
 @dataclass
@@ -60,22 +61,33 @@ class Tally:
     reasons: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+    finite: tuple[str, ...] = ()
+    unaccounted: set[int] = field(default_factory=set)
 
     def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
-        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them."""
+        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
+        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
         for reply in replies:
             if isinstance(reply, Failure):
-                self.failures[reply.kind] += 1
-                self.reasons.append(f"client {reply.client} {reply.kind}: {reply.reason}")
+                self._fail(reply)
                 if reply.kind == "refused":
                     self.refused.add(reply.client)
                 continue
-            for name in EPSILONS:
+            # The clients of a simulation's chunk are this process's own: what they report is so.
+            none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
+            for name in set(EPSILONS).difference(none):
                 self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
             if isinstance(reply, Replies):
                 yield reply.part
-            else:
-                yield ClientUpdate(reply.update, reply.below)
+                continue
+            if none:
+                self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
+                self.unaccounted.add(reply.client)
+            yield ClientUpdate(reply.update, reply.below)
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures[failure.kind] += 1
+        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
 
 
 class BudgetSpentError(RuntimeError):
@@ -232,7 +244,7 @@ class TrainingRun:
     ) -> tuple[Checkpoint, Tally]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
-        tally = Tally(cohort=cohort_size)
+        tally = Tally(cohort=cohort_size, finite=self.plan.finite_epsilons)
         state, metrics = dp_fedavg_round(
             _state(checkpoint),
             tally.accept(self.progress.counted(replies, cohort=cohort_size)),
@@ -280,8 +292,8 @@ class TrainingRun:
             "cohort": tally.cohort,
             "replies": metrics.replies,
             "epsilon_user": self.epsilon_user(self.spent()),
-            "epsilon_example": self._by_clients(EXAMPLE, after.epsilon_example),
-            "epsilon_local": self._by_clients(LOCAL, after.epsilon_local),
+            "epsilon_example": self._by_clients(EXAMPLE, largest_reported(after, "epsilon_example")),
+            "epsilon_local": self._by_clients(LOCAL, largest_reported(after, "epsilon_local")),
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
@@ -302,11 +314,19 @@ class TrainingRun:
 def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
     # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
     spent = {name: max(getattr(before, name), tally.epsilons[name]) for name in EPSILONS}
-    return replace(before, **{field.name: getattr(state, field.name) for field in fields(ServerState)}, **spent)
+    unaccounted = sorted({*before.unaccounted, *tally.unaccounted})
+    moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
+    return replace(before, **moved, **spent, unaccounted=unaccounted)
 
 
 def _state(checkpoint: Checkpoint) -> ServerState:
     return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})
+
+
+def largest_reported(checkpoint: Checkpoint, name: str) -> float:
+    """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""
+    value: float = getattr(checkpoint, name)
+    return math.inf if value == 0 and checkpoint.unaccounted else value
 
 
 def round_line(row: dict[str, object], *, rounds: int) -> str:

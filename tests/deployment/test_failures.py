@@ -78,7 +78,10 @@ def join(federation: Federation) -> Iterator[Callable[[str, Behaviour], None]]:
         yield start
 
 
-def test_strangers_are_refused(federation: Federation) -> None:
+def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(
+    federation: Federation, join: Callable[[str, Behaviour], None]
+) -> None:
+    join("late", silent)
     strangers = make_secrets(federation.folder / "strangers", ["stranger"])
     key = ("--key", str(strangers / "nodes" / "stranger.key"))
     wrong_authority = ("--authority", str(strangers / "ca.crt"))
@@ -91,13 +94,16 @@ def test_strangers_are_refused(federation: Federation) -> None:
         "wrong authority": federation.start_node("honest-1", *once, *wrong_authority),
         "no TLS": federation.start("no TLS", [*no_tls, "--port", str(free_port()), "--max-retries", "1"]),
         "no key": federation.start("no key", [*no_key, "--port", str(free_port())]),
+        "late": federation.start_node("late", *once),  # one key, one node, one client: the other one lives
     }
     for name, process in tries.items():
         wait_until(lambda process=process: process.poll() is not None, START_SECONDS, f"{name} has given up")
         assert process.returncode == 1, name
-    assert "Failed to activate SuperNode" in federation.says("honest-0")
+    assert all("Failed to activate SuperNode" in federation.says(name) for name in ("honest-0", "late"))
     assert "certificate verify failed" in federation.says("honest-1")
-    assert not any("SuperNode ID" in federation.says(name) for name in ("honest-0", "honest-1", "no TLS", "no key"))
+    assert not any(
+        "SuperNode ID" in federation.says(name) for name in ("honest-0", "honest-1", "late", "no TLS", "no key")
+    )
 
 
 def test_a_node_that_is_unregistered_is_sent_away(federation: Federation) -> None:

@@ -102,6 +102,11 @@ def test_every_kind_of_failure_is_counted_and_none_stops_the_round() -> None:
     assert kinds(replies) == ["error", "good", "good", "malformed", "malformed", "refused"]
 
 
+def test_a_reply_is_known_by_the_client_that_was_asked() -> None:
+    replies = ask(FakeGrid({5: good, 9: good}), [5, 9])
+    assert [reply.client for reply in replies] == [5, 9]
+
+
 def test_who_misses_the_deadline_is_late_and_the_others_count() -> None:
     replies = ask(FakeGrid({1: silent, 2: good}), [1, 2], timeout=0.3)
     assert kinds(replies) == ["good", "late"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from discreet.tasks import models
 from discreet.wire import Reply, encode_reply
 from strategies.dp_fedavg import DPFedAvg, GridExchange
 from strategies.exchange import Failure
-from strategies.session import Session, prepare
+from strategies.session import Session, finish, prepare
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
@@ -160,6 +161,50 @@ def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: P
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     assert run(tmp_path / "run", Scripted(reports), *words).epsilon_example == 2.0
     assert [row["epsilon_example"] for row in RunFolder(tmp_path / "run").read_metrics()] == [2.0, 2.0, 2.0]
+
+
+EXAMPLE_ON = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
+
+
+@pytest.mark.parametrize("liars", [1, 3, CLIENTS])
+def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_the_others_is_published(
+    liars: int, tmp_path: Path
+) -> None:
+    def reports(number: int, client: int) -> Reply:
+        said = math.inf if client < liars else 0.5 * number
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+
+    ready = session(tmp_path / "run", *EXAMPLE_ON)
+    outcome = ready.training(Scripted(reports)).run(ready.checkpoint)
+    finish(ready, outcome)
+    example = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][1]
+    # Where nobody has a finite one, there is nothing to publish but infinity.
+    assert example["epsilon"]["pld"] == ("inf" if liars == CLIENTS else 0.5 * ROUNDS)
+    assert example["clients_without_epsilon"] == liars
+    assert f"{liars} of them reported an infinite one and are not in it" in example["epsilon_is"]
+    status = read_status(ready.folder)
+    assert status is not None
+    assert status.failures == {"unaccounted": liars * ROUNDS}
+    assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
+
+
+def test_who_reported_an_infinite_epsilon_is_known_after_a_resume(tmp_path: Path) -> None:
+    def reports(number: int, client: int) -> Reply:
+        said = math.inf if client == 4 else 0.5
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+
+    run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "rounds=1")
+    after = run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "resume=true")
+    assert (after.unaccounted, after.epsilon_example) == ([4], 0.5)
+
+
+def test_without_noise_an_infinite_epsilon_is_what_every_honest_client_reports(tmp_path: Path) -> None:
+    def reports(number: int, client: int) -> Reply:
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=math.inf, client=client)
+
+    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=0"]
+    after = run(tmp_path / "run", Scripted(reports), *words)
+    assert (list(after.unaccounted), after.epsilon_example) == ([], math.inf)
 
 
 @pytest.fixture
