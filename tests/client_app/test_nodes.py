@@ -90,7 +90,8 @@ def test_the_owners_policy_is_read_from_the_node() -> None:
 
 def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
     # Without a delta of the owner's, a server had 34 rounds of multiplier 1 at delta 0.98 for 4: they cost 41 at 1e-5.
-    owner = NODE | {"ledger": str(tmp_path / "ledger.db"), "max-epsilon": 4.0, "max-delta": 1e-5}
+    path = ledger_at(tmp_path / "ledger.db").path
+    owner = NODE | {"ledger": str(path), "max-epsilon": 4.0, "max-delta": 1e-5}
     answered = []
     for delta in ("0.2", "1e-5", "1e-9"):
         run = run_of(*LOCAL, "rounds=40", f"privacy.delta={delta}")
