@@ -263,6 +263,20 @@ MUTANTS = (
         ("tests/test_lost_ledgers.py::test_a_run_folder_that_was_copied_is_not_resumed_twice",),
     ),
     Mutant(
+        "the same charge to two copies gives them one digest",
+        "discreet/durable_ledger.py",
+        "secrets.token_hex(8), []",
+        '"", []',
+        ("tests/test_lost_ledgers.py::test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on",),
+    ),
+    Mutant(
+        "a resumed run takes another noise multiplier",
+        "discreet/resuming.py",
+        "CHANGEABLE = (\n",
+        'CHANGEABLE = (\n    "privacy.user.noise_multiplier",\n',
+        ("tests/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",),
+    ),
+    Mutant(
         "the ledger adds up rows and not releases",
         "discreet/durable_ledger.py",
         '"select event, sum(count) from releases',
