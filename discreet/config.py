@@ -46,7 +46,11 @@ def _one_line(error: Exception) -> str:
     if "not in struct" in message or "not in" in message:
         names = setting_names()
         sections = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 4)}
-        close = difflib.get_close_matches(key, [*names, *sections], n=1, cutoff=0.5)
+        section = f"{key.rpartition('.')[0]}."
+        there = [name for name in [*names, *sections] if name.startswith(section) and "." not in name[len(section) :]]
+        close = difflib.get_close_matches(key, [*names, *sections], n=1, cutoff=0.8 if there else 0.5)
+        if there and not close:
+            return f"unknown setting {key}; there are {', '.join(sorted(dict.fromkeys(there)))}"
         return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
     return f"setting {key}: {message}"
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from discreet.config import ConfigError
 from discreet.runs import RunFolder, replace_file
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
-from discreet.tasks.folder import FOLDER
+from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.metrics import indicators
 from discreet.tasks.models import build_model
 
@@ -88,15 +89,36 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     return torch.cat([torch.empty(0, saved.num_classes, dtype=torch.float64), *parts])
 
 
-def predictions_csv(probabilities: Tensor, targets: Tensor | None = None) -> str:
-    """A line for each input: its row from 0, its target where known, the likeliest class, the probability of each."""
+def class_names(saved: SavedModel) -> tuple[str, ...]:
+    """The classes by their names in the folder's data.toml, or by their numbers where they have no names."""
+    named = read_description(saved.folder).classes if saved.folder is not None else ()
+    return named or tuple(map(str, range(saved.num_classes)))
+
+
+def predictions_csv(
+    probabilities: Tensor,
+    targets: Tensor | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    ids: tuple[str, Sequence[object]] | None = None,
+) -> str:
+    """A line for each input: its row from 0, its target where known, the likeliest class, the probability of each.
+
+    Args:
+      classes: the names of the classes; their numbers by default.
+      ids: the name of a column that tells the rows apart, and its value in each.
+    """
+    classes = classes if classes is not None else tuple(map(str, range(probabilities.shape[1])))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = ["target"] if targets is not None else []
-    writer.writerow(["row", *known, "prediction", *(f"probability_{label}" for label in range(probabilities.shape[1]))])
+    told = [ids[0]] if ids is not None else []
+    writer.writerow(["row", *told, *known, "prediction", *(f"probability_{name}" for name in classes)])
     for row, chances in enumerate(probabilities):
-        target = [int(targets[row])] if targets is not None else []
-        writer.writerow([row, *target, int(chances.argmax()), *(f"{float(chance):.6g}" for chance in chances)])
+        told = [str(ids[1][row])] if ids is not None else []
+        target = [classes[int(targets[row])]] if targets is not None else []
+        said = classes[int(chances.argmax())]
+        writer.writerow([row, *told, *target, said, *(f"{float(chance):.6g}" for chance in chances)])
     return text.getvalue()
 
 
@@ -160,7 +182,8 @@ def write_predictions(run: Path) -> Path:
       ConfigError: the run or its data can't be read.
     """
     saved, table = load_model(run), own_test_set(run)
-    replace_file(run / PREDICTIONS_FILE, predictions_csv(predict(saved, table.inputs), table.targets).encode())
+    text = predictions_csv(predict(saved, table.inputs), table.targets, classes=class_names(saved))
+    replace_file(run / PREDICTIONS_FILE, text.encode())
     return run / PREDICTIONS_FILE
 
 

@@ -240,6 +240,11 @@ class LocalPrivacyConfig:
             numbers = [share for share in shares if isinstance(share, int | float) and share > 0]
             rule = "uniform, geometric, or a list of positive numbers, one a round"
             _require(bool(shares) and len(numbers) == len(shares), f"{prefix}.schedule", rule, self.schedule)
+        if self.kind != "none" and self.epsilon is None and self.noise_multiplier is None:
+            raise ConfigError(
+                f"{prefix}.epsilon and {prefix}.noise_multiplier are both missing with {prefix}.kind={self.kind}: give "
+                f"one, for instance {prefix}.epsilon=8, the total over all rounds; privacy.user.enabled must be false"
+            )
         if self.kind != "none":
             _require(
                 (self.epsilon is None) != (self.noise_multiplier is None),
@@ -366,7 +371,8 @@ def _check_guarantees(config: RunConfig) -> None:
     rule = f"below 1 / population_size = {bound:g}"
     local = privacy.local.kind
     if privacy.user.enabled or local in ("gaussian", "laplace"):
-        _require(privacy.delta < bound, "privacy.delta", rule, privacy.delta)
+        proposed = 10.0 ** (math.ceil(math.log10(bound) - 1e-9) - 1)
+        _require(privacy.delta < bound, "privacy.delta", f"{rule}, for instance {proposed:g}", privacy.delta)
     least, declared = config.training.batch_size, config.data.public_num_examples
     if privacy.example.enabled and declared is not None:
         rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / privacy.delta:g})"

@@ -13,6 +13,7 @@ local     each round is one release of one client; nothing is sampled
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,14 @@ def table_of(choices: Sequence[Choice], question: Question) -> Table:
     return table
 
 
+def _check_ranges(question: Question) -> None:
+    for name, value in (("--noise", question.noise), ("--epsilon", question.epsilon), ("--rounds", question.rounds)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a finite number above 0 (got {value})")
+    if not 0 < question.delta < 1:
+        raise ValueError(f"--delta must be within (0, 1) (got {question.delta})")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -150,6 +159,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
         if given.guarantee != LOCAL and None in (given.population, given.cohort):
             raise ValueError(f"{given.guarantee} needs --population and --cohort")
+        _check_ranges(question)
         adjacency = "zero-out" if given.guarantee == EXAMPLE else "add or remove one"
         local = given.guarantee == LOCAL
         choices = LOCAL_CHOICES if local else sampled_choices(given.population, given.cohort, adjacency=adjacency)

@@ -57,7 +57,11 @@ def _renamed(template: str, number: int) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Prints the override."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.compose_nodes", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.compose_nodes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("count", type=int, help="how many nodes in all")
     try:
         print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+HELP = ("-h", "--help")
 USAGE = "usage: python -m scripts.healthy URL [CA_CERTIFICATE [FILE_THAT_MUST_EXIST]]"
 
 
@@ -23,6 +24,9 @@ def healthy(url: str, *, authority: Path | None) -> bool:
 
 def main(words: Sequence[str]) -> int:
     """0 where all is well, 1 where not, 2 for wrong words."""
+    if any(word in HELP for word in words):
+        print(f"{USAGE}\n\nExit code 0 if URL answers 200 and the file exists, 1 if not. A certificate asks for TLS.")
+        return 0
     if not 1 <= len(words) <= 3:
         print(USAGE, file=sys.stderr)
         return 2

@@ -15,12 +15,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from discreet.durable_ledger import DurableLedger, LedgerError
 from discreet.guarantees import GUARANTEES
@@ -45,31 +44,53 @@ def ledgers_of(run: Path) -> list[DurableLedger]:
 
 
 def show(run: Path, *, delta: float) -> None:
-    """Prints what was spent."""
-    table = Table(
-        "guarantee", "holder", "event", "times", *(f"epsilon ({name})" for name in ACCOUNTANTS), "pure epsilon"
-    )
+    """Prints what was spent, two lines for each guarantee and holder."""
+    print(f"epsilon at delta {delta:g}")
     for ledger in ledgers_of(run):
         for guarantee in GUARANTEES:
             for holder in ledger.holders(guarantee):
                 spent = ledger.spent(guarantee, holder=holder)
-                table.add_row(guarantee, holder or "-", _events(spent), *_epsilons(spent, delta))
-    Console().print(table)
-    print(f"epsilon at delta {delta:g}; holder: the client, '-' for the whole run or the node that keeps the file")
+                print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_events(spent)}")
+                print(f"  {_epsilons(spent, delta)}")
 
 
 def _events(spent: PrivacyLedger) -> str:
-    return "\n".join(f"{event_to_json(event)} x {count}" for event, count in spent.entries)
+    return "; ".join(f"{count} x {in_words(json.loads(event_to_json(event)))}" for event, count in spent.entries)
 
 
-def _epsilons(spent: PrivacyLedger, delta: float) -> list[str]:
-    cells = [str(spent.num_releases)]
+def in_words(event: dict[str, Any]) -> str:
+    """An event as a person says it.
+
+    >>> in_words({"kind": "poisson_sampled", "sampling_probability": 0.3, "event": {"kind": "no_op"}})
+    'nothing, Poisson-sampled with probability 0.3'
+    """
+    inner = in_words(event["event"]) if "event" in event else ""
+    match event["kind"]:
+        case "poisson_sampled":
+            return f"{inner}, Poisson-sampled with probability {event['sampling_probability']:.4g}"
+        case "sampled_without_replacement":
+            return f"{inner}, {event['sample_size']} of {event['source_dataset_size']} sampled without replacement"
+        case "self_composed":
+            return f"{event['count']} times ({inner})"
+        case "composed":
+            return " and ".join(map(in_words, event["events"]))
+        case "non_private":
+            return "a release without noise"
+        case "no_op":
+            return "nothing"
+        case kind:
+            return f"{kind.capitalize()} of noise multiplier {event['noise_multiplier']:.4g}"
+
+
+def _epsilons(spent: PrivacyLedger, delta: float) -> str:
+    said = []
     for accountant in ACCOUNTANTS:
         try:
-            cells.append(f"{spent.epsilon(delta, accountant):.4g}")
+            said.append(f"epsilon {spent.epsilon(delta, accountant):.4g} by {accountant}")
         except ValueError:
-            cells.append("not accounted")
-    return [*cells, f"{pure_epsilon(spent.entries):.4g}"]
+            said.append(f"not accounted by {accountant}")
+    pure = pure_epsilon(spent.entries)
+    return ", ".join([*said, *([f"pure epsilon {pure:.4g}"] if math.isfinite(pure) else [])])
 
 
 def verify(run: Path) -> int:

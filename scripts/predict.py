@@ -16,6 +16,7 @@ from discreet.config import ConfigError
 from discreet.predictions import (
     PREDICTIONS_FILE,
     SavedModel,
+    class_names,
     indicators_of,
     load_model,
     own_test_set,
@@ -43,6 +44,25 @@ def inputs_of(run: Path, saved: SavedModel, *, data: str | None, data_path: str 
     return read_inputs(Path(data), saved)
 
 
+def ids_of(data: str | None, column: str) -> list[object]:
+    """A column of a .csv or .parquet file, a value for each row.
+
+    Raises:
+      ConfigError: the file is another one, or has no such column.
+    """
+    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+
+    readers = {".csv": csv.read_csv, ".parquet": parquet.read_table}
+    kind = Path(data or "").suffix.lower()
+    if kind not in readers:
+        raise ConfigError("--id names a column of the .csv or .parquet file that --data gives")
+    table = readers[kind](data)
+    if column not in table.column_names:
+        raise ConfigError(f"{data} has no column {column} for --id: it has {', '.join(table.column_names)}")
+    found: list[object] = table.column(column).to_pylist()
+    return found
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--data", metavar="FILE", help=f"a .csv or .npz file, or one of {', '.join(DATASETS)}")
     parser.add_argument("--data-path", metavar="PATH", help="where a named data set lies, as data.path of a run")
+    parser.add_argument("--id", metavar="COLUMN", help="a column of FILE that tells its rows apart: it is copied")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the predictions are written, as CSV")
     parser.add_argument(
         "--indicators",
@@ -71,7 +92,9 @@ def main(words: Sequence[str]) -> int:
         saved = load_model(run)
         given = inputs_of(run, saved, data=arguments.data, data_path=arguments.data_path)
         probabilities = predict(saved, given.inputs)
-        replace_file(out, predictions_csv(probabilities, given.targets).encode())
+        ids = None if arguments.id is None else (arguments.id, ids_of(arguments.data, arguments.id))
+        text = predictions_csv(probabilities, given.targets, classes=class_names(saved), ids=ids)
+        replace_file(out, text.encode())
         print(f"{len(probabilities)} predictions: {out.resolve()}")
         if given.targets is not None and len(given.targets):
             print(_line(indicators_of(probabilities, given.targets)))

@@ -156,9 +156,26 @@ def _announce(config: RunConfig, folder: RunFolder) -> None:
             config.privacy.accountant,
             "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
         )
+    for line in client_lines(config):
+        logger.info("%s", line)
     off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", folder.path)
+
+
+def client_lines(config: RunConfig) -> Iterator[str]:
+    """What is on of the guarantees that clients give themselves, with its noise and its target."""
+    example, local = config.privacy.example, config.privacy.local
+    for name, on, target, part in (
+        ("example", example.enabled, example.target_epsilon, example),
+        (f"local ({local.kind})", local.kind != "none", local.epsilon, local),
+    ):
+        if on:
+            noise = f"noise multiplier {part.noise_multiplier:.4g}" if part.noise_multiplier is not None else ""
+            aim = f"noise for a target epsilon of {target:g}" if target is not None else ""
+            limit = part.max_epsilon if part.max_epsilon is not None else target
+            budget = "none" if limit is None else f"{limit:g}"
+            yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
 
 
 def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:

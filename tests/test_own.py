@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
+import sys
 import tomllib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from discreet.config import ConfigError, load_config
 from discreet.runs import RunFolder
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
+from discreet.tasks.models import build_model
 from scripts.predict import main as predict
 from scripts.simulate import main as simulate_main
 from simulation.in_process import simulate
@@ -100,6 +104,32 @@ WRONG = {
 }
 
 
+def test_without_inputs_the_owner_is_no_input(tmp_path: Path) -> None:
+    task = load_task("folder", path=str(owns(tmp_path, without("inputs"))))
+    assert (task.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
+
+
+@pytest.mark.parametrize(("cell", "said"), [("fast", "is 'fast', no finite number"), ("", "is missing"), ("nan", "")])
+def test_a_bad_cell_is_named_by_its_column_and_row(cell: str, said: str, tmp_path: Path) -> None:
+    folder = owns(tmp_path)
+    lines = (folder / "train.csv").read_text().splitlines()
+    place = lines[0].split(",").index("pulse")
+    lines[7] = ",".join(cell if index == place else value for index, value in enumerate(lines[7].split(",")))
+    (folder / "train.csv").write_text("\n".join(lines))
+    with pytest.raises(FolderError, match=f"train.csv: the input in column pulse, row 6 {said}"):
+        load_task("folder", path=str(folder))
+
+
+def test_values_outside_the_range_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = owns(tmp_path, lambda text: text.replace("[200, 2, 200, 38]", "[200, 2, 200, 28.5]"))
+    with (folder / "train.csv").open(newline="") as file:
+        rows = [[float(row[name]) for name in ("steps", "swing", "pulse", "warmth")] for row in csv.DictReader(file)]
+    load_task("folder", path=str(folder))
+    ranges = ((0, 200), (0, 2), (40, 200), (28, 28.5))
+    outside = sum(not low <= value <= high for row in rows for value, (low, high) in zip(row, ranges, strict=True))
+    assert f"train.csv: {outside} of {4 * len(rows)} values lie outside low..high" in caplog.text
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path: Path, name: str) -> None:
     change, message = WRONG[name]
@@ -149,6 +179,29 @@ def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, num_classes))
 
 
+def not_numbers(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    model = nn.Linear(input_shape[0], num_classes)
+    nn.init.constant_(model.bias, float("nan"))
+    return model
+
+
+class Attending(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.take = nn.Linear(1, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.give = nn.Linear(8, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        taken = self.take(inputs.unsqueeze(-1))
+        logits: torch.Tensor = self.give(self.attend(taken, taken, taken, need_weights=False)[0].mean(1))
+        return logits
+
+
+def attending(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Attending(num_classes)
+
+
 class Centred(nn.Module):
     """Every output depends on every input of the batch, through their mean."""
 
@@ -177,6 +230,7 @@ REFUSED = {
     "tests.test_own:centred": "mixes the examples of a batch",
     "tests.test_own:dropout": "draws random numbers",
     "tests.test_own:shared": "nn.Sequential with shared parameters or hooks",
+    "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
 }
 
@@ -213,6 +267,21 @@ def test_an_own_model_has_example_level_privacy_too(tmp_path: Path) -> None:
     assert 0 < (RunFolder(tmp_path / "run").read_metrics()[-1]["epsilon_example"] or 0) < 10
 
 
+def test_a_model_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_model.py").write_text("from torch import nn\nbuild = lambda shape, n: nn.Linear(shape[0], n)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert isinstance(build_model("my_own_model:build", (4,), 3, seed=1), nn.Linear)
+
+
+def test_attention_under_example_level_privacy_says_nothing_of_torch(tmp_path: Path) -> None:
+    words = ["data.name=folder", f"data.path={OWN}", "model.name=tests.test_own:attending", "data.num_clients=40"]
+    example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulate(load_config([*QUICK, *words, *example, "rounds=1", f"output_dir={tmp_path / 'run'}"]))
+
+
 def write_rows(path: Path, head: str, *rows: str) -> Path:
     path.write_text("\n".join([head, *rows]) + "\n")
     return path
@@ -231,6 +300,13 @@ def test_predictions_find_columns_by_name_and_scale_them_as_in_training(
         assert predict([str(run), "--data", str(file), "--out", str(tmp_path / "out.csv")]) == 0
         said.append((tmp_path / "out.csv").read_text())
     assert said[0] == said[1]
+    named = write_rows(tmp_path / "named.csv", "who,steps,swing,pulse,warmth,activity", "ann,100,0.5,95,33,walk")
+    assert predict([str(run), "--data", str(named), "--out", str(tmp_path / "out.csv"), "--id", "who"]) == 0
+    (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert [*line][:4] == ["row", "who", "target", "prediction"]
+    assert [*line][4:] == ["probability_rest", "probability_walk", "probability_run"]
+    assert (line["row"], line["who"], line["target"]) == ("0", "ann", "walk")
+    assert line["prediction"] == max(("rest", "walk", "run"), key=lambda name: float(line[f"probability_{name}"]))
     missing = write_rows(tmp_path / "missing.csv", "steps,swing,pulse", "100,0.5,95")
     assert predict([str(run), "--data", str(missing)]) == 2
     assert "missing.csv has no column warmth" in capsys.readouterr().err

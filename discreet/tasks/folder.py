@@ -25,9 +25,11 @@ what occurs would be a release without an account.
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ import torch
 
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.idx import read_idx
+
+logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
 
@@ -127,7 +131,7 @@ def load_folder(path: str | None) -> Task:
     if path is None:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
-    description = read_description(folder)
+    description = _with_inputs(folder, read_description(folder))
     if description.test is None:
         raise FolderError(f"{folder / DESCRIPTION} must give test, the file of the public test set")
     target = description.test_target or description.target
@@ -218,12 +222,10 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
     Raises:
       FolderError: what is wrong.
     """
-    description, kind = read_description(folder), file.suffix.lower().removeprefix(".")
+    description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     there = replace(description, format=kind, file=file.name, owner=None)
-    if kind != "npz" and description.inputs is None:
-        there = replace(there, inputs=_names(_arrow_table(folder, description), description))
     table = _read(file.parent, there)
     inputs = inputs_of(table.inputs, description, shape=shape, what=str(file))
     return inputs, None if table.targets is None else _targets(table.targets, shape, str(file))
@@ -259,11 +261,11 @@ def inputs_of(values: Array, description: DataDescription, *, shape: TaskShape, 
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(wrong):
         raise FolderError(f"{what} do not fit: an input of row {wrong[0]} is missing, NaN or infinite")
-    scaled = _scale(numbers, description, shape)
+    scaled = _scale(numbers, description, shape, what=what)
     return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
-def _scale(numbers: Array, description: DataDescription, shape: TaskShape) -> Array:
+def _scale(numbers: Array, description: DataDescription, shape: TaskShape, *, what: str) -> Array:
     if description.low is None:
         return numbers
     low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
@@ -271,6 +273,9 @@ def _scale(numbers: Array, description: DataDescription, shape: TaskShape) -> Ar
         if bound.ndim > 1 or bound.size not in (1, numbers.shape[1]):
             raise FolderError(f"low and high must be one number or {numbers.shape[1]} of them")
     # Clamped: a value outside the public range must not tell how far outside it is.
+    outside = np.count_nonzero((numbers < low) | (numbers > high))
+    if outside:
+        logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
     share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
     return np.asarray(shape.scale[0] + share * (shape.scale[1] - shape.scale[0]))
 
@@ -309,16 +314,46 @@ def _names(table: Any, description: DataDescription) -> tuple[str, ...]:
     return tuple(name for name in table.column_names if name not in (description.target, description.owner))
 
 
+def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
+    """The description with the columns of inputs that it leaves out: those of the training table, whose owner column
+    is none of them. Other files have the same ones."""
+    if description.inputs is not None or READERS[description.format] is not _read_columns:
+        return description
+    try:
+        return replace(description, inputs=_names(_arrow_table(folder, description), description))
+    except (OSError, ValueError) as error:
+        path = folder / description.file
+        raise error if isinstance(error, FolderError) else FolderError(f"{path} can't be read: {error}") from error
+
+
+def _numbers(table: Any, name: str, file: str) -> Array:
+    """A column of inputs as numbers. The first row below the header is row 0.
+
+    Raises:
+      FolderError: a cell is missing or is no finite number; it is named by its column and row.
+    """
+    with suppress(TypeError, ValueError):
+        quick = np.asarray(table.column(name).to_numpy(), np.float64)
+        if np.isfinite(quick).all():
+            return quick
+    cells = table.column(name).to_pylist()
+    values = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        with suppress(TypeError, ValueError):
+            values[row] = cell
+        if not math.isfinite(values[row]):
+            said = "is missing" if cell in (None, "") else f"is {cell!r}, no finite number"
+            raise FolderError(f"{file}: the input in column {name}, row {row} {said}")
+    return values
+
+
 def _read_columns(folder: Path, description: DataDescription) -> Table:
     table, given = _arrow_table(folder, description), description.inputs
     names = (given,) if isinstance(given, str) else given if given is not None else _names(table, description)
     for name in (*names, *_owner(description)):
         if name not in table.column_names:
             raise FolderError(f"{description.file} has no column {name}")
-    try:
-        parts = [np.asarray(table.column(name).to_numpy(), np.float64) for name in names]
-    except ValueError as error:
-        raise FolderError(f"a column of inputs in {description.file} does not hold numbers: {error}") from error
+    parts = [_numbers(table, name, description.file) for name in names]
     inputs = np.stack(parts, axis=1) if parts else np.zeros((table.num_rows, 0))
     found = {name: table.column(name).to_numpy() for name in table.column_names if name not in names}
     return _labelled(inputs, found, description)

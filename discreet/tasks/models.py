@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -140,6 +142,9 @@ def _own_builder(name: str) -> Builder:
         known = f"{', '.join(MODELS)}, or package.module:function"
         raise ValueError(f"model.name: no model {name!r}; known are {known}")
     module, _, function = name.partition(OWN)
+    here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         builder = getattr(importlib.import_module(module), function)
     except (ImportError, SyntaxError, ValueError) as error:

@@ -13,8 +13,8 @@ def check_model(model: nn.Module) -> None:
 
     Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists;
     any other buffer that is saved with the model, since it would leave a client outside the clipped update;
-    no trainable parameters; frozen parameters, since they are part of the vector that travels; parameters
-    that are not floats.
+    no trainable parameters; parameters that are NaN or infinite from the start; frozen parameters, since they are
+    part of the vector that travels; parameters that are not floats.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BATCH_NORMS):
@@ -31,6 +31,8 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
         if not parameter.requires_grad:
             raise ValueError(
                 f"the parameter {name} is frozen, and noise would be added to it all the same. Train it, or "

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from discreet.runs import METRICS, RunFolder
 from discreet.settings import ConfigError
 from discreet.status import RunStatus, after_round, read_status, write_status
 from discreet.telemetry import prometheus_text, serving_metrics
+from scripts.compose_nodes import main as compose_nodes
 from scripts.federation import free_port
 from scripts.healthy import healthy
 from scripts.healthy import main as healthy_main
@@ -46,6 +48,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("run")
     simulate(load_config([*RUN, "privacy.user.max_epsilon=9", f"output_dir={folder}"]))
     return RunFolder(folder)
+
+
+@pytest.mark.parametrize("main", [healthy_main, compose_nodes])
+def test_help_is_an_answer_and_no_error(
+    main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["--help"])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    said = capsys.readouterr()
+    assert (code, said.err) == (0, "")
+    assert said.out.startswith("usage: python -m scripts.")
 
 
 def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:

@@ -16,6 +16,13 @@ def test_the_price_of_each_sampling_is_the_reference(index: int, epsilon: float)
     assert answer(TFF[index], asked) == pytest.approx(epsilon, rel=1e-3)
 
 
+@pytest.mark.parametrize("wrong", [("--noise", "nan"), ("--noise", "-1"), ("--epsilon", "inf"), ("--delta", "1")])
+def test_a_number_out_of_its_range_ends_with_code_2(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"--rounds": "10", "--noise": "1"} if wrong[0] != "--epsilon" else {"--rounds": "10"}
+    assert main(["local", *(word for pair in (given | dict([wrong])).items() for word in pair)]) == 2
+    assert capsys.readouterr().err.startswith(f"discreet: {wrong[0]} must be ")
+
+
 @pytest.mark.parametrize("index", [0, 1, 3])
 def test_noise_epsilon_and_rounds_answer_each_other(index: int) -> None:
     noise = answer(TFF[index], Question(1e-5, None, 8.0, 50))

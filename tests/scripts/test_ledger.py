@@ -26,7 +26,10 @@ def test_show_gives_every_guarantee_with_its_epsilon(run: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "user" in printed
     assert "local" in printed
-    assert "0.5" in printed  # pure epsilon of the one Laplace release
+    assert "user-level: 2 x Gaussian of noise multiplier 3\n" in printed
+    assert "local-level, client 4: 1 x Laplace of noise multiplier 2\n" in printed
+    assert "pure epsilon 0.5" in printed  # of the one Laplace release
+    assert "{" not in printed
 
 
 def test_verify_finds_a_changed_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from discreet.guarantees import guarantees_of
 from discreet.privacy.grid import laplace_grid_slack
 from discreet.privacy.rounded_noise import LARGEST_SCALE
 from simulation.in_process import simulate
+from strategies.session import client_lines
 
 SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]
 FACTS = ("unit", "adjacency", "trusted", "observer", "mechanism", "accounting", "not_covered", "epsilon", "epsilon_is")
@@ -78,3 +79,18 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 ) -> None:
     said = statement(tmp_path / "run", f"sampling.kind={kind}", "rounds=1")
     assert any("amplification" in words for words in said["user"]["not_covered"]) == amplified
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["privacy.example.noise_multiplier=1.5"],
+            "example-level: noise multiplier 1.5, delta 0.001, budget epsilon none",
+        ),
+        (["privacy.example.target_epsilon=3"], "noise for a target epsilon of 3, delta 0.001, budget epsilon 3"),
+    ],
+)
+def test_what_is_on_is_said_with_its_noise_or_its_target_before_the_first_round(words: list[str], said: str) -> None:
+    config = load_config(["privacy.user.enabled=false", "privacy.example.enabled=true", *words])
+    assert said in "\n".join(client_lines(config))

@@ -8,6 +8,7 @@ way than as an attribute of a module (an alias of a weight that was made beforeh
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import defaultdict
 from weakref import WeakSet
 
@@ -60,7 +61,9 @@ def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
         outputs = functional_call(objective.model, put, (example.unsqueeze(0),), tie_weights=False)
         return LOSS_SCALE * objective.losses(outputs, target.unsqueeze(0)).sum()
 
-    with torch.enable_grad():
+    with torch.enable_grad(), warnings.catch_warnings():
+        # Of PyTorch on itself: attention has no batching rule in vmap, and is slower for it.
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         found = vmap(grad(single), in_dims=(None, 0, 0))([value.detach() for value in trainable], inputs, targets)
     return [Rows(slot, rows.detach()) for slot, rows in zip(layout.slots.values(), found, strict=True)]
 
