@@ -240,17 +240,11 @@ class LocalPrivacyConfig:
             numbers = [share for share in shares if isinstance(share, int | float) and share > 0]
             rule = "uniform, geometric, or a list of positive numbers, one a round"
             _require(bool(shares) and len(numbers) == len(shares), f"{prefix}.schedule", rule, self.schedule)
-        if self.kind != "none" and self.epsilon is None and self.noise_multiplier is None:
+        if self.kind != "none" and (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError(
-                f"{prefix}.epsilon and {prefix}.noise_multiplier are both missing with {prefix}.kind={self.kind}: give "
-                f"one, for instance {prefix}.epsilon=8, the total over all rounds; privacy.user.enabled must be false"
-            )
-        if self.kind != "none":
-            _require(
-                (self.epsilon is None) != (self.noise_multiplier is None),
-                f"{prefix}.epsilon and {prefix}.noise_multiplier",
-                "given one without the other",
-                f"{self.epsilon} and {self.noise_multiplier}",
+                f"{prefix}.epsilon and {prefix}.noise_multiplier are both "
+                f"{'missing' if self.epsilon is None else 'given'} with {prefix}.kind={self.kind}: give one, for "
+                f"instance {prefix}.epsilon=8, the total over all rounds; privacy.user.enabled must be false"
             )
 
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from discreet.tasks.idx import read_idx
 logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
 DESCRIPTION = "data.toml"
@@ -207,16 +208,19 @@ def read_table(folder: Path, description: DataDescription) -> Table:
 
 
 def _read(folder: Path, description: DataDescription) -> Table:
+    return _guarded(READERS[description.format], folder, description)
+
+
+def _guarded(read: Callable[[Path, DataDescription], T], folder: Path, description: DataDescription) -> T:
     path = _file(folder, description.file)
     try:
-        return READERS[description.format](folder, description)
+        return read(folder, description)
     except (OSError, ValueError) as error:
         raise error if isinstance(error, FolderError) else FolderError(f"{path} can't be read: {error}") from error
 
 
 def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Inputs (n, *input_shape) of another file as the task of `folder` reads them, and targets where it has them.
-
     The file ends in .csv, .parquet or .npz. Columns are found by the names that they have in the training table.
 
     Raises:
@@ -225,8 +229,7 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
     description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
-    there = replace(description, format=kind, file=file.name, owner=None)
-    table = _read(file.parent, there)
+    table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
     inputs = inputs_of(table.inputs, description, shape=shape, what=str(file))
     return inputs, None if table.targets is None else _targets(table.targets, shape, str(file))
 
@@ -252,9 +255,7 @@ def inputs_of(values: Array, description: DataDescription, *, shape: TaskShape, 
         raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
     if shape.tokens:
         whole = np.asarray(values, np.int64)
-        if not np.array_equal(whole, values) or (
-            whole.size and not 0 <= whole.min() <= whole.max() < shape.num_classes
-        ):
+        if not (np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_classes))):
             raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_classes})")
         return torch.from_numpy(whole.reshape(-1, *shape.input_shape))
     numbers = np.asarray(values, np.float64).reshape(len(values), size)
@@ -315,36 +316,25 @@ def _names(table: Any, description: DataDescription) -> tuple[str, ...]:
 
 
 def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
-    """The description with the columns of inputs that it leaves out: those of the training table, whose owner column
-    is none of them. Other files have the same ones."""
+    """The description with the inputs that it leaves out: the columns of the training table but target and owner."""
     if description.inputs is not None or READERS[description.format] is not _read_columns:
         return description
-    try:
-        return replace(description, inputs=_names(_arrow_table(folder, description), description))
-    except (OSError, ValueError) as error:
-        path = folder / description.file
-        raise error if isinstance(error, FolderError) else FolderError(f"{path} can't be read: {error}") from error
+    return replace(description, inputs=_names(_guarded(_arrow_table, folder, description), description))
 
 
 def _numbers(table: Any, name: str, file: str) -> Array:
-    """A column of inputs as numbers. The first row below the header is row 0.
-
-    Raises:
-      FolderError: a cell is missing or is no finite number; it is named by its column and row.
-    """
+    """A column of inputs as numbers; a FolderError names the first cell that is none. Row 0 is below the header."""
     with suppress(TypeError, ValueError):
         quick = np.asarray(table.column(name).to_numpy(), np.float64)
         if np.isfinite(quick).all():
             return quick
-    cells = table.column(name).to_pylist()
-    values = np.full(len(cells), np.nan)
-    for row, cell in enumerate(cells):
+    for row, cell in enumerate(table.column(name).to_pylist()):
         with suppress(TypeError, ValueError):
-            values[row] = cell
-        if not math.isfinite(values[row]):
-            said = "is missing" if cell in (None, "") else f"is {cell!r}, no finite number"
-            raise FolderError(f"{file}: the input in column {name}, row {row} {said}")
-    return values
+            if math.isfinite(float(cell)):
+                continue
+        said = "is missing" if cell in (None, "") else f"is {cell!r}, no finite number"
+        raise FolderError(f"{file}: the input in column {name}, row {row} {said}")
+    raise FolderError(f"{file}: the column {name} does not hold numbers")
 
 
 def _read_columns(folder: Path, description: DataDescription) -> Table:
