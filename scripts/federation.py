@@ -61,6 +61,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",  # logs are read as they grow
         "RAY_ADDRESS": "local",  # a cluster of its own, whatever else runs on this machine
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -89,9 +90,7 @@ def simulation_superlink(home: Path, *, folder: Path) -> Iterator[tuple[str, sub
 
 
 @contextmanager
-def _kept(
-    command: Sequence[str], home: Path, *, folder: Path, output: TextIO | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def _kept(command: Sequence[str], home: Path, *, folder: Path, output: TextIO) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone."""
     process = subprocess.Popen(
         kept(command), cwd=folder, env=flower_environment(home), stdout=output, stderr=output, start_new_session=True
@@ -142,12 +141,27 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
         (home / "run.toml").write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
         command = ["flwr", "run", str(REPOSITORY), "discreet", "--stream", "--run-config", str(home / "run.toml")]
         command += ["--federation-config", f"num-supernodes={nodes_of(config)} client-resources-num-cpus=1"]
-        with _kept(command, home, folder=folder) as run:
-            while run.poll() is None:
-                if superlink.poll() is not None:
-                    raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
-                time.sleep(LOOK_SECONDS)
-            return run.returncode
+        log = home / "run.log"
+        with log.open("w") as output, _kept(command, home, folder=folder, output=output) as run:
+            follow(run, log, superlink=superlink)
+            return int(run.returncode)
+
+
+def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess.Popen[bytes]) -> None:
+    """Prints a process's log until its end. The process itself never writes to whoever reads this one's output.
+
+    Raises:
+      RunLostError: the SuperLink has ended before it.
+    """
+    shown, ended = 0, False
+    while not ended:
+        ended = process.poll() is not None
+        text = log.read_text(errors="replace")
+        print(text[shown:], end="", flush=True)
+        shown = len(text)
+        if not ended and superlink.poll() is not None:
+            raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
+        time.sleep(LOOK_SECONDS)
 
 
 def main(words: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ from discreet.runs import RunFolder, check_output, with_output_folder
 from discreet.status import OVER, read_status, state_of
 from scripts import warm_clients
 from scripts.certificates import make_authority, make_node, make_server
-from scripts.federation import REPOSITORY, flower_environment, free_port
+from scripts.federation import REPOSITORY, flower_environment, follow, free_port
 from scripts.healthy import healthy
 from scripts.interruption import RunLostError, override, resumable
 from scripts.superlink import CONNECTION, write_connection
@@ -290,27 +290,11 @@ def _train(count: int, overrides: Sequence[str], run: RunFolder, *, folder: Path
     before = read_status(run)
     with federation_of(count, folder, ledgers=run.path / "nodes") as federation:
         federation.run("run", *overrides, output=run.path)
-        _follow(federation, "run-run")
+        log, processes = federation.log("run-run"), federation.processes
+        follow(processes["run-run"], log, superlink=processes["superlink"])
     if state_of(run) == "running":
         raise RunLostError("flwr run has ended before the run")
     return 0 if state_of(run) in OVER and read_status(run) != before else 1
-
-
-def _follow(federation: Federation, name: str) -> None:
-    """Prints a process's log until its end.
-
-    Raises:
-      RunLostError: the SuperLink has ended before it.
-    """
-    shown, ended = 0, False
-    while not ended:
-        ended = federation.processes[name].poll() is not None
-        text = federation.says(name)
-        print(text[shown:], end="", flush=True)
-        shown = len(text)
-        if not ended and federation.processes["superlink"].poll() is not None:
-            raise RunLostError("the SuperLink has ended")
-        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_a_federation_on_this_machine_keeps_its_run_where_it_was_asked_to(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = RunFolder(tmp_path / "run")
-    assert main(["--nodes", "1", "rounds=1", f"output_dir={run.path}"]) == 0
+    assert main(["--nodes", "2", "rounds=1", f"output_dir={run.path}"]) == 0
     assert "round 1/1" in capfd.readouterr().out
     assert state_of(run) == "finished"
     assert (run.path / "privacy.json").exists()
@@ -35,7 +35,7 @@ def test_a_federation_on_this_machine_keeps_its_run_where_it_was_asked_to(
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
     run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    command = [sys.executable, "-m", "scripts.local_federation", "--nodes", "1", "rounds=500", f"output_dir={run.path}"]
+    command = [sys.executable, "-m", "scripts.local_federation", "--nodes", "2", "rounds=500", f"output_dir={run.path}"]
     process = subprocess.Popen(
         command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
     )
@@ -46,7 +46,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert process.returncode == 130
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
-    go_on = f"to go on: python -m scripts.local_federation --nodes 1 resume=true output_dir={run.path}"
+    go_on = f"to go on: python -m scripts.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
 
 
