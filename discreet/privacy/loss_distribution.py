@@ -266,8 +266,8 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
 
     Never below the true value, however small delta is: the grid, the truncation and the window err upward, the
     transforms' rounding errors are bounded and added to delta, and 5 parts in a million of delta are set aside for
-    those that are relative to the masses. Where delta is so small beside the largest sampling probability that
-    rounding errors count, below about 1e-7 of it, epsilon is rounded up by more: at worst to Chernoff's bound.
+    those that are relative to the masses. If delta and a sampling probability are both tiny (1e-12 and 1e-6), rounding
+    errors count, and epsilon is rounded up by percents and more: at worst to Chernoff's bound.
 
     ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released.
     Adjacency: add or remove one member, or, where no event is sampled, whatever adjacency the sensitivities
