@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from discreet.settings import ConfigError
 
@@ -16,41 +15,35 @@ logger = logging.getLogger("discreet")
 
 LOCK_FILE = "lock"
 PATIENCE_SECONDS = 30.0
-LOOK_SECONDS = 0.2
 
 
 @contextmanager
 def only_writer(path: Path, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Holds a run folder while the block runs; makes it where it is missing. The lock ends with its process.
+    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process.
 
-    A SuperLink that is killed leaves its ServerApp running for a moment: who resumes waits `patience` seconds for it.
+    A SuperLink that is killed leaves its ServerApp running for a moment, so whoever resumes waits `patience` seconds.
 
     Raises:
       ConfigError: another process still holds the folder, or it can't be made.
     """
+    lock = FileLock(path / LOCK_FILE, thread_local=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        _take(lock, path, patience)
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
     try:
-        _take(descriptor, path, patience)
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
-def _take(descriptor: int, path: Path, patience: float) -> None:
-    deadline, told = time.monotonic() + patience, False
-    while True:
+def _take(lock: FileLock, path: Path, patience: float) -> None:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for the process that still writes %s", path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise ConfigError(f"output_dir={path} is in use: another process is writing this run") from error
-            if not told:
-                logger.info("waiting for the process that still writes %s", path)
-            told = True
-            time.sleep(LOOK_SECONDS)
-        else:
-            return
+            lock.acquire(timeout=patience)
+        except Timeout as error:
+            raise ConfigError(f"output_dir={path} is in use: another process is writing this run") from error

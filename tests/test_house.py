@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -82,3 +86,16 @@ def test_no_cycle_between_modules() -> None:
 def test_files_are_short() -> None:
     long = {module_of(path): text.count("\n") for path in FILES if (text := path.read_text()).count("\n") > 400}
     assert long == {}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["bench"]]
+    declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}
+    homes = importlib.metadata.packages_distributions()
+    ours = {*FOLDERS, "tests", "examples", "pfl"}  # pfl-research is compared only if somebody installed it
+    foreign = {name.split(".")[0] for path in FILES for name in imports(path)} - ours - sys.stdlib_module_names
+    missing = {
+        name for name in foreign if not {home.lower().replace("_", "-") for home in homes.get(name, ["?"])} & declared
+    }
+    assert missing == set()
