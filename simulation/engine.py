@@ -24,7 +24,7 @@ from simulation.views import Views, views_of
 logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
-# far more to be kept busy). Measured: scripts/benchmarks/cohort.py.
+# far more to be kept busy). Measured: benchmarks/cohort.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
 FEW = 4

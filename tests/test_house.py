@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("discreet", "strategies", "client_app", "server_app", "simulation", "scripts")
+FOLDERS = ("discreet", "strategies", "client_app", "server_app", "simulation", "scripts", "benchmarks")
 
 # Who may import whom: a folder may import itself and what is listed. discreet.privacy and discreet.tasks stand below.
 MAY = {
@@ -23,7 +23,16 @@ MAY = {
     "client_app": {"discreet", "discreet.privacy", "discreet.tasks"},
     "server_app": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
     "simulation": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
-    "scripts": {"discreet", "discreet.privacy", "discreet.tasks", *FOLDERS},
+    "scripts": {
+        "discreet",
+        "discreet.privacy",
+        "discreet.tasks",
+        "strategies",
+        "client_app",
+        "server_app",
+        "simulation",
+    },
+    "benchmarks": {"discreet", "discreet.privacy", "discreet.tasks", *FOLDERS},
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PRIVACY_KNOWS_NOT = {"flwr", "hydra", "omegaconf", "sklearn", "flwr_datasets"}

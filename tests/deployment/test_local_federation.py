@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import deployment
 from discreet.durable_ledger import DurableLedger
 from discreet.runs import RunFolder
 from discreet.status import state_of
 from examples.million import million
-from scripts.benchmarks import deployment
 from scripts.local_federation import RUN_SECONDS, main, wait_until
 from tests.scripts.living import MARK, default_signals, marked
 

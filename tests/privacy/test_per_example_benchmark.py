@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import per_example
+from benchmarks.opacus_steps import OPACUS_MODES
 from discreet.privacy.per_example import clipped_gradient_sum
-from scripts.benchmarks import per_example
-from scripts.benchmarks.opacus_steps import OPACUS_MODES
 
 
 def test_every_comparison_has_a_row_and_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ledger, noise
 from scripts.benchmark import SECTIONS, main, table_of
-from scripts.benchmarks import ledger, noise
 
 
 def test_the_ledgers_rows_name_what_was_timed() -> None:

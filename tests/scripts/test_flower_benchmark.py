@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import flower
+from benchmarks import flower
 
 WORDS = [*flower.WORK, "data.name=digits", "data.num_clients=40", "model.name=logistic_regression"]
 

@@ -6,7 +6,7 @@ import csv
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from scripts.benchmarks.flower_clipping import COLUMNS, main
+from benchmarks.flower_clipping import COLUMNS, main
 
 
 def test_flower_runs_away_from_the_quantile_and_ours_goes_towards_it(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmarks import cohort, cohort_scale, profile
-from scripts.benchmarks.cohort import digits_like
+from benchmarks import cohort, cohort_scale, profile
+from benchmarks.cohort import digits_like
 
 
 def test_every_way_trains_clients() -> None:

@@ -1,6 +1,6 @@
 """What per-example clipping costs: clipped gradient sums against the plain gradient, and whole steps with noise.
 
-    python -m scripts.benchmarks.per_example --json times.json
+    python -m benchmarks.per_example --json times.json
 
 Everything that is compared runs in turns, in one process and with the same threads, so that a busy machine slows all of
 it alike. Times are medians; the ratio is of medians, to the plain gradient for gradients and to the plain step for
@@ -28,10 +28,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.opacus_steps import OPACUS_MODES, opacus_step
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise import secure_source
 from discreet.privacy.per_example import clipped_gradient_sum
-from scripts.benchmarks.opacus_steps import OPACUS_MODES, opacus_step
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.1

@@ -1,6 +1,6 @@
 """What noise costs: each way of drawing it against torch.randn, and a whole noised sum of one million parameters.
 
-    python -m scripts.benchmarks.noise
+    python -m benchmarks.noise
 
 Times are the best of a few repetitions, with as many threads as PyTorch takes by itself. The ratio is to torch.randn
 for as many float32 values.

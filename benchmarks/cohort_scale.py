@@ -1,6 +1,6 @@
 """What a simulated round costs as population and cohort grow, and the benchmark that FLUTE publishes.
 
-    python -m scripts.benchmarks.cohort_scale --json scale.json
+    python -m benchmarks.cohort_scale --json scale.json
 
 A round is what `scripts.simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
 is the largest resident size of this process during the round above that before it; the workers map it, and each adds
@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cohort import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
 from discreet.privacy.noise import secure_source
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
-from scripts.benchmarks.cohort import SEED, WORK, digits_like
 from simulation.cohort import BatchedExchange
 from simulation.engine import engine_of
 from simulation.views import SampledViews

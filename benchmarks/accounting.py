@@ -1,6 +1,6 @@
 """What asking for epsilon costs: the first time, and again after each further round.
 
-    python -m scripts.benchmarks.accounting
+    python -m benchmarks.accounting
 
 ``first`` is the time of the first epsilon of a ledger in a fresh state, ``update`` the median time of
 recording one more release and asking again, ``from scratch`` what dp_accounting's own accountant takes for

@@ -1,6 +1,6 @@
 """How fast virtual clients are trained: whole cohorts in one computation, against one client after the other.
 
-    python -m scripts.benchmarks.cohort --json cohort.json
+    python -m benchmarks.cohort --json cohort.json
 
 The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
 0.1, every update clipped and added up. Everything that is compared runs in turns, so that a busy machine slows all of
@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.pfl_rounds import pfl_rounds
 from client_app.account import ClientAccount
 from client_app.client import DPClient
 from client_app.policy import ClientPolicy
@@ -41,7 +42,6 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
 from discreet.wire import Order
-from scripts.benchmarks.pfl_rounds import pfl_rounds
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
 from simulation.engine import engine_of

@@ -1,6 +1,6 @@
 """Flower's own adaptive clipping beside ours, in the setting of `experiment=adaptive_clipping`, from two first norms.
 
-    python -m scripts.benchmarks.flower_clipping --out flower.csv --picture flower.svg
+    python -m benchmarks.flower_clipping --out flower.csv --picture flower.svg
 
 The same clients, data, model, local training and noise multiplier. Flower samples half of the clients without
 replacement, and its FedAvg has no momentum, so ours runs without momentum too.
@@ -113,7 +113,7 @@ def picture_of(rows: Sequence[Row]) -> Picture:
 def main(words: Sequence[str]) -> int:
     """Runs both from every first norm, prints where each ends, and writes what is asked for."""
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.benchmarks.flower_clipping",
+        prog="python -m benchmarks.flower_clipping",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Where the time of a cohort goes, beside what the machine can do: `python -m scripts.benchmark profile`.
 
-The work is that of `scripts.benchmarks.cohort`, in one thread, so that shares add up. Limits are measured in the same
+The work is that of `benchmarks.cohort`, in one thread, so that shares add up. Limits are measured in the same
 run: the rate of large matrix products and of copies that are larger than every cache, both in one thread.
 """
 
@@ -18,13 +18,13 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.cohort import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from client_app.client import local_settings
 from discreet.config import load_config
 from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.noise import secure_source
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
-from scripts.benchmarks.cohort import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SecureDraws

@@ -1,5 +1,5 @@
 """A real federation under load: `python -m scripts.benchmark deployment`, or with another number of nodes
-`python -m scripts.benchmarks.deployment --nodes 40`.
+`python -m benchmarks.deployment --nodes 40`.
 
 One SuperLink, a gate, and as many SuperNode processes as are asked for, all on this machine, with TLS and node keys.
 Messages hold a model of a million parameters. Two things are measured side by side:
@@ -151,7 +151,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
 
 def main(words: Sequence[str]) -> int:
     """Measures with another number of nodes than the section has."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.benchmarks.deployment", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deployment", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20, help="SuperNode processes; each takes about 300 MB")
     parser.add_argument("--rounds", type=int, default=3, help="of each series, after a first one that is not counted")
     parser.add_argument("--folder", type=Path, help="where logs and runs are kept (default: a folder that is removed)")

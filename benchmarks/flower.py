@@ -148,7 +148,7 @@ def _flower(words: Sequence[str], count: int) -> list[tuple[float, int]]:
 
 
 def _empty(words: Sequence[str], count: int) -> list[tuple[float, int]]:
-    from scripts.benchmarks.empty_app.empty_client import app
+    from benchmarks.empty_app.empty_client import app
 
     return _under_ray(words, count, app)
 
