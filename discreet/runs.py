@@ -6,7 +6,7 @@ ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
 lock                 held by the one process that writes the run (`run_lock`)
 metrics.csv          a row a round
-checkpoint/          the state after the last whole round, and after the one with the least loss on the public test set
+checkpoint/          the state after the last whole round, and after the one that was best on the public test set
 privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
 model.safetensors    the parameters, by name
 """
@@ -97,7 +97,7 @@ class RunFolder:
 
     @property
     def best_path(self) -> Path:
-        """The state after the round with the least loss on the public test set, or before the first round."""
+        """The state after the round with the best accuracy on the public test set, or before the first round."""
         return self.path / "checkpoint" / "best.safetensors"
 
     @property

@@ -23,6 +23,7 @@ SCHEDULES = ("uniform", "geometric")
 ENGINES = ("auto", "batched", "one_by_one")
 LOG_FORMATS = ("text", "json")
 CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
+TOO_NOISY = ("refuse", "warn")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
@@ -193,9 +194,11 @@ class UserPrivacyConfig:
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
     max_epsilon: float | None = None
+    too_noisy: str = "refuse"
     clip: ClipConfig = field(default_factory=ClipConfig)
 
     def __post_init__(self) -> None:
+        _one_of(self.too_noisy, "privacy.user.too_noisy", TOO_NOISY)
         _check_budget(self, "privacy.user")
 
 

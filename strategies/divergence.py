@@ -9,17 +9,12 @@ PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, 
 FACTOR = 2.0  # times the loss of a model that gives every class the same chance
 
 
-def hopeless(loss: float, *, chance_loss: float) -> bool:
-    """Whether a model with this loss is far worse than one that gives every class the same chance."""
-    return not loss <= FACTOR * chance_loss
-
-
 def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
     """Why training is lost after rounds with these losses, in words; None while it is not.
 
-    It is lost if the last loss is not finite, or if the last `PATIENCE` are all hopeless and the last of them is above
-    the first: a model that starts badly and gets better is not lost. `chance_loss` is the loss of a model that gives
-    every class the same chance.
+    It is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times `chance_loss` and
+    the last of them is above the first: a model that starts badly and gets better is not lost. `chance_loss` is the
+    loss of a model that gives every class the same chance.
 
     A function of public numbers alone, so that a run that is resumed comes to the same end.
 
@@ -33,7 +28,7 @@ def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
     last, best = losses[-PATIENCE:], min(losses, default=0.0)
     if last and not math.isfinite(last[-1]):
         return f"the loss on the public test set is {last[-1]} after round {len(losses)}"
-    if len(last) < PATIENCE or not hopeless(min(last), chance_loss=chance_loss) or last[-1] <= last[0]:
+    if len(last) < PATIENCE or min(last) <= FACTOR * chance_loss or last[-1] <= last[0]:
         return None
     return (
         f"the loss on the public test set diverged: {last[-1]:.4g} after round {len(losses)}, "

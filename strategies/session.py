@@ -34,10 +34,12 @@ from discreet.tasks.models import (
     flatten_parameters,
     load_parameters,
     named_parameters_of,
+    num_params_of,
 )
 from discreet.tasks.partition import SAMPLED, task_partition
 from discreet.tasks.scattering import features_of, split_fixed
 from strategies.exchange import Exchange
+from strategies.noise_outlook import check_noise, noise_outlook
 from strategies.settings import cohort_sampling, first_clip_norm, round_settings
 from strategies.statement import epsilon_lines, privacy_facts
 from strategies.training import Outcome, Plan, TrainingRun
@@ -99,7 +101,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
     if not config.resume:
         folder.write_config(asked, name=ASKED)
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
-    _announce(config, folder)
+    _announce(config, folder, num_params=checkpoint.params.numel())
     return Session(config, folder, folder.ledger(config), task, model, checkpoint, source)
 
 
@@ -109,11 +111,12 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
     """
-    config = resolve_noise(config)
+    asked, config = config, resolve_noise(config)
     round_settings(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
         check_fits(config.model.name, task)
+        check_noise(asked, num_params=num_params_of(config.model.name, task))
         if config.data.partition in COUNTED:
             task_partition(task, partition_of(config.data))
     except (ValueError, OSError) as error:
@@ -142,7 +145,7 @@ def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Check
     return checkpoint
 
 
-def _announce(config: RunConfig, folder: RunFolder) -> None:
+def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
     user = config.privacy.user
     if config.seed is not None:
         logger.warning(
@@ -156,6 +159,8 @@ def _announce(config: RunConfig, folder: RunFolder) -> None:
             config.privacy.accountant,
             "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
         )
+        outlook = noise_outlook(config, num_params=num_params)
+        logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
     for line in client_lines(config):
         logger.info("%s", line)
     off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]

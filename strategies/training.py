@@ -22,7 +22,7 @@ from discreet.tasks.metrics import Evaluation
 from discreet.wire import EPSILONS, Reply
 from strategies.cohort import CohortSampling
 from strategies.cohort_sum import PartialSum
-from strategies.divergence import divergence, hopeless
+from strategies.divergence import divergence
 from strategies.exchange import Exchange, Failure, Replies
 from strategies.progress import Progress
 from strategies.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
@@ -148,7 +148,9 @@ class TrainingRun:
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
         self.at_ceiling = False
-        self.losses = [math.nan if row["loss"] is None else row["loss"] for row in folder.read_metrics()]
+        rows = [(row["loss"] or 0.0, row["accuracy"] or 0.0) for row in folder.read_metrics()]
+        self.losses = [loss for loss, _ in rows]
+        self.best = max((_score(*row) for row in rows if math.isfinite(row[0])), default=(0.0, -math.inf))
 
     def run(self, checkpoint: Checkpoint) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
@@ -255,11 +257,11 @@ class TrainingRun:
         self.out |= tally.refused
         self._look_at_ceiling(state.clip_norm)
         after = _after(checkpoint, state, tally)
-        self._report(after, metrics, tally, started)
+        evaluation = self._report(after, metrics, tally, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after)
-        loss = self.losses[-1]
-        if loss == min(self.losses) and not hopeless(loss, chance_loss=self.plan.chance_loss):
+        if math.isfinite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
+            self.best = score
             self.folder.save_best(after)
         return after, tally
 
@@ -281,7 +283,7 @@ class TrainingRun:
     def _charge(self, number: int) -> Callable[[DpEvent], None]:
         return lambda event: self.ledger.charge([Charge(number, USER, "", event)])
 
-    def _report(self, after: Checkpoint, metrics: RoundMetrics, tally: Tally, started: float) -> None:
+    def _report(self, after: Checkpoint, metrics: RoundMetrics, tally: Tally, started: float) -> Evaluation:
         evaluation = self.evaluate(after.params)
         row: dict[str, object] = {
             "round": after.round,
@@ -309,6 +311,7 @@ class TrainingRun:
             logger.warning("  %s", reason)
         if len(tally.reasons) > 3:
             logger.warning("  and %d more: %s", len(tally.reasons) - 3, dict(tally.failures))
+        return evaluation
 
 
 def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
@@ -317,6 +320,11 @@ def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
     unaccounted = sorted({*before.unaccounted, *tally.unaccounted})
     moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
     return replace(before, **moved, **spent, unaccounted=unaccounted)
+
+
+def _score(loss: float, accuracy: float) -> tuple[float, float]:
+    """What the best model is chosen by: accuracy, and of equal ones the lesser loss."""
+    return accuracy, -loss
 
 
 def _state(checkpoint: Checkpoint) -> ServerState:

@@ -1,10 +1,15 @@
-"""How long the noise of a round is, beside the clip norm and beside the signal of a step."""
+"""How long the noise of a round is beside the clip norm and a step's signal, and whether training survives it."""
 
 from __future__ import annotations
 
 import math
 
 from torch import Tensor
+
+# Measured on the default experiment and variations of it: docs/noise.md.
+LARGEST_DRIVE, LARGEST_DRIVE_SHRINKING = 6.5, 23.0
+EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
+FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
 
 def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: float) -> float:
@@ -17,6 +22,37 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
     1.68
     """
     return noise_multiplier * math.sqrt(num_params) / expected_cohort
+
+
+def noise_drive(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
+    """How strongly the noise of a run drives its model: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
+
+    Noise moves the model away from where clients want it; they answer with updates as long as they are far away, an
+    adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of rate eta and momentum m
+    on an error whose noise is proportional to it have a stationary mean square only while ratio^2 * eta / (1 - m) is
+    below a constant of the task; above it the error grows by a factor each round. Clients whose local work w, epochs *
+    learning rate / (1 - momentum), is small answer in proportion to it.
+
+    Args:
+      ratio: see `noise_ratio`.
+      learning_rate, momentum: of the server.
+      local_work: of a client, above 0: at least one step an epoch.
+
+    >>> round(noise_drive(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
+    3.76
+    """
+    return ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
+
+
+def largest_drive(rounds: int, *, shrinking: bool) -> float:
+    """The noise drive up to which a run of so many rounds learns; `shrinking`: its steps are as long as their signal.
+
+    >>> largest_drive(10, shrinking=False), largest_drive(11, shrinking=False), largest_drive(11, shrinking=True)
+    (inf, 6.5, 23.0)
+    """
+    if rounds <= EARLY_ROUNDS:
+        return math.inf
+    return LARGEST_DRIVE_SHRINKING if shrinking else LARGEST_DRIVE
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:

@@ -177,6 +177,12 @@ def check_fits(name: str, task: Task) -> None:
         raise ValueError(f"{error} (data.name: {task.name})") from error
 
 
+def num_params_of(name: str, task: Task) -> int:
+    """How many parameters model `name` has for a task."""
+    model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _check_chain(name: str, model: nn.Module) -> None:
     """The simulation trains an nn.Sequential by its layers, each with parameters of its own and nothing around it."""
     if type(model) is not nn.Sequential:
