@@ -162,7 +162,9 @@ def test_sigterm_leaves_ledger_and_checkpoint_whole(
         join(f"honest-{number}", honest(number))
     port = free_port()
     watched = (f"operations.metrics_port={port}", "operations.log_format=json")
-    folder = federation.run("ended", "rounds=400", "sampling.min_nodes=2", *FOUR, *watched)
+    folder = federation.run(
+        "ended", "rounds=400", "sampling.min_nodes=2", *FOUR, "privacy.user.noise_multiplier=0.1", *watched
+    )
     wait_until(lambda: len(folder.read_metrics()) >= 2, RUN_SECONDS, "two rounds are done")
     metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     assert "discreet_rounds_planned 400.0" in metrics

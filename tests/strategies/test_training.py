@@ -39,7 +39,12 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("discreet").propagate = True
-    words = ["rounds=50", "privacy.user.noise_multiplier=1", "privacy.user.max_epsilon=5"]
+    words = [
+        "rounds=50",
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.max_epsilon=5",
+        "privacy.user.too_noisy=warn",
+    ]
     with caplog.at_level(logging.INFO, logger="discreet"):
         outcome = simulate(load_config([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
