@@ -10,10 +10,10 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.noise_drive import outlook_of, read_rows
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.guarantees import resolve_noise
 from discreet.privacy.noise_ratio import LARGEST_DRIVE, noise_ratio
-from benchmarks.noise_drive import outlook_of, read_rows
 from simulation.in_process import simulate
 from strategies.noise_outlook import check_noise, noise_outlook
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -120,8 +121,10 @@ def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkey
             clock.now += 7
             return []
 
-    session = prepare(load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"]))
-    session.training(Late()).run(session.checkpoint)
+    config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
+    with ExitStack() as held:
+        session = prepare(config, simulated=True, held=held)
+        session.training(Late()).run(session.checkpoint)
     assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
 
 
