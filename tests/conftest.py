@@ -5,6 +5,7 @@ Hypothesis tries the same examples each time; `--hypothesis-profile=search` look
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,3 +44,12 @@ def shared_data() -> Path:
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""
     torch.manual_seed(52813)
+
+
+@pytest.fixture(autouse=True)
+def _the_log_as_it_is_at_the_start() -> None:
+    """A command that a test calls sends the log elsewhere: the next test finds it as Python makes it."""
+    for name in ("discreet", "discreet.client"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)

@@ -106,7 +106,6 @@ def refused(reply: Message) -> str:
 def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     with caplog.at_level(logging.WARNING, logger="discreet.client"):
         reason = refused(send(ordered(run_of(*OFF)), node=NODE | {"min-noise-multiplier": 1.0}))
     assert "no guarantee is on" in reason

@@ -186,7 +186,6 @@ def test_metrics_are_off_by_default(done: RunFolder) -> None:
 def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
     done: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     with (
         serving_metrics(done.path, port=free_port(), host="127.0.0.1") as port,
         serving_metrics(done.path, port=port, host="127.0.0.1") as second,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import pty
 import shlex
@@ -146,7 +145,6 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = begun(tmp_path / "a run")
-    logging.getLogger("discreet").propagate = True
     with pytest.raises(SystemExit) as ended, resumable(folder, "scripts/run"):
         raise RunLostError("the SuperLink has ended")
     assert ended.value.code == 1

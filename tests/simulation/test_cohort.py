@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +88,6 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path) -> None:
 
 
 def test_budgets_refuse_the_same_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("discreet").propagate = True
     said = []
     for engine in ("one_by_one", "batched"):
         caplog.clear()
@@ -109,7 +107,6 @@ def test_a_client_with_too_many_examples_for_delta_refuses_in_both(tmp_path: Pat
 def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
@@ -118,7 +115,6 @@ def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
 def test_a_model_with_a_layer_of_its_own_is_trained_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     monkeypatch.setitem(MODELS, "logistic_regression", _normed)
     nodes._model.cache_clear()
     with caplog.at_level("INFO", "discreet"):

@@ -116,7 +116,6 @@ def test_a_learning_rate_beyond_its_range_is_refused_with_the_range(name: str, v
 def test_the_clip_norm_stops_at_its_ceiling_which_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     words = ["rounds=5", "privacy.user.clip.norm=1e-4", "privacy.user.clip.learning_rate=9"]
     with caplog.at_level(logging.INFO, logger="discreet"):
         _, folder = run(tmp_path / "run", *PRIVATE, *words)

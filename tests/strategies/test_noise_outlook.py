@@ -99,7 +99,6 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_it_runs_where_it_is_told_to_and_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("discreet").propagate = True
     words = [*NOISY, "privacy.user.too_noisy=warn", f"output_dir={tmp_path / 'run'}"]
     with caplog.at_level(logging.INFO, logger="discreet"):
         simulate(load_config(words))

@@ -134,7 +134,6 @@ def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path)
 def test_failures_are_counted_by_kind_and_logged_with_their_reasons(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     with caplog.at_level(logging.INFO, logger="discreet"):
         run(tmp_path / "run", Scripted(fails), "rounds=1")
     assert "  client 0 refused: of round 1" in caplog.messages

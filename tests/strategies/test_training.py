@@ -39,7 +39,6 @@ def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Pat
 def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("discreet").propagate = True
     words = [
         "rounds=50",
         "privacy.user.noise_multiplier=1",
