@@ -74,6 +74,8 @@ def in_words(event: dict[str, Any]) -> str:
             return f"{event['count']} times ({inner})"
         case "composed":
             return " and ".join(map(in_words, event["events"]))
+        case "repeat_and_select":
+            return f"one chosen from {event['mean']:g} on average of ({inner})"
         case "non_private":
             return "a release without noise"
         case "no_op":

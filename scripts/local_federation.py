@@ -141,7 +141,7 @@ class Federation:
         The first start makes the ledger; a later one finds it or is refused.
         """
         ledger = self.folder / f"{name}.db"
-        if name not in self.processes and "--ledger" not in words:
+        if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
         command = [
             *(sys.executable, "-m", "scripts.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),

@@ -26,6 +26,8 @@ from scripts.status import status_facts
 from scripts.superlink import CONNECTION
 from tests.deployment.raw_node import Behaviour, raw_node
 
+pytestmark = pytest.mark.slow
+
 NODES = ["honest-0", "honest-1", "garbage", "silent", "late", "victim", "joins", "leaves"]
 FOUR = ("data.num_clients=4", "privacy.delta=0.001", "sampling.kind=everyone", "privacy.user.noise_multiplier=2")
 SHARED = "sampling.population_size=7"  # beside the four shares of the data, nodes that never hold any

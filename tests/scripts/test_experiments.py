@@ -70,6 +70,7 @@ def test_an_experiment_runs_by_one_command(name: str, tmp_path: Path, monkeypatc
     check(tmp_path / "run", guarantees)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_MNIST)
 def test_an_experiment_on_mnist_runs_by_one_command(
     name: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
