@@ -52,13 +52,12 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
 
 
-@slow
 @pytest.mark.parametrize(
     ("engine", "guarantees"),
     [
         ("one_by_one", []),
-        ("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]),
-        ("batched", ["data.partition=sampled", "data.examples_per_client=20"]),
+        pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
+        pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
     ],
 )
 def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
