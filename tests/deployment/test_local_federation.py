@@ -39,10 +39,13 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     process = subprocess.Popen(
         command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
     )
-    wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
-    assert len(marked(mark)) > 8
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=RUN_SECONDS)
+    try:
+        wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
+        assert len(marked(mark)) > 8
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=RUN_SECONDS)
+    finally:
+        process.kill()  # its keeper ends the rest
     assert process.returncode == 130
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
