@@ -23,15 +23,15 @@ from torch import Tensor
 
 from client_app.client import local_settings
 from client_app.nodes import model_of, share_of
-from client_app.training import local_update
 from discreet.config import RunConfig, load_config
+from discreet.federated.run_folder import RunFolder
 from discreet.privacy.noise import RandomSource, secure_source
 from discreet.reporting.drawing import Picture, alone, canvas, log_axis, to_svg
 from discreet.reporting.series import draw_line
-from discreet.runs import RunFolder
 from discreet.tasks.datasets import load_task
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters, load_parameters
+from discreet.training.local_training import local_update
 from simulation.in_process import simulate
 
 COLUMNS = ("strategy", "first_norm", "round", "clip_norm", "accuracy")

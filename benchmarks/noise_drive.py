@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import fmean
 
 from discreet.config import RunConfig, load_config
-from discreet.guarantees import resolve_noise
+from discreet.federated.guarantees import resolve_noise
+from discreet.federated.noise_outlook import NoiseOutlook, noise_outlook
+from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import INK, Picture, alone, canvas, log_axis, to_svg
 from discreet.reporting.series import draw_line
-from discreet.runs import RunFolder
 from simulation.in_process import simulate
-from strategies.noise_outlook import NoiseOutlook, noise_outlook
 
 DEFAULT_PARAMS = 9610  # of the multilayer perceptron on digits
 SEEDS = (31013, 47129)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from discreet.durable_ledger import Charge, DurableLedger
+from discreet.federated.durable_ledger import Charge, DurableLedger
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

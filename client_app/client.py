@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from client_app.account import ClientAccount, Refused
 from client_app.local_privacy import LocalPrivacy, check_pure_total, release_step, release_update, round_privacy
 from client_app.policy import ClientPolicy, as_declared, budgets_of, check_policy
-from client_app.training import (
+from discreet.config import RunConfig, config_from_json
+from discreet.federated.guarantees import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
+from discreet.federated.messages import MalformedMessage, Order, Reply, order_from_config
+from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.events import poisson_round_event
+from discreet.privacy.noise import RandomSource
+from discreet.tasks.examples import Examples
+from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,
     counted_examples,
@@ -24,14 +32,6 @@ from client_app.training import (
     sampling_probability,
     steps_of,
 )
-from discreet.config import RunConfig, config_from_json
-from discreet.guarantees import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.clipping import clip_by_norm
-from discreet.privacy.events import poisson_round_event
-from discreet.privacy.noise import RandomSource
-from discreet.tasks.examples import Examples
-from discreet.wire import MalformedMessage, Order, Reply, order_from_config
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
 

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from client_app.account import Refused
 from discreet.config import RunConfig
-from discreet.guarantees import PRIVACY_DRAWS
+from discreet.federated.guarantees import PRIVACY_DRAWS
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
-from discreet.privacy.ledger import PrivacyLedger
 from discreet.privacy.mechanisms import (
     Gaussian,
     Laplace,
@@ -29,6 +28,7 @@ from discreet.privacy.mechanisms import (
 )
 from discreet.privacy.noise import RandomSource
 from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import load_parameters
 

@@ -14,8 +14,9 @@ from client_app.client import DPClient
 from client_app.node_data import SHAPES, NodeDataError, node_table
 from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
-from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger
-from discreet.guarantees import accounts_itself
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.federated.guarantees import accounts_itself
+from discreet.federated.messages import Order
 from discreet.privacy.noise import secure_source, seeded_source
 from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
@@ -23,7 +24,6 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.models import OWN, build_model
 from discreet.tasks.partition import client_examples
-from discreet.wire import Order
 
 logger = logging.getLogger("discreet.client")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from client_app.account import Budget, Refused
 from discreet.config import RunConfig
-from discreet.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_event
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_event
+from discreet.privacy.privacy_ledger import PrivacyLedger
 
 POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
 

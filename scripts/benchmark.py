@@ -39,7 +39,7 @@ def run_sections(names: Sequence[str]) -> dict[str, Rows]:
     """The rows of each section, printed as they come."""
     console, results = Console(), {}
     for name in names:
-        rows: Callable[[], Rows] = import_module(f"benchmarks.{name}").rows
+        rows: Callable[[], Rows] = import_module(f"benchmarks.{name}_speed").rows
         console.rule(f"{name}: {SECTIONS[name]}")
         results[name] = rows()
         console.print(table_of(results[name]))

@@ -22,11 +22,11 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
 
-from discreet.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
+from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger
 
 
 @dataclass(frozen=True)

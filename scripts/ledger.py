@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from discreet.durable_ledger import DurableLedger, LedgerError
-from discreet.guarantees import GUARANTEES
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.guarantees import GUARANTEES
+from discreet.federated.run_folder import CONFIG, RunFolder
 from discreet.privacy.accounting import ACCOUNTANTS, pure_epsilon
 from discreet.privacy.events import event_to_json
-from discreet.privacy.ledger import PrivacyLedger
-from discreet.runs import CONFIG, RunFolder
+from discreet.privacy.privacy_ledger import PrivacyLedger
 
 DEFAULT_DELTA = 1e-5
 

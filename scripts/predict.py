@@ -1,8 +1,8 @@
 """What the model of a run says: `python -m scripts.predict RUN --data FILE --out FILE`
 
 RUN is a run folder. FILE of --data ends in .csv or .npz; a name such as mnist means the test set of that data set, and
-without --data it is the test set of the run's own data. Columns and shapes: discreet/tables.py. Without --out the
-predictions go to predictions.csv in the run folder.
+without --data it is the test set of the run's own data. Columns and shapes:
+discreet/federated/input_tables.py. Without --out the predictions go to predictions.csv in the run folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.config import ConfigError
-from discreet.predictions import (
+from discreet.federated.input_tables import Inputs, read_inputs
+from discreet.federated.predictions import (
     PREDICTIONS_FILE,
     SavedModel,
     class_names,
@@ -24,8 +25,7 @@ from discreet.predictions import (
     predictions_csv,
     write_indicators,
 )
-from discreet.runs import replace_file
-from discreet.tables import Inputs, read_inputs
+from discreet.federated.run_folder import replace_file
 from discreet.tasks.datasets import DATASETS, load_task
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from discreet.config import ConfigError
-from discreet.durable_ledger import LedgerError
+from discreet.federated.durable_ledger import LedgerError
 from discreet.reporting.choosing import ChoiceCost
 from discreet.reporting.records import find_runs
+from discreet.reporting.reports import REPORT_FILE, Report, report_of
 from discreet.reporting.table import Table, repetitions_table, swept_line
-from discreet.reports import REPORT_FILE, Report, report_of
 
 OUTPUTS = Path("outputs")
 WIDE = 240  # columns of a table that goes into a file or a pipe

@@ -18,12 +18,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from deployment.interruption import ending, interrupt_below, not_begun, override, resumable
 from discreet.config import CONF, ConfigError, RunConfig, parse_config
-from discreet.durable_ledger import LedgerError
+from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import RunFolder, with_output_folder
 from discreet.logs import log_to
-from discreet.resuming import run_config
-from discreet.runs import RunFolder, with_output_folder
-from scripts.interruption import ending, interrupt_below, not_begun, override, resumable
 from scripts.sweep import Sweep, check_sweep, run_in, sweep_of
 from simulation.in_process import simulate
 

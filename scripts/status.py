@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from discreet.config import ConfigError, RunConfig
-from discreet.durable_ledger import DurableLedger, LedgerError
-from discreet.guarantees import EXAMPLE, LOCAL, USER
-from discreet.runs import RunFolder
-from discreet.status import read_status
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import read_status
 
 Facts = dict[str, object]
 

@@ -30,18 +30,18 @@ from dp_accounting import DpEvent
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from deployment.interruption import ending, interrupt_below, not_begun
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.durable_ledger import DurableLedger, LedgerError
-from discreet.guarantees import USER, resolve_noise, user_event
+from discreet.federated.chosen_trial import ACCOUNTANT, Choice, state_choice
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.guarantees import USER, resolve_noise, user_event
+from discreet.federated.run_folder import RunFolder, replace_file
+from discreet.federated.run_status import OVER, state_of
 from discreet.logs import log_to
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.noise import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount, selection_event
-from discreet.runs import RunFolder, replace_file
-from discreet.status import OVER, state_of
-from scripts.interruption import ending, interrupt_below, not_begun
 from simulation.in_process import simulate
-from strategies.chosen import ACCOUNTANT, Choice, state_choice
 
 MOST_CANDIDATES = 200
 TUNE_FILE = "tune.json"  # what was drawn: it tells the number of trials

@@ -12,13 +12,13 @@ from client_app.account import Budget, Refused, check_budgets
 from client_app.client import check_asked, check_round, local_settings
 from client_app.local_privacy import LocalPrivacy, check_pure_total
 from client_app.policy import ClientPolicy, budgets_of
-from client_app.training import LocalSettings, example_event, steps_of
 from discreet.config import RunConfig
-from discreet.durable_ledger import Charge, DurableLedger
-from discreet.guarantees import EXAMPLE, LOCAL
+from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.guarantees import EXAMPLE, LOCAL
+from discreet.federated.transport import Failure
 from discreet.privacy.accounting import pure_epsilon
-from discreet.privacy.ledger import PrivacyLedger
-from strategies.exchange import Failure
+from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.training.local_training import LocalSettings, example_event, steps_of
 
 # How many clients' ledgers are kept in memory; beyond it they are read from disk again.
 REMEMBERED = 100_000

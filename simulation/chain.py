@@ -11,9 +11,9 @@ from torch import nn
 
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
-from simulation.convolution import ChannelsLast, Convolution, MaxPool, Pair
+from simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
+from simulation.batched_recurrent import Embedding, LastStep, Recurrence
 from simulation.layers import Dense, Layer, Relu, Tanh
-from simulation.recurrent import Embedding, LastStep, Recurrence
 
 Shape = tuple[int, ...]
 

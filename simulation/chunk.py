@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_app.training import LocalSettings
+from discreet.training.local_training import LocalSettings
 from simulation.batches import Table
 from simulation.draws import Draws
 

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from client_app.local_privacy import LocalPrivacy, release_update, round_privacy
 from discreet.config import RunConfig
+from discreet.federated.round import UserPrivacy, empty_sum
+from discreet.federated.round_settings import round_settings
+from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.noise import secure_source, seeded_source
 from simulation.accounts import Accounts, Admitted, admit
@@ -24,9 +27,6 @@ from simulation.engine import Engine
 from simulation.stacked_training import stacked_updates
 from simulation.views import Numbers
 from simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
-from strategies.exchange import Failure, Replies
-from strategies.round import UserPrivacy, empty_sum
-from strategies.settings import round_settings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17

@@ -39,7 +39,7 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SeededDraws:
-    """One source a client: the numbers are those of `client_app.training` for the same source."""
+    """One source a client: the numbers are those of `discreet.training.local_training` for the same source."""
 
     sources: Sequence[RandomSource]
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.training import LocalSettings
 from discreet.config import RunConfig
 from discreet.shares import partition_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model
 from discreet.tasks.scattering import features_of, split_fixed
+from discreet.training.local_training import LocalSettings
 from simulation.resident import Resident, resident
 from simulation.span import spans
 from simulation.stacked_models import Stack, stack_of
@@ -24,7 +24,7 @@ from simulation.views import Views, views_of
 logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
-# far more to be kept busy). Measured: benchmarks/cohort.py.
+# far more to be kept busy). Measured: benchmarks/cohort_speed.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
 FEW = 4

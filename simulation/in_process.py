@@ -14,15 +14,15 @@ from torch import Tensor
 from client_app.account import Refused
 from client_app.nodes import virtual_client
 from discreet.config import ConfigError, RunConfig, config_to_json
-from discreet.durable_ledger import DurableLedger
-from discreet.guarantees import accounts_itself
-from discreet.wire import Order, Reply
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import accounts_itself
+from discreet.federated.messages import Order, Reply
+from discreet.federated.session import Session, checked, finish, prepare
+from discreet.federated.training_run import Outcome
+from discreet.federated.transport import Exchange, Failure
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
 from simulation.engine import CHUNK_BYTES, engine_of, learned_stack
-from strategies.exchange import Exchange, Failure
-from strategies.session import Session, checked, finish, prepare
-from strategies.training import Outcome
 
 logger = logging.getLogger("discreet")
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.training import LocalSettings
+from discreet.training.local_training import LocalSettings
 from simulation.batches import Batch, Rows, Table, read_rows, shuffled_batches
 from simulation.chunk import Chunk, Descent, descent_of
 from simulation.layers import Dense

@@ -1,12 +1,12 @@
-"""The local work of a chunk of clients at once: `client_app.training.local_update`, row by row the same."""
+"""The local work of a chunk of clients at once: `local_training.local_update`, row by row the same."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from client_app.training import sampling_probability, steps_of
 from discreet.privacy.mechanisms import Gaussian
+from discreet.training.local_training import sampling_probability, steps_of
 from simulation.batches import poisson_batch, read_mean, read_sum, shuffled_batches
 from simulation.chunk import Chunk, descent_of
 from simulation.resident import Resident

@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from strategies.exchange import Replies
+from discreet.federated.transport import Replies
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one

@@ -15,10 +15,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from discreet.runs import Checkpoint
-from discreet.wire import REFUSED_CODE, MalformedMessage, Order, Reply, decode_reply, encode_order, parameters_record
-from strategies.exchange import Failure, MessagesTooLarge
-from strategies.training import Outcome, TrainingRun
+from discreet.federated.messages import (
+    REFUSED_CODE,
+    MalformedMessage,
+    Order,
+    Reply,
+    decode_reply,
+    encode_order,
+    parameters_record,
+)
+from discreet.federated.run_folder import Checkpoint
+from discreet.federated.training_run import Outcome, TrainingRun
+from discreet.federated.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")
 
@@ -202,7 +210,7 @@ def _one_line(reason: str) -> str:
 
 
 class DPFedAvg(Strategy):
-    """DP-FedAvg with adaptive clipping as a Flower Strategy: see `strategies.round` for the algorithm.
+    """DP-FedAvg with adaptive clipping as a Flower Strategy: see `discreet.federated.round` for the algorithm.
 
     `start` runs the whole training, with budget, resume and streaming, which Flower's own loop does not have. The
     `configure_*` and `aggregate_*` methods do one round each, so that Flower's loop would give the same rounds.

@@ -27,17 +27,17 @@ MUTANTS = (
     ),
     Mutant(
         "a Poisson cohort is drawn again until it is not empty",
-        "strategies/cohort.py",
+        "discreet/federated/cohort_sampling.py",
         "return poisson_cohort(members, self.probability, source)",
         "return poisson_cohort(members, self.probability, source) or self.draw(members, source)",
-        ("tests/strategies/test_cohort.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",),
+        ("tests/federated/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",),
     ),
     Mutant(
         "a charge may still be in memory when it returns",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         '"pragma synchronous = full"',
         '"pragma synchronous = normal"',
-        ("tests/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
+        ("tests/federated/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
     ),
     Mutant(
         "the PLD forgets the direction in which a member is added",
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         "privacy.json counts the rounds and not the ledger",
-        "strategies/statement.py",
+        "discreet/federated/privacy_statement.py",
         "    spent = ledger.spent(USER)\n",
         "    spent = PrivacyLedger(tuple((event, checkpoint.round) for event, _ in ledger.spent(USER).entries))\n",
         (
@@ -82,11 +82,11 @@ MUTANTS = (
     ),
     Mutant(
         "a fixed-size cohort is drawn from who is connected",
-        "strategies/cohort.py",
+        "discreet/federated/cohort_sampling.py",
         "places = range(self.population_size)",
         "return fixed_size_cohort(members, round(self.probability * len(members)), source)",
         (
-            "tests/strategies/test_cohort.py"
+            "tests/federated/test_cohort_sampling.py"
             "::test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connected",
         ),
     ),
@@ -101,10 +101,10 @@ MUTANTS = (
     ),
     Mutant(
         "a Poisson batch is cut at batch_size + 2",
-        "client_app/training.py",
+        "discreet/training/local_training.py",
         'probability=probability, source=draw.child("batch"))',
         'probability=probability, source=draw.child("batch"))[: settings.batch_size + 2]',
-        ("tests/client_app/test_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+        ("tests/training/test_local_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
     ),
     Mutant(
         "a Poisson batch of the batched engine is cut at batch_size + 2",
@@ -174,11 +174,11 @@ MUTANTS = (
     ),
     Mutant(
         "a server without a seed draws from a known one",
-        "strategies/session.py",
+        "discreet/federated/session.py",
         "if config.seed is not None else secure_source()",
         "if config.seed is not None else seeded_source(0)",
         (
-            "tests/strategies/test_robustness.py"
+            "tests/federated/test_robustness.py"
             "::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
         ),
     ),
@@ -191,17 +191,17 @@ MUTANTS = (
     ),
     Mutant(
         "the count of norms has half its noise",
-        "strategies/round.py",
+        "discreet/federated/round.py",
         "mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)",
         "mechanism = Gaussian(user.count_stddev, draws=user.draws)",
-        ("tests/strategies/test_round.py::test_the_count_has_noise_of_its_standard_deviation",),
+        ("tests/federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",),
     ),
     Mutant(
         "every client noises the first step of DP-SGD only",
-        "client_app/training.py",
+        "discreet/training/local_training.py",
         "velocity = settings.momentum * velocity + noised / settings.batch_size",
         "velocity = settings.momentum * velocity + (total if number else noised) / settings.batch_size",
-        ("tests/client_app/test_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",),
+        ("tests/training/test_local_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",),
     ),
     # Sampling and denominators.
     Mutant(
@@ -236,59 +236,61 @@ MUTANTS = (
     ),
     Mutant(
         "a charge goes through although another was made since the budget was looked at",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         "if charged != releases:",
         "if charged < releases:",
         ("tests/client_app/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
     ),
     Mutant(
         "a ledger that is missing is begun anew",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         "        if not path.is_file():\n            raise LedgerError(",
         "        if not path.is_file():\n            DurableLedger.create(path, facts=facts)\n            str(",
-        ("tests/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",),
+        ("tests/federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",),
     ),
     Mutant(
         "a run is resumed with a ledger that is older than its checkpoint",
-        "discreet/runs.py",
+        "discreet/federated/run_folder.py",
         "not ledger.contains(Mark(*mark))",
         "False",
-        ("tests/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",),
+        ("tests/federated/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",),
     ),
     Mutant(
         "a second copy of a ledger is charged too",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         "if _head_at(connection, known.rows) != known.head:",
         "if False:",
-        ("tests/test_lost_ledgers.py::test_a_run_folder_that_was_copied_is_not_resumed_twice",),
+        ("tests/federated/test_lost_ledgers.py::test_a_run_folder_that_was_copied_is_not_resumed_twice",),
     ),
     Mutant(
         "the same charge to two copies gives them one digest",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         "secrets.token_hex(8), []",
         '"", []',
-        ("tests/test_lost_ledgers.py::test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on",),
+        (
+            "tests/federated/test_lost_ledgers.py::test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on",
+        ),
     ),
     Mutant(
         "a resumed run takes another noise multiplier",
-        "discreet/resuming.py",
+        "discreet/federated/resuming.py",
         "CHANGEABLE = (\n",
         'CHANGEABLE = (\n    "privacy.user.noise_multiplier",\n',
-        ("tests/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",),
+        ("tests/federated/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",),
     ),
     Mutant(
         "the ledger adds up rows and not releases",
-        "discreet/durable_ledger.py",
+        "discreet/federated/durable_ledger.py",
         '"select event, sum(count) from releases',
         '"select event, count(*) from releases',
-        ("tests/test_durable_ledger.py::test_what_was_charged_is_there_for_the_next_process",),
+        ("tests/federated/test_durable_ledger.py::test_what_was_charged_is_there_for_the_next_process",),
     ),
     Mutant(
         "a run stops after the round that passed its budget",
-        "strategies/training.py",
+        "discreet/federated/training_run.py",
         "after = spent.record(user.event).epsilon(",
         "after = spent.epsilon(",
-        ("tests/strategies/test_training.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",),
+        ("tests/federated/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",),
     ),
     Mutant(
         "a fixed-size cohort is accounted for adding and not for replacing",
@@ -328,22 +330,22 @@ MUTANTS = (
     ),
     Mutant(
         "a reply of another round is taken",
-        "discreet/wire.py",
+        "discreet/federated/messages.py",
         'if numbers.get("round") != round_number:',
         'if numbers.get("round") is None:',
-        ("tests/test_wire.py::test_a_malformed_reply_is_refused",),
+        ("tests/federated/test_messages.py::test_a_malformed_reply_is_refused",),
     ),
     Mutant(
         "a bit may be any number",
-        "discreet/wire.py",
+        "discreet/federated/messages.py",
         "if not isinstance(below, int) or below not in (0, 1):",
         "if not isinstance(below, int):",
-        ("tests/test_wire.py::test_a_malformed_reply_is_refused",),
+        ("tests/federated/test_messages.py::test_a_malformed_reply_is_refused",),
     ),
     # Resume.
     Mutant(
         "a run may be resumed with another sampling probability",
-        "discreet/guarantees.py",
+        "discreet/federated/guarantees.py",
         '        "sampling.probability": config.sampling_probability,\n',
         "",
         ("tests/simulation/test_resume.py::test_resuming_under_other_privacy_settings_is_refused",),

@@ -12,34 +12,42 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("discreet", "strategies", "client_app", "server_app", "simulation", "scripts", "benchmarks")
+FOLDERS = (
+    "discreet",
+    "strategies",
+    "client_app",
+    "server_app",
+    "simulation",
+    "deployment",
+    "scripts",
+    "benchmarks",
+)
+ROOMS = ("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting")
 
-# Who may import whom: a folder may import itself and what is listed. discreet.privacy and discreet.tasks stand below.
+# Who may import whom: a folder may import itself and what is listed. "discreet" alone means its settings and its log.
+BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.tasks", "discreet.training"}
+LIBRARY = {"discreet", *ROOMS}
 MAY = {
     "discreet.privacy": set[str](),
     "discreet.tasks": {"discreet.privacy"},
     "discreet": {"discreet.privacy", "discreet.tasks"},
-    "strategies": {"discreet", "discreet.privacy", "discreet.tasks"},
-    "client_app": {"discreet", "discreet.privacy", "discreet.tasks"},
-    "server_app": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
-    "simulation": {"discreet", "discreet.privacy", "discreet.tasks", "strategies", "client_app"},
-    "scripts": {
-        "discreet",
-        "discreet.privacy",
-        "discreet.tasks",
-        "strategies",
-        "client_app",
-        "server_app",
-        "simulation",
-    },
-    "benchmarks": {"discreet", "discreet.privacy", "discreet.tasks", *FOLDERS},
+    "discreet.training": {"discreet", "discreet.privacy", "discreet.tasks"},
+    "discreet.federated": BELOW_FEDERATED,
+    "discreet.reporting": BELOW_FEDERATED | {"discreet.federated"},
+    "strategies": LIBRARY,
+    "client_app": LIBRARY,
+    "server_app": LIBRARY | {"strategies", "client_app"},
+    "simulation": LIBRARY | {"strategies", "client_app"},
+    "deployment": LIBRARY | {"strategies", "client_app", "server_app"},
+    "scripts": {*LIBRARY, *FOLDERS} - {"benchmarks"},
+    "benchmarks": {*LIBRARY, *FOLDERS},
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PRIVACY_KNOWS_NOT = {"flwr", "hydra", "omegaconf", "sklearn", "flwr_datasets"}
 
 
 def room(module: str) -> str:
-    for name in ("discreet.privacy", "discreet.tasks"):
+    for name in ROOMS:
         if module == name or module.startswith(f"{name}."):
             return name
     return module.split(".")[0]

@@ -12,10 +12,10 @@ from tests.planted import MUTANTS, Mutant
 
 HARMLESS = Mutant(
     "another word in a docstring",
-    "strategies/cohort.py",
+    "discreet/federated/cohort_sampling.py",
     "How a cohort is drawn.",
     "How cohorts are drawn.",
-    ("tests/strategies/test_cohort.py::test_each_connected_client_keeps_its_chance_whoever_else_is_there",),
+    ("tests/federated/test_cohort_sampling.py::test_each_connected_client_keeps_its_chance_whoever_else_is_there",),
 )
 
 
@@ -27,8 +27,8 @@ def test_a_planted_fault_still_fits_the_source_and_names_tests_that_exist(mutant
 
 
 def test_a_text_that_is_no_longer_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"drawn: its old text occurs 0 times in strategies/cohort\.py"):
-        planted("", Mutant("cohorts are drawn", "strategies/cohort.py", "gone", "new", ()))
+    with pytest.raises(ValueError, match=r"drawn: its old text occurs 0 times in discreet/somewhere\.py"):
+        planted("", Mutant("cohorts are drawn", "discreet/somewhere.py", "gone", "new", ()))
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from client_app.local_privacy import LocalPrivacy, release_step, release_update
-from client_app.training import ExamplePrivacy, LocalSettings, local_update
 from discreet.config import RunConfig
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
-from discreet.privacy.noise import RandomSource
-from discreet.tasks.examples import Examples
-from strategies.round import (
+from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
     ServerState,
@@ -27,6 +23,10 @@ from strategies.round import (
     empty_sum,
     initial_state,
 )
+from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.noise import RandomSource
+from discreet.tasks.examples import Examples
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, order, params_of
 from tests.replay import Replay, replay
 

@@ -19,7 +19,7 @@ from torch import nn
 from client_app.account import Refused
 from client_app.nodes import node_client
 from discreet.config import ConfigError, load_config
-from discreet.runs import RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model

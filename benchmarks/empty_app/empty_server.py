@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from discreet.wire import Reply
+from discreet.federated.messages import Reply
 from strategies.dp_fedavg import GridExchange
 
 app = ServerApp()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

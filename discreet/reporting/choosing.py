@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.privacy.accounting import Entries, epsilon_spent
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.epsilons import Spent, spent_by_holder
 from discreet.reporting.records import RunRecord

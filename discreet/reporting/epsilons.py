@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.privacy.accounting import (
     PRIMIHUB_ORDERS,
     Entries,
@@ -15,7 +15,7 @@ from discreet.privacy.accounting import (
     rdp_epsilon_classic,
 )
 from discreet.privacy.events import event_from_json
-from discreet.privacy.ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.reporting.records import RunRecord
 
 MOST_POINTS = 16  # of a curve: each is an epsilon of its own

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 
-from discreet.guarantees import Guarantee
+from discreet.federated.guarantees import Guarantee
 from discreet.reporting.choosing import ChoiceCost
 from discreet.reporting.drawing import THEMES, Picture, series_variable, sign
 from discreet.reporting.epsilons import epsilons, spent_by_holder, worst_holder

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from discreet.config import ConfigError, RunConfig
-from discreet.guarantees import Guarantee, guarantees_of
-from discreet.runs import ASKED, RunFolder
+from discreet.federated.guarantees import Guarantee, guarantees_of
+from discreet.federated.run_folder import ASKED, RunFolder
 
 # Where a run is written, what it draws and where its data lies are not what was tried.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine")

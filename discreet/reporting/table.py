@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from discreet.guarantees import GUARANTEES
+from discreet.federated.guarantees import GUARANTEES
 from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
 
 

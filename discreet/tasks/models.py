@@ -14,7 +14,7 @@ from torch import nn
 
 from discreet.tasks.examples import Task
 from discreet.tasks.parameters import check_model, flatten_parameters, load_parameters, named_parameters_of
-from discreet.tasks.recurrent import character_lstm
+from discreet.tasks.recurrent_model import character_lstm
 from discreet.tasks.scattering import Scattering
 
 __all__ = [

@@ -16,10 +16,10 @@ from client_app.account import ClientAccount
 from client_app.client import DPClient
 from client_app.policy import ClientPolicy
 from discreet.config import RunConfig, config_to_json, parse_config
-from discreet.durable_ledger import DurableLedger
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import Order
 from discreet.privacy.noise import RandomSource, seeded_source
 from discreet.tasks.examples import Examples
-from discreet.wire import Order
 
 DIMS, CLASSES = 5, 3
 SIZE = DIMS * CLASSES + CLASSES

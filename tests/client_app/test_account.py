@@ -11,8 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from client_app.account import Budget, ClientAccount, Refused
-from discreet.durable_ledger import Charge, DurableLedger
-from discreet.guarantees import EXAMPLE, LOCAL
+from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.guarantees import EXAMPLE, LOCAL
 from tests.client_app.clients import ledger_at
 
 STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))

@@ -16,8 +16,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from client_app.training import ExamplePrivacy, LocalSettings, example_event, sampling_probability, steps_of
 from discreet.privacy.accounting import epsilon_spent
+from discreet.training.local_training import (
+    ExamplePrivacy,
+    LocalSettings,
+    example_event,
+    sampling_probability,
+    steps_of,
+)
 
 Values = NDArray[np.float64]
 SPACING, LENGTH = 0.1, 250  # of the line along which the function is inverted

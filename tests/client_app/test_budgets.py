@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from discreet.config import load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.training_run import Outcome
 from simulation.in_process import simulate
-from strategies.training import Outcome
 
 CLIENTS = 6
 SMALL = [f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "training.epochs=1", "seed=30911"]

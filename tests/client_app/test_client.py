@@ -13,10 +13,10 @@ from client_app.account import Refused
 from client_app.client import DPClient, local_settings
 from client_app.policy import ClientPolicy
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.messages import MalformedMessage, order_config
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import poisson_round_event
-from discreet.wire import MalformedMessage, order_config
 from tests.client_app.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, order, params_of
 
 Numbers = dict[str, bool | bytes | float | int | str]

@@ -13,10 +13,10 @@ HEAVY = ("dp_accounting", "scipy", "hydra", "sklearn", "datasets", "matplotlib")
 WORK = """
 import sys
 import torch
-import client_app.app
+import client_app.client_app
 from client_app.nodes import virtual_client
 from discreet.config import config_from_json
-from discreet.wire import Order
+from discreet.federated.messages import Order
 order = Order(1, 0.3, sys.argv[1], client_id=3, state_folder="")
 client = virtual_client(order, config_from_json(order.settings))
 reply = client.answer(order, torch.zeros(sum(parameter.numel() for parameter in client.model.parameters())))

@@ -15,9 +15,9 @@ from client_app.account import Refused
 from client_app.client import DPClient
 from client_app.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.config import RunConfig
-from discreet.durable_ledger import DurableLedger
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import Reply
 from discreet.privacy.noise import seeded_source
-from discreet.wire import Reply
 from tests.client_app.clients import (
     OFF,
     SIZE,

@@ -14,7 +14,7 @@ from client_app.account import Refused
 from client_app.nodes import node_client, share_of, virtual_client
 from client_app.policy import ClientPolicy
 from discreet.config import RunConfig
-from discreet.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
 from tests.client_app.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, order
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")

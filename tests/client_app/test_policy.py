@@ -11,7 +11,7 @@ import pytest
 from client_app.account import Budget, Refused
 from client_app.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
 from discreet.config import RunConfig
-from discreet.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from tests.client_app.clients import EXAMPLE as EXAMPLE_ON
 from tests.client_app.clients import OFF, config
 

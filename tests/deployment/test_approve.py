@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.approve import main
+from deployment.approve import main
 
 
 def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,12 +17,12 @@ def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytes
     digest = told.split("SHA-256 ")[1].split(",")[0]
     assert len(digest) == len(hashlib.sha256().hexdigest())
     assert app.name.endswith(digest[:8])
-    assert (app / "client_app" / "app.py").is_file()
+    assert (app / "client_app" / "client_app.py").is_file()
     assert not (app / "tests").exists()
 
-    (app / "client_app" / "app.py").write_text("kept")
+    (app / "client_app" / "client_app.py").write_text("kept")
     assert main(["--folder", str(tmp_path)]) == 0
-    assert (app / "client_app" / "app.py").read_text() == "kept"
+    assert (app / "client_app" / "client_app.py").read_text() == "kept"
 
 
 def test_a_file_that_is_no_app_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from discreet.durable_ledger import Charge, DurableLedger
-from scripts.backup_ledger import main
+from deployment.backup_ledger import main
+from discreet.federated.durable_ledger import Charge, DurableLedger
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from scripts.certificates import CertificateError, main, make_authority, make_node, make_server, register_node
+from deployment.certificates import CertificateError, main, make_authority, make_node, make_server, register_node
 
 
 @pytest.fixture
@@ -116,5 +116,5 @@ def test_the_authority_key_is_not_given_to_the_container_user(tmp_path: Path) ->
 
 
 def test_the_command_runs() -> None:
-    words = [sys.executable, "-m", "scripts.certificates", "--help"]
+    words = [sys.executable, "-m", "deployment.certificates", "--help"]
     assert b"authority" in subprocess.run(words, capture_output=True, check=True).stdout

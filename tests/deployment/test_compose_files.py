@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from client_app.policy import policy_from
+from deployment.compose_nodes import more_nodes
 from discreet.config import load_config
-from scripts.compose_nodes import more_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.approve import approve, build_app
-from scripts.certificates import give_to, make_authority, make_node, make_server
-from scripts.federation import flower_environment, free_port
-from scripts.local_federation import wait_until
-from scripts.superlink import CONNECTION, write_connection
+from deployment.approve import approve, build_app
+from deployment.certificates import give_to, make_authority, make_node, make_server
+from deployment.flower_run import flower_environment, free_port
+from deployment.local_federation import wait_until
+from deployment.superlink import CONNECTION, write_connection
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -152,7 +152,7 @@ class AloneNode:
         """Makes its key known to the server, as a person would, and starts it."""
         self.server = server
         home = self.deployment.write_connection()
-        command = [sys.executable, "-m", "scripts.certificates", "--folder", str(self.secrets), "register"]
+        command = [sys.executable, "-m", "deployment.certificates", "--folder", str(self.secrets), "register"]
         environment = flower_environment(home) | {"PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, CONNECTION, "hospital-a"], env=environment, check=True)
         self.compose("run", "--rm", "node", *CREATE_LEDGER)
@@ -161,7 +161,7 @@ class AloneNode:
 
 CREATE_LEDGER = ("python", "-m", "scripts.ledger", "create", "/ledger/ledger.db")
 COUNT_RELEASES = (
-    "from pathlib import Path; from discreet.durable_ledger import DurableLedger as L; "
+    "from pathlib import Path; from discreet.federated.durable_ledger import DurableLedger as L; "
     "l = L(Path('/runs/main/ledger.db')); assert l.verify() == []; print(len(l.releases()))"
 )
 

@@ -16,14 +16,14 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from client_app.nodes import node_client, share_of
+from deployment.flower_run import free_port
+from deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from deployment.superlink import CONNECTION
 from discreet.config import config_from_json, load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.status import read_status
-from discreet.wire import decode_order, encode_reply
-from scripts.federation import free_port
-from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import decode_order, encode_reply
+from discreet.federated.run_status import read_status
 from scripts.status import status_facts
-from scripts.superlink import CONNECTION
 from tests.deployment.raw_node import Behaviour, raw_node
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from client_app.nodes import share_of
+from deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.config import load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
-from discreet.status import read_status
-from scripts.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import read_status
 from scripts.status import status_lines
 from simulation.in_process import simulate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts.federation import REPOSITORY
+from deployment.flower_run import REPOSITORY
 
 PACKAGES = ("client_app", "discreet")
 
@@ -19,19 +19,21 @@ PACKAGES = ("client_app", "discreet")
 # is marked, so that one that was imported anew is seen.
 IMPORT = """
 import json, sys
-from scripts.warm_clients import load
+from deployment.flower_fixes.warm_clients import load
 
 load()
 kept = sys.meta_path[0].modules
-kept["discreet.wire"].mark = "kept"
+kept["discreet.federated.messages"].mark = "kept"
 sys.path.insert(0, sys.argv[1])
-import client_app.app, discreet.wire, discreet.guarantees, discreet.reports
+import client_app.client_app
+from discreet.federated import guarantees, messages
+from discreet.reporting import reports
 
 print(json.dumps({
-    "kept": discreet.wire is kept["discreet.wire"] and discreet.wire.mark == "kept",
-    "one app": client_app.app.decode_order is discreet.wire.decode_order,
-    "files": [m.__file__ for m in (client_app.app, discreet.wire, discreet.guarantees, discreet.reports)],
-    "word": getattr(discreet.guarantees, "WORD", None),
+    "kept": messages is kept["discreet.federated.messages"] and messages.mark == "kept",
+    "one app": client_app.client_app.decode_order is messages.decode_order,
+    "files": [m.__file__ for m in (client_app.client_app, messages, guarantees, reports)],
+    "word": getattr(guarantees, "WORD", None),
 }))
 """
 
@@ -63,7 +65,7 @@ def test_an_app_with_the_same_files_gets_the_kept_modules_and_the_rest_from_its_
 
 
 def test_one_other_byte_and_every_module_is_imported_from_the_app(app: Path) -> None:
-    with (app / "discreet" / "guarantees.py").open("a") as file:
+    with (app / "discreet" / "federated" / "guarantees.py").open("a") as file:
         file.write('WORD = "another"\n')
     found = imported(app)
     assert not found["kept"]

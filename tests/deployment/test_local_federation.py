@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import deployment
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
-from discreet.status import state_of
+from benchmarks import deployment_speed as deployment
+from deployment.local_federation import RUN_SECONDS, main, wait_until
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import state_of
 from examples.million import million
-from scripts.local_federation import RUN_SECONDS, main, wait_until
 from tests.scripts.living import MARK, default_signals, marked
 
 
@@ -35,7 +35,15 @@ def test_a_federation_on_this_machine_keeps_its_run_where_it_was_asked_to(
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
     run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    command = [sys.executable, "-m", "scripts.local_federation", "--nodes", "2", "rounds=500", f"output_dir={run.path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "deployment.local_federation",
+        "--nodes",
+        "2",
+        "rounds=500",
+        f"output_dir={run.path}",
+    ]
     process = subprocess.Popen(
         command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
     )
@@ -49,7 +57,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert process.returncode == 130
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
-    go_on = f"to go on: python -m scripts.local_federation --nodes 2 resume=true output_dir={run.path}"
+    go_on = f"to go on: python -m deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
 
 

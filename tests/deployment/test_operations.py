@@ -17,20 +17,20 @@ import pytest
 from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
+from deployment.compose_nodes import main as compose_nodes
+from deployment.flower_run import free_port
+from deployment.healthy import healthy
+from deployment.healthy import main as healthy_main
 from discreet.config import load_config
+from discreet.federated.run_folder import METRICS, RunFolder
+from discreet.federated.run_lock import only_writer
+from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
+from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.logs import FIELDS, log_to
-from discreet.run_lock import only_writer
-from discreet.runs import METRICS, RunFolder
 from discreet.settings import ConfigError
-from discreet.status import RunStatus, after_round, read_status, write_status
-from discreet.telemetry import GAUGES, RunCollector, serving_metrics
-from scripts.compose_nodes import main as compose_nodes
-from scripts.federation import free_port
-from scripts.healthy import healthy
-from scripts.healthy import main as healthy_main
 from scripts.status import main as status_main
 from scripts.status import status_facts, status_lines
-from server_app.app import config_of
+from server_app.server_app import config_of
 from simulation.in_process import simulate
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
@@ -60,7 +60,7 @@ def test_help_is_an_answer_and_no_error(
         code = int(ended.code or 0)
     said = capsys.readouterr()
     assert (code, said.err) == (0, "")
-    assert said.out.startswith("usage: python -m scripts.")
+    assert said.out.startswith("usage: python -m deployment.")
 
 
 def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:
@@ -196,7 +196,7 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from discreet.run_lock import only_writer\n"
+        "import sys; from pathlib import Path; from discreet.federated.run_lock import only_writer\n"
         "with only_writer(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -10,10 +10,10 @@ import pytest
 from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from scripts.local_federation import START_SECONDS, Federation, make_secrets, wait_until
-from scripts.patient_superlink import WAIT_SECONDS, be_patient
-from scripts.processes import STARTER, below
-from scripts.superlink import server_apps
+from deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
+from deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
+from deployment.processes import STARTER, below
+from deployment.superlink import server_apps
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.federation import REPOSITORY
-from scripts.local_federation import wait_until
-from scripts.warm.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
+from deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
+from deployment.flower_run import REPOSITORY
+from deployment.local_federation import wait_until
 
-SHIM = REPOSITORY / "scripts" / "warm" / COMMAND
+SHIM = REPOSITORY / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
 OF_THE_APP = ("client_app", "discreet", "strategies", "simulation", "server_app", "scripts", "conf")
 
@@ -27,7 +27,7 @@ PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The parent of a process that serves, and where that listens."""
     path = tmp_path_factory.mktemp("warm") / "clients"
-    words = [sys.executable, "-c", PARENT, "-m", "scripts.warm_clients", "--socket", str(path)]
+    words = [sys.executable, "-c", PARENT, "-m", "deployment.flower_fixes.warm_clients", "--socket", str(path)]
     with subprocess.Popen(words, cwd=REPOSITORY, stdin=subprocess.PIPE) as parent:
         wait_until(path.exists, START_SECONDS, "it listens")
         yield parent, path
@@ -68,7 +68,7 @@ def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
 
 def test_the_apps_own_modules_are_set_aside_and_no_thread_runs() -> None:
     code = (
-        "import os, sys; from scripts.warm_clients import load; load(); "
+        "import os, sys; from deployment.flower_fixes.warm_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
         "print('torch' in sys.modules, len(os.listdir('/proc/self/task')))"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import per_example
+from benchmarks import per_example_speed as per_example
 from benchmarks.opacus_steps import OPACUS_MODES
 from discreet.privacy.per_example import clipped_gradient_sum
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
-from discreet.status import read_status
-from scripts.processes import below
+from deployment.processes import below
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import read_status
 
 MARK = "DISCREET_TEST_MARK"
 

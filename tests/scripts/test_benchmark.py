@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ledger, noise
+from benchmarks import ledger_speed as ledger
+from benchmarks import noise_speed as noise
 from scripts.benchmark import SECTIONS, main, table_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import flower
+from benchmarks import flower_speed as flower
 
 WORDS = [*flower.WORK, "data.name=digits", "data.num_clients=40", "model.name=logistic_regression"]
 

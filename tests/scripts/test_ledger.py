@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
-from discreet.durable_ledger import Charge, DurableLedger
+from discreet.federated.durable_ledger import Charge, DurableLedger
 from scripts.ledger import main
 
 

@@ -13,8 +13,8 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from discreet.config import load_config
-from discreet.predictions import indicators_of, load_model, predict, write_indicators, write_predictions
-from discreet.tables import TableError, feature_names, read_inputs
+from discreet.federated.input_tables import TableError, feature_names, read_inputs
+from discreet.federated.predictions import indicators_of, load_model, predict, write_indicators, write_predictions
 from discreet.tasks.datasets import load_task
 from scripts.predict import main
 from simulation.in_process import simulate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import server
+from benchmarks import server_speed as server
 
 
 def test_every_part_of_a_reply_is_compared_with_numpy() -> None:

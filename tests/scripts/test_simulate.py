@@ -11,11 +11,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.config import ConfigError, load_config
-from discreet.runs import Checkpoint, RunFolder
+from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.training_run import TrainingRun
 from scripts.simulate import main
 from scripts.sweep import sweep_of
 from simulation.in_process import simulate
-from strategies.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]

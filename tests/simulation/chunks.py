@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_app.training import LocalSettings, local_update
 from discreet.privacy.noise import RandomSource, seeded_source
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model, flatten_parameters
+from discreet.training.local_training import LocalSettings, local_update
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SeededDraws

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import discreet.runs
+import discreet.federated.run_folder
 from discreet.config import load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
 from simulation.in_process import simulate
 
 POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
@@ -56,7 +56,7 @@ def plant(point: str, number: int) -> None:
         def torn(self: RunFolder, checkpoint: Any) -> None:
             if checkpoint.round == number:
                 # The new file is half written beside the old one, and never renamed.
-                discreet.runs.os.replace = lambda *_: die()  # type: ignore[assignment]
+                discreet.federated.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
             save(self, checkpoint)
 
         RunFolder.save_checkpoint = torn  # type: ignore[method-assign]

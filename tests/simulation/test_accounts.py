@@ -8,12 +8,12 @@ import pytest
 
 from client_app.account import Budget, ClientAccount, Refused
 from discreet.config import RunConfig, load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.guarantees import EXAMPLE
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import EXAMPLE
+from discreet.federated.transport import Failure
 from discreet.privacy.events import poisson_round_event
 from simulation import accounts as accounts_module
 from simulation.accounts import Accounts, Admitted, admit
-from strategies.exchange import Failure
 from tests.client_app.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)

@@ -14,17 +14,17 @@ from torch import nn
 
 from client_app import nodes
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.durable_ledger import DurableLedger
-from discreet.runs import RunFolder
+from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.round import empty_sum
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.transport import Failure, Replies
 from discreet.tasks.models import MODELS
 from simulation.accounts import Admitted, admit
 from simulation.cohort import BatchedExchange
 from simulation.engine import Engine
 from simulation.in_process import simulate
 from simulation.views import Numbers, SampledViews, Views
-from strategies.cohort_sum import PartialSum
-from strategies.exchange import Failure, Replies
-from strategies.round import empty_sum
 from tests.simulation.chunks import Clients
 
 SMALL = (

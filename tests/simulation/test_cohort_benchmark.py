@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import cohort, cohort_scale, profile
-from benchmarks.cohort import digits_like
+from benchmarks import cohort_scale_speed as cohort_scale
+from benchmarks import cohort_speed as cohort
+from benchmarks import profile_speed as profile
+from benchmarks.cohort_speed import digits_like
 
 
 def test_every_way_trains_clients() -> None:

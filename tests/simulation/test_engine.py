@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from discreet.config import ConfigError, load_config
+from discreet.federated.transport import Replies
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import MODELS, build_model, flatten_parameters
 from simulation.cohort import BatchedExchange
 from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_stack
 from simulation.in_process import simulate
 from simulation.views import SampledViews
-from strategies.exchange import Replies
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:

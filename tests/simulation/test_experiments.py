@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from discreet.config import load_config
-from discreet.runs import RunFolder
+from discreet.federated.run_folder import RunFolder
 from simulation.in_process import simulate
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
+from discreet.federated.cohort_sampling import CohortSampling
 from discreet.privacy.noise import seeded_source
 from discreet.privacy.sampling import poisson_sample
-from strategies.cohort import CohortSampling
 
 MANY = 10**6
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from discreet.config import load_config
-from discreet.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.privacy.ledger import PrivacyLedger
-from discreet.runs import RunFolder
+from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.federated.run_folder import RunFolder
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from simulation.in_process import simulate
 from tests.simulation.crash import POINTS
 

@@ -11,8 +11,8 @@ import torch
 
 from client_app.nodes import share_of
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.guarantees import guarantees_of
-from discreet.runs import RunFolder
+from discreet.federated.guarantees import guarantees_of
+from discreet.federated.run_folder import RunFolder
 from discreet.tasks.datasets import load_task
 from simulation.engine import engine_of
 from simulation.in_process import simulate

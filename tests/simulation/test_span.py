@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.training import ExamplePrivacy, LocalSettings
+from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from simulation import stacked_training
 from simulation.batches import table_of
 from simulation.chunk import Chunk

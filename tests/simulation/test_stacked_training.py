@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training import ExamplePrivacy, LocalSettings, sampling_probability
 from discreet.privacy.noise import RandomSource
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.draws import SecureDraws

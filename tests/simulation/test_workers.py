@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.transport import Replies
 from simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
-from strategies.cohort_sum import PartialSum
-from strategies.exchange import Replies
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -102,8 +102,8 @@ def _killed(params: Tensor, work: int) -> Replies:
 ORPHANS = """
 import os, sys, torch
 from simulation.workers import ForkedWorkers
-from strategies.cohort_sum import PartialSum
-from strategies.exchange import Replies
+from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.transport import Replies
 
 def tell(params, work):
     return Replies(PartialSum(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None))

@@ -12,11 +12,11 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from discreet.federated.cohort_sampling import CohortSampling
+from discreet.federated.messages import REFUSED_CODE, Reply, decode_order, encode_reply
+from discreet.federated.transport import Failure, MessagesTooLarge
 from discreet.privacy.noise import seeded_source
-from discreet.wire import REFUSED_CODE, Reply, decode_order, encode_reply
-from strategies.cohort import CohortSampling
 from strategies.dp_fedavg import GridExchange, VirtualClients
-from strategies.exchange import Failure, MessagesTooLarge
 
 
 @pytest.fixture(autouse=True)

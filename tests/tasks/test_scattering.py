@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from discreet.config import load_config
-from discreet.runs import RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model
 from discreet.tasks.parameters import check_model

@@ -1,7 +1,7 @@
 """Linear layers with ReLU or tanh between them, forward and backward by hand.
 
 On such small models autograd costs as much as the products do: by hand a clipped sum takes a fifth less time
-(benchmarks/per_example.py). The terms are those of `one_pass`.
+(benchmarks/per_example_speed.py). The terms are those of `one_pass`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""What a simulated round costs as population and cohort grow, and the benchmark that FLUTE publishes.
+
+    python -m benchmarks.cohort_scale_speed --json scale.json
+
+A round is what `scripts.simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
+is the largest resident size of this process during the round above that before it; the workers map it, and each adds
+what one chunk takes. Every client is a view of the data set, decided by its number: none is held. FLUTE's benchmark is
+logistic regression for 100 rounds of 10 of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s
+for it, and Flower's simulation 1814 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cohort_speed import SEED, WORK, digits_like
+from discreet.config import RunConfig, load_config
+from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
+from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
+from discreet.federated.training_run import Tally
+from discreet.privacy.noise import secure_source
+from discreet.tasks.examples import Task
+from discreet.tasks.models import build_model, flatten_parameters
+from simulation.cohort import BatchedExchange
+from simulation.engine import engine_of
+from simulation.views import SampledViews
+
+Row = dict[str, Any]
+
+# (population, expected cohort): more and more clients, and then larger and larger cohorts of all of them.
+SCALES = ((1000, 100), (10_000, 100), (100_000, 100), (1_000_000, 100), (1_000_000, 1000), (1_000_000, 10_000))
+FLUTE = (
+    "model.name=logistic_regression",
+    "data.num_clients=1000",
+    "sampling.probability=0.01",
+    "training.learning_rate=0.03",
+    "privacy.user.enabled=false",
+)
+FLUTE_ROUNDS = 100
+PER_CLIENT = 60
+
+
+def rows(
+    *, model: str = "logistic_regression", scales: Sequence[tuple[int, int]] = SCALES, flute_rounds: int = FLUTE_ROUNDS
+) -> list[Row]:
+    """A row for each scale, and one for FLUTE's benchmark."""
+    task = digits_like()
+    found = [_scale(model, task, population, cohort) for population, cohort in scales]
+    seconds = _timed(lambda: _rounds(load_config([*WORK, *FLUTE]), task, count=flute_rounds, population=1000))[0]
+    return [*found, {"what": f"FLUTE's benchmark, {flute_rounds} rounds", "seconds": seconds}]
+
+
+def _scale(model: str, task: Task, population: int, cohort: int) -> Row:
+    words = [
+        f"model.name={model}",
+        f"data.num_clients={population}",
+        f"sampling.probability={cohort / population}",
+    ]
+    run = load_config([*WORK, *words])
+    _rounds(run, task, count=1, population=population)
+    seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population))
+    return {
+        "what": "one round",
+        "population": population,
+        "cohort": cohort,
+        "seconds": seconds,
+        "clients_per_second": cohort / seconds,
+        "peak_mib": peak,
+    }
+
+
+def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
+    views = SampledViews(population, len(task.train), PER_CLIENT, SEED)
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
+    with BatchedExchange(run, engine_of(run, task, views=views), accounts=None) as exchange:
+        for number in range(1, count + 1):
+            cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
+            replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
+            updates = Tally().accept(replies)
+            state, _ = dp_fedavg_round(
+                state, updates, round_settings(run), source=secure_source(), charge=lambda _: None
+            )
+    return state
+
+
+def _timed(run: Callable[[], object]) -> tuple[float, float | None]:
+    """Seconds, and MiB of resident memory at the peak above the start; None where the system does not say."""
+    before = _reset_peak()
+    started = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - started
+    peak = _resident("VmHWM")
+    return seconds, None if before is None or peak is None else peak - before
+
+
+def _reset_peak() -> float | None:
+    forget = Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return None
+    forget.write_text("5")  # Linux: the peak starts again from what is resident now
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> float | None:
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(sizes[0]) / 1024 if sizes else None
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    measured = rows()
+    table = Table("what", "population", "cohort", "seconds", "clients a second", "MiB above the start")
+    for row in measured:
+        numbers = [row.get(name) for name in ("population", "cohort", "seconds", "clients_per_second", "peak_mib")]
+        table.add_row(row["what"], *("" if value is None else f"{value:,.4g}" for value in numbers))
+    Console().print(table)
+    if words.json:
+        words.json.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

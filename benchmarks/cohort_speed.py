@@ -1,0 +1,220 @@
+"""How fast virtual clients are trained: whole cohorts in one computation, against one client after the other.
+
+    python -m benchmarks.cohort_speed --json cohort.json
+
+The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
+0.1, every update clipped and added up. Everything that is compared runs in turns, so that a busy machine slows all of
+it alike. Times are medians of rounds by the clock. Whole cohorts are trained by a process for each core; what is not
+batched has as many threads as PyTorch takes. pfl-research is compared where it is installed, and skipped by name where
+it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from benchmarks.pfl_rounds import pfl_rounds
+from client_app.account import ClientAccount
+from client_app.client import DPClient
+from client_app.policy import ClientPolicy
+from discreet.config import RunConfig, config_to_json, load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import Order
+from discreet.federated.round import empty_sum
+from discreet.federated.round_settings import round_settings
+from discreet.federated.transport import Replies
+from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.noise import secure_source
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.models import build_model, flatten_parameters, load_parameters
+from discreet.tasks.partition import partition_indices
+from simulation.accounts import Accounts
+from simulation.cohort import BatchedExchange
+from simulation.engine import engine_of
+from simulation.views import PartitionViews, Views
+
+Row = dict[str, Any]
+Rounds = Callable[[Sequence[int]], None]
+
+MODELS = ("logistic_regression", "mlp", "cnn")
+EXAMPLES, CLIENTS, COHORT, SEED, CLIP_NORM = 60_000, 1000, 100, 20731, 0.1
+TURN_SECONDS = 0.3
+WORK = (
+    "training.epochs=1",
+    "training.batch_size=10",
+    "training.learning_rate=0.1",
+    "training.momentum=0",
+    "privacy.delta=1e-9",
+    "privacy.user.noise_multiplier=1.0",
+)
+DP_SGD = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1.0")
+
+
+def digits_like(count: int = EXAMPLES) -> Task:
+    """Random images of MNIST's shape: what they show does not change how long training takes."""
+    generator = torch.Generator().manual_seed(SEED)
+    pixels, targets = torch.randint(256, (count, 1, 28, 28), generator=generator), torch.arange(count) % 10
+    inputs = pixels.float().div_(255)
+    return Task("digits-like", Examples(inputs, targets), Examples(inputs[:10], targets[:10]), 10, (1, 28, 28))
+
+
+def rows(
+    *, models: Sequence[str] = MODELS, examples: int = EXAMPLES, clients: int = CLIENTS, repetitions: int = 7
+) -> list[Row]:
+    """Clients a second for each model and way, and ratios to one by one and to pfl-research."""
+    task = digits_like(examples)
+    parts = partition_indices(task.train.targets, clients, kind="iid", seed=SEED)
+    found = []
+    with TemporaryDirectory() as folder:
+        for name in models:
+            for ways in (_sgd_ways, _dp_sgd_ways):
+                compared = ways(name, task, PartitionViews(parts), Path(folder))
+                found += _compared(name, compared, clients=clients, repetitions=repetitions)
+    return found
+
+
+def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
+    run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
+    ways = {
+        "plain loop of PyTorch": _plain_loop(run, task, views),
+        "one by one": _one_by_one(run, task, views, None),
+        "batched": _batched(run, task, views, None),
+        "batched, sums on the grid": _batched(exact, task, views, None),
+    }
+    if importlib.util.find_spec("pfl"):
+        model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
+        rate, size = run.training.learning_rate, run.training.batch_size
+        ways["pfl-research"] = pfl_rounds(model, task, views, learning_rate=rate, batch_size=size, norm_clip=CLIP_NORM)
+    return ways
+
+
+def _dp_sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
+    run = load_config([*WORK, *DP_SGD, "privacy.noise=float", f"model.name={name}"])
+    ledgers = [DurableLedger.create(folder / f"{name}-{number}.db") for number in range(2)]
+    return {
+        "DP-SGD, one by one": _one_by_one(run, task, views, ledgers[0]),
+        "DP-SGD, batched": _batched(run, task, views, ledgers[1]),
+    }
+
+
+def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: int) -> list[Row]:
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    cohort = min(COHORT, clients)
+    for repetition in range(repetitions + 1):
+        for way, rounds in ways.items():
+            # Rounds cost nothing beside their clients where these are trained one by one.
+            few = max(1, cohort // 10) if "one by one" in way or "plain" in way else cohort
+            # Several rounds a turn: the first one finds the caches as another way left them. Turn 0 warms up.
+            turn, number = time.perf_counter(), repetition
+            while (started := time.perf_counter()) < turn + TURN_SECONDS:
+                rounds([(number * cohort + client) % clients for client in range(few)])
+                number += 1
+                if repetition:
+                    times[way].append((time.perf_counter() - started) / few)
+    speeds = {way: 1 / median(values) for way, values in times.items()}
+    base, peer = next(speed for way, speed in speeds.items() if "one by one" in way), speeds.get("pfl-research")
+    return [
+        {"model": name, "way": way, "clients_per_second": speed, "ratio": speed / base}
+        | ({"to_pfl": speed / peer} if peer else {})
+        for way, speed in speeds.items()
+    ]
+
+
+def _plain_loop(run: RunConfig, task: Task, views: Views) -> Rounds:
+    """What a person would write without any library: SGD on each client, its update clipped and added."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    start, generator = flatten_parameters(model), np.random.default_rng(SEED)
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = torch.zeros_like(start)
+        for client in clients:
+            load_parameters(model, start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=run.training.learning_rate)
+            order = torch.from_numpy(generator.permutation(views.examples(client)))
+            for batch in order.split(run.training.batch_size):  # type: ignore[no-untyped-call]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.targets[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            update = flatten_parameters(model) - start
+            total += update * (CLIP_NORM / update.norm()).clamp(max=1)
+
+    return rounds
+
+
+def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
+    """The clients that Flower runs, called one after the other."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    start, order = flatten_parameters(model), Order(1, CLIP_NORM, config_to_json(run))
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = ClippedSum(len(start), CLIP_NORM)
+        for client in clients:
+            examples = task.train.subset(torch.from_numpy(views.examples(client)))
+            account = None
+            if ledger is not None:
+                account = ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
+            reply = DPClient(model, examples, account, ClientPolicy(), secure_source()).answer(order, start)
+            total.add(reply.update.unsqueeze(0))
+
+    return rounds
+
+
+def _batched(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
+    """The cohort as one computation."""
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+    exchange = BatchedExchange(run, engine_of(run, task, views=views), accounts=accounts)
+    start, user = flatten_parameters(model), round_settings(run).user
+
+    def rounds(clients: Sequence[int]) -> None:
+        total = empty_sum(len(start), CLIP_NORM, user)
+        for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
+            assert isinstance(replies, Replies)
+            total.merge(replies.part)
+
+    return rounds
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--repetitions", type=int, default=7)
+    words = parser.parse_args()
+    # What is not batched works on matrices too small for a second thread.
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)
+    measured = rows(models=words.models, repetitions=words.repetitions)
+    title = f"clients a second; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+    table = Table("model", "way", "clients a second", "ratio", "to pfl-research", title=title)
+    for row in measured:
+        numbers = (f"{row['clients_per_second']:,.0f}", f"{row['ratio']:.1f}", f"{row.get('to_pfl', math.nan):.1f}")
+        table.add_row(row["model"], row["way"], *numbers)
+    Console().print(table)
+    if not importlib.util.find_spec("pfl"):
+        Console().print("pfl-research is not installed, and not compared")
+    if words.json:
+        words.json.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

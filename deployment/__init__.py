@@ -1,0 +1,1 @@
+"""What runs a real federation: SuperLink, SuperNodes, the gate, certificates."""

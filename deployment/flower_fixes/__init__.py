@@ -1,0 +1,1 @@
+"""Replacements of Flower's behaviour, each switched on by whoever needs it."""

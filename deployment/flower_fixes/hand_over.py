@@ -1,0 +1,45 @@
+"""Hands a ClientApp's command line over to `warm_clients`, and ends as that ends. Imports next to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+SOCKET_VARIABLE = "DISCREET_WARM_CLIENTS"
+COMMAND = "flwr-clientapp"
+
+
+def hand_over(path: str, words: list[str]) -> int | None:
+    """The exit code of the ClientApp; None where nobody took it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(path)
+            request = json.dumps({"words": words, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+            socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
+            connection.sendall(request)
+            taken = connection.recv(1)
+        except OSError:
+            return None
+        if not taken:
+            return None
+        code = connection.recv(1)
+        # Without a code it was killed.
+        return code[0] if code else 1
+
+
+def start_cold(words: list[str]) -> None:
+    """Becomes Flower's own command: the next one of that name on the PATH."""
+    here = os.path.dirname(os.path.realpath(__file__))
+    folders = [name for name in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.realpath(name) != here]
+    os.environ["PATH"] = os.pathsep.join(folders)
+    os.execvp(COMMAND, [COMMAND, *words])
+
+
+if __name__ == "__main__":
+    path = os.environ.get(SOCKET_VARIABLE)
+    code = hand_over(path, sys.argv[1:]) if path else None
+    if code is None:
+        start_cold(sys.argv[1:])
+    sys.exit(code)

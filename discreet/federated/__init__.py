@@ -1,0 +1,1 @@
+"""The federation: the round, the run around it, what travels, and what is written down."""

@@ -1,0 +1,339 @@
+"""What was spent, on disk: an append-only SQLite file whose rows are chained by digest.
+
+The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its example-level and
+local guarantees, over every run it takes part in. A row is on disk before the release that it pays for is made, so a
+crash may make the ledger say more than was released, never less.
+
+A ledger is made by an explicit act. One that is missing, damaged or older than it was is an error, never a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from discreet.federated.known_ledgers import (
+    LOCK_SECONDS,
+    LedgerError,
+    Mark,
+    another_at,
+    enter,
+    make_database,
+    note,
+    recall,
+)
+from discreet.privacy.events import event_from_json, event_to_json
+from discreet.privacy.privacy_ledger import PrivacyLedger
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+__all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "Mark", "Release"]
+
+CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
+SCHEMA = """
+create table facts (name text primary key, value text not null) without rowid;
+create table releases (
+    number integer primary key,
+    round integer not null,
+    guarantee text not null,
+    holder text not null,
+    event text not null,
+    count integer not null,
+    nonce text not null,
+    digest text not null
+);
+create index by_holder on releases (guarantee, holder);
+"""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release to be paid for: `count` times `event` on the data of `holder`, in `round`."""
+
+    round: int
+    guarantee: str
+    holder: str
+    event: DpEvent
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Release:
+    """A row of the ledger. `nonce` is random: the same charge to two copies of a ledger gives two digests."""
+
+    number: int
+    round: int
+    guarantee: str
+    holder: str
+    event: str
+    count: int
+    nonce: str
+    digest: str
+
+
+def _digest(previous: str, content: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps([previous, *content]).encode()).hexdigest()
+
+
+class DurableLedger:
+    """Appends charges to a SQLite file and adds up what was spent.
+
+    The connection is opened for each use: a ledger object holds no lock and may be shared between threads and passed on
+    to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
+
+    Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an
+    older copy nor a second one is gone on with.
+
+    Args:
+      path: the file.
+      facts: the settings that decide the privacy of what is charged here, which the ledger must have been made with.
+
+    Raises:
+      LedgerError: the file is missing, can't be used, or was made with other facts; the message names what differs.
+    """
+
+    def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
+        self.path = path
+        if not path.is_file():
+            raise LedgerError(
+                f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
+                f"node is made by `python -m scripts.ledger create {path}`"
+            )
+        self.mark()
+        if facts is not None:
+            self._check_facts(facts)
+
+    @classmethod
+    def create(cls, path: Path, *, facts: Mapping[str, object] | None = None) -> Self:
+        """Makes a new ledger, in which nothing is spent, with an identity of its own.
+
+        Raises:
+          LedgerError: there is a file already, or none can be made.
+        """
+        settings = {name: json.dumps(value) for name, value in (facts or {}).items()}
+        settings["identity"] = json.dumps(secrets.token_hex(16))
+        mark = Mark(json.loads(settings["identity"]), 0, _digest("", sorted(settings.items())))
+        rows = [*settings.items(), ("head", mark.head), ("rows", "0")]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
+                raise LedgerError(f"{path} exists already, and is not made anew")
+            _flush_folder(path.parent)
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise LedgerError(f"{path} can't be made: {error}") from error
+        enter(mark, path)
+        return cls(path)
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
+        address = f"{self.path.resolve().as_uri()}?mode=rw"
+        try:
+            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+                connection.execute("pragma synchronous = full")
+                yield connection
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{self.path} can't be used as a ledger: {error}") from error
+
+    def facts(self) -> dict[str, Any]:
+        """The settings that the ledger was made with."""
+        with self._connect() as connection:
+            rows = dict(connection.execute("select name, value from facts"))
+        return {name: json.loads(value) for name, value in rows.items() if name not in ("head", "rows", "identity")}
+
+    def _check_facts(self, facts: Mapping[str, object]) -> None:
+        stored, wanted = self.facts(), json.loads(json.dumps(dict(facts)))
+        differing = [name for name in sorted({*stored, *wanted}) if stored.get(name) != wanted.get(name)]
+        if differing:
+            parts = [f"{name} was {stored.get(name)}, is {wanted.get(name)}" for name in differing]
+            raise LedgerError(f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}")
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
+        if not charges:
+            return
+        with self._connect() as connection, _transaction(connection):
+            known = self._known(connection)
+            mark = _append(connection, charges)
+        self._note(mark, known)
+
+    def charge_after(self, releases: int, charge: Charge) -> bool:
+        """Appends one charge where its holder has been charged for exactly so many releases, and says whether it did.
+
+        So a budget that was looked at before still holds: nobody else has charged in between.
+        """
+        query = "select coalesce(sum(count), 0) from releases where guarantee = ? and holder = ?"
+        with self._connect() as connection, _transaction(connection):
+            (charged,) = connection.execute(query, (charge.guarantee, charge.holder)).fetchone()
+            if charged != releases:
+                return False
+            known = self._known(connection)
+            mark = _append(connection, [charge])
+        self._note(mark, known)
+        return True
+
+    def _known(self, connection: sqlite3.Connection) -> Mark:
+        """What this machine knows of the ledger, all of which it holds."""
+        mark = _mark(connection)
+        known = recall(mark.identity)
+        if known is None:
+            raise LedgerError(
+                f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
+                f"`python -m scripts.ledger adopt {self.path}` lets it go on here"
+            )
+        if _head_at(connection, known.rows) != known.head:
+            raise LedgerError(
+                f"{self.path} is an older copy, or another copy was gone on with: this machine knows {known.rows} rows "
+                f"of it, which are not all among the {mark.rows} in the file. Put back the one that has them"
+            )
+        if _head_at(connection, mark.rows) != mark.head:
+            raise LedgerError(f"{self.path} is damaged: its last rows are missing")
+        return known
+
+    def _note(self, mark: Mark, known: Mark) -> None:
+        # Where another process was faster, it has charged this very file, or else another copy of it.
+        while known.rows < mark.rows and note(mark, self.path, since=known) != mark:
+            with self._connect() as connection:
+                known = self._known(connection)
+
+    def check(self) -> None:
+        """Looks whether the ledger may be gone on with.
+
+        Raises:
+          LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.
+        """
+        faults = self.verify()
+        if faults:
+            raise LedgerError(f"{self.path} is damaged: {faults[0]}")
+        with self._connect() as connection:
+            known = self._known(connection)
+        if another_at(self.path, known.identity):
+            raise LedgerError(
+                f"{self.path} is not the ledger that this machine charged there before. If it is the right one and was "
+                f"moved there, `python -m scripts.ledger adopt {self.path}` lets it go on"
+            )
+
+    def adopt(self) -> None:
+        """Lets this machine go on with a ledger that it never charged, or knows elsewhere.
+
+        Raises:
+          LedgerError: its chain does not hold, or this machine knows more of it than is there.
+        """
+        known = recall(self.mark().identity)
+        if known is None or self.contains(known):
+            enter(self.mark(), self.path)
+        self.check()
+
+    def contains(self, mark: Mark) -> bool:
+        """Whether this is the ledger of a mark, and has not been turned back behind it."""
+        with self._connect() as connection:
+            return _mark(connection).identity == mark.identity and _head_at(connection, mark.rows) == mark.head
+
+    def mark(self) -> Mark:
+        """How far the ledger has come."""
+        with self._connect() as connection:
+            return _mark(connection)
+
+    def spent(self, guarantee: str, *, holder: str = "") -> PrivacyLedger:
+        """Everything charged for a guarantee on the data of one holder, equal events merged."""
+        query = (
+            "select event, sum(count) from releases where guarantee = ? and holder = ? "
+            "group by event order by min(number)"
+        )
+        with self._connect() as connection:
+            rows = connection.execute(query, (guarantee, holder)).fetchall()
+        return PrivacyLedger(tuple((event_from_json(text), int(count)) for text, count in rows))
+
+    def holders(self, guarantee: str) -> list[str]:
+        """Whose data a guarantee has been charged for."""
+        with self._connect() as connection:
+            query = "select distinct holder from releases where guarantee = ? order by holder"
+            return [row[0] for row in connection.execute(query, (guarantee,))]
+
+    def releases(self) -> list[Release]:
+        """Every row, oldest first."""
+        with self._connect() as connection:
+            return [Release(*row) for row in connection.execute("select * from releases order by number")]
+
+    def verify(self) -> list[str]:
+        """What is wrong with the file: one sentence for each fault, none where the chain holds.
+
+        The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
+        file with a new chain: compare the head digest with a copy kept elsewhere for that.
+        """
+        with self._connect() as connection:
+            known = dict(connection.execute("select name, value from facts"))
+        head, count = known.pop("head", ""), known.pop("rows", "0")
+        digest = _digest("", sorted(known.items()))
+        rows = self.releases()
+        for position, row in enumerate(rows, start=1):
+            content = (row.number, row.round, row.guarantee, row.holder, row.event, row.count, row.nonce)
+            digest = _digest(digest, content)
+            if row.number != position:
+                return [f"row {position} is missing: the next one is numbered {row.number}"]
+            if row.digest != digest:
+                return [f"row {position} does not fit the chain: it, a row before it, or the settings were changed"]
+        if len(rows) != int(count) or digest != head:
+            return [f"the last rows are missing: {len(rows)} of {count} are there, and the head digest differs"]
+        return []
+
+    def head(self) -> str:
+        """The digest of the last row: a copy kept elsewhere proves later that nothing before it was rewritten."""
+        return self.mark().head
+
+
+def _mark(connection: sqlite3.Connection) -> Mark:
+    facts = dict(connection.execute("select name, value from facts where name in ('identity', 'rows', 'head')"))
+    try:
+        return Mark(json.loads(facts["identity"]), int(facts["rows"]), facts["head"])
+    except (KeyError, ValueError) as error:
+        raise sqlite3.DatabaseError("it has no identity") from error
+
+
+def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
+    """The digest of the row of that number; of the settings for 0."""
+    if rows == 0:
+        facts = connection.execute("select name, value from facts where name not in ('head', 'rows')")
+        return _digest("", sorted(facts.fetchall()))
+    row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
+    before = _mark(connection)
+    head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
+    for charge in charges:
+        number += 1
+        text = event_to_json(charge.event)
+        content = (number, charge.round, charge.guarantee, charge.holder, text, charge.count, nonce)
+        head = _digest(head, content)
+        rows.append((*content, head))
+    connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.execute("update facts set value = ? where name = 'head'", (head,))
+    connection.execute("update facts set value = ? where name = 'rows'", (str(number),))
+    return Mark(before.identity, number, head)
+
+
+def _flush_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    # "immediate": two processes that append take turns, and each chains to the row that is really the last.
+    connection.execute("begin immediate")
+    with connection:
+        yield

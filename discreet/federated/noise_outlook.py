@@ -1,0 +1,84 @@
+"""Whether a run can learn through its own noise: said before it spends anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.guarantees import resolve_noise
+from discreet.federated.round_settings import round_settings
+from discreet.privacy.noise_ratio import EARLY_ROUNDS, LARGEST_DRIVE_SHRINKING, largest_drive, noise_drive, noise_ratio
+
+
+@dataclass(frozen=True)
+class NoiseOutlook:
+    """What is expected of a run's noise.
+
+    Attributes:
+      ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
+      drive: how strongly it drives the model (`noise_ratio.noise_drive`).
+      limit: the largest drive with which such a run learns.
+    """
+
+    ratio: float
+    drive: float
+    limit: float
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the run will not learn."""
+        return self.drive > self.limit
+
+    def __str__(self) -> str:
+        said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
+        if not self.drowned:
+            return said
+        return f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/noise.md)"
+
+
+def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
+    """Of a configuration whose noise is resolved, and a model of so many parameters."""
+    settings = round_settings(config)
+    noise = settings.user.update_noise_multiplier if settings.user else 0.0
+    ratio = noise_ratio(noise, num_params=num_params, expected_cohort=settings.expected_cohort)
+    training = config.training
+    work = training.epochs * training.learning_rate / (1 - training.momentum)
+    drive = noise_drive(ratio, learning_rate=settings.learning_rate, momentum=settings.momentum, local_work=work)
+    adaptive = config.privacy.user.clip.kind == "adaptive"
+    limit = largest_drive(config.rounds, shrinking=settings.shrink_with_noise) if adaptive else math.inf
+    return NoiseOutlook(ratio, drive, limit)
+
+
+def check_noise(asked: RunConfig, *, num_params: int) -> None:
+    """Refuses a run that will not learn, unless it is told to warn or has begun already.
+
+    Args:
+      asked: as it was given, so that a target may be met with other rounds.
+      num_params: of its model.
+
+    Raises:
+      ConfigError: the run will not learn; the message names settings that will.
+    """
+    if asked.resume or asked.privacy.user.too_noisy == "warn":
+        return
+    outlook = noise_outlook(resolve_noise(asked), num_params=num_params)
+    if outlook.drowned:
+        remedies = ", or ".join(_remedies(asked, outlook, num_params))
+        raise ConfigError(
+            f"these settings will not learn: {outlook}; take {remedies}; privacy.user.too_noisy=warn runs all the same"
+        )
+
+
+def _remedies(asked: RunConfig, outlook: NoiseOutlook, num_params: int) -> Iterator[str]:
+    """One change each that brings the run within its limit."""
+    rounds = asked.rounds
+    while noise_outlook(resolve_noise(replace(asked, rounds=rounds)), num_params=num_params).drowned:
+        rounds = max(EARLY_ROUNDS, rounds // 2)
+    yield f"rounds={rounds}"
+    if not asked.server.shrink_with_noise and outlook.drive <= LARGEST_DRIVE_SHRINKING:
+        yield "server.shrink_with_noise=true"
+    excess = outlook.drive / outlook.limit
+    yield f"a population of {math.ceil(asked.population_size * excess)} clients"
+    yield f"a model of {math.floor(num_params / excess**2)} parameters"

@@ -1,0 +1,121 @@
+"""What a run says of its privacy: the last lines of its log, and privacy.json."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from discreet.config import RunConfig
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
+from discreet.federated.run_folder import Checkpoint
+from discreet.federated.training_run import Outcome, largest_reported
+from discreet.privacy.accounting import ACCOUNTANTS
+from discreet.privacy.events import event_to_json
+from discreet.privacy.grid import grid_slack, laplace_grid_slack
+from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.rounded_noise import LARGEST_SCALE
+
+
+def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
+    """One line for each guarantee, those that are off included."""
+    lines = []
+    for guarantee in guarantees_of(config):
+        if not guarantee.enabled:
+            lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
+            continue
+        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
+        shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
+        whose = "" if guarantee.name == USER else f"; {_whose(checkpoint)}"
+        lines.append(
+            f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
+            f"({guarantee.unit}; {guarantee.adjacency}{whose})"
+        )
+    return lines
+
+
+def _whose(checkpoint: Checkpoint) -> str:
+    count = len(checkpoint.unaccounted)
+    without = f"; {count} of them reported an infinite one and are not in it" if count else ""
+    return f"the largest that clients reported of their own ledgers{without}"
+
+
+def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
+    """What privacy.json says: every guarantee of the run, those that are off included."""
+    return {
+        "rounds": outcome.checkpoint.round,
+        "stopped": outcome.stopped,
+        "model_round": outcome.model.round,
+        "delta": config.privacy.delta,
+        "accountant": config.privacy.accountant,
+        "seed": config.seed,
+        "protects_nobody": config.seed is not None,
+        "ledger_head": ledger.head(),
+        "guarantees": [_facts(guarantee, config, ledger, outcome.checkpoint) for guarantee in guarantees_of(config)],
+    }
+
+
+def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, object]:
+    by_server = guarantee.name == USER
+    facts: dict[str, object] = {
+        "name": guarantee.name,
+        "enabled": guarantee.enabled,
+        "unit": guarantee.unit,
+        "adjacency": guarantee.adjacency,
+        "trusted": guarantee.trusted,
+        "observer": guarantee.observer,
+        "mechanism": guarantee.mechanism if guarantee.enabled else "none",
+        "accounting": guarantee.accounting if guarantee.enabled else "none",
+        "epsilon": {config.privacy.accountant: math.inf},
+        "epsilon_is": "of the server's ledger" if by_server else _whose(checkpoint),
+        "events": _events(ledger.spent(USER)) if by_server else "in each client's own ledger",
+        "not_covered": list(guarantee.not_covered),
+    }
+    if guarantee.enabled:
+        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
+        facts["epsilon"] = epsilon
+        facts["floating_point"] = _floating_point(guarantee.name, config, ledger, checkpoint)
+        if not by_server:
+            facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
+    return facts
+
+
+def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
+    chosen = config.privacy.accountant
+    if name == EXAMPLE:
+        return {chosen: largest_reported(checkpoint, "epsilon_example")}
+    if name == LOCAL:
+        pure = largest_reported(checkpoint, "epsilon_local_pure")
+        return {chosen: largest_reported(checkpoint, "epsilon_local"), "pure": pure}
+    spent = ledger.spent(USER)
+    # The chosen one first; a fixed-size cohort and a choice among trials have no PLD.
+    only = config.sampling.kind == "fixed" or any(
+        isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries
+    )
+    others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
+    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
+
+
+def _floating_point(
+    name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
+) -> dict[str, str | float]:
+    on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
+    if not on_grid:
+        return {
+            "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
+            "delta_slack": "not bounded",
+        }
+    releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round
+    stated = _epsilons(name, config, ledger, checkpoint).values()
+    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
+    epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
+    # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
+    bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
+    slack = releases * bound(checkpoint.params.numel() + 1, LARGEST_SCALE)
+    return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
+
+
+def _events(spent: PrivacyLedger) -> list[dict[str, object]]:
+    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent.entries]

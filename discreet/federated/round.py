@@ -1,0 +1,221 @@
+"""One round of DP-FedAvg with an adaptive clip norm: the algorithm, pure.
+
+Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from discreet.federated.cohort_sum import CohortSum, PartialSum
+from discreet.privacy.grid import grid_for
+from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
+from discreet.privacy.noise import RandomSource
+from discreet.privacy.noise_ratio import noise_ratio, signal_share
+from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """What the server carries from round to round.
+
+    Attributes:
+      round: how many rounds are done.
+      params: (num_params,), float32.
+      velocity: the server optimizer's momentum, (num_params,), float32.
+      clip_norm: C_t for the next round; infinity where user-level privacy is off.
+      noise_energy: the expected squared norm of the noise in `velocity`.
+    """
+
+    round: int
+    params: Tensor
+    velocity: Tensor
+    clip_norm: float
+    noise_energy: float = 0.0
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """How a round is made private for a whole client.
+
+    Attributes:
+      noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
+      event: what a round costs.
+      count_stddev: of the noise on the count; None with a fixed clip norm, where no bits are used.
+      target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
+      draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
+      on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
+      largest_cohort: how many updates a sum on the grid must be able to hold.
+    """
+
+    noise_multiplier: float
+    event: DpEvent
+    count_stddev: float | None = None
+    target_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    clip_max: float = LARGEST_ESTIMATE
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """z_update: so that update and bits together are one Gaussian of multiplier z."""
+        if self.count_stddev is None or self.noise_multiplier == 0:
+            return self.noise_multiplier
+        return split_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """A round's public constants. `user` is None where user-level privacy is off: no clip, no noise, no bits.
+    `shrink_with_noise`: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`."""
+
+    expected_cohort: float
+    learning_rate: float
+    momentum: float
+    user: UserPrivacy | None
+    shrink_with_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
+            raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """A client's part in a round: its update (num_params,), and whether its norm was at or below the clip norm."""
+
+    update: Tensor
+    below: bool
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """What may be said of a round.
+
+    Attributes:
+      clip_norm: the norm that clipped this round.
+      fraction_below: the noised fraction of update norms at or below it; None without an adaptive clip norm.
+      replies: how many updates were added up. Who takes part is not covered by the guarantee.
+    """
+
+    clip_norm: float
+    fraction_below: float | None
+    replies: int
+
+
+def dp_fedavg_round(
+    state: ServerState,
+    updates: Iterable[ClientUpdate | PartialSum],
+    settings: RoundSettings,
+    *,
+    source: RandomSource,
+    charge: Callable[[DpEvent], None],
+) -> tuple[ServerState, RoundMetrics]:
+    """Clips, adds up, noises and applies the updates of one cohort.
+
+    Guarantee (`settings.user` given): for neighbouring cohorts that differ in one client, the sum before noise differs
+    by at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are noised together as
+    one Gaussian mechanism of multiplier z, sampled as `settings.user.event` says. Noise and denominator are functions
+    of public constants and C_t alone: not of who replied.
+
+    Args:
+      state: before the round.
+      updates: consumed as they come, each clipped here unless it is a part of this very sum; may be empty, and then
+        the round releases noise alone.
+      settings: the public constants.
+      source: of the noise.
+      charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
+
+    Returns:
+      The state after the round, and what may be said of it.
+    """
+    user = settings.user
+    cohort = empty_sum(state.params.numel(), state.clip_norm, user)
+    _add_up(updates, cohort)
+    estimator, fraction = None, None
+    if user is None:
+        total = cohort.clipped.total
+    else:
+        charge(user.event)
+        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
+        total = cohort.clipped.noised(mechanism, source.child("update"))
+        if user.count_stddev is not None:
+            noised = _noised_count(cohort.below, user, source.child("count"))
+            estimator = _estimator(state.clip_norm, user)
+            estimator, fraction = estimator.update(noised, expected_cohort=settings.expected_cohort)
+    change = (total / settings.expected_cohort).to(state.params.dtype)
+    velocity = settings.momentum * state.velocity + change
+    noise_energy = settings.momentum**2 * state.noise_energy + _noise_energy(state, settings)
+    share = signal_share(velocity, noise_energy=noise_energy) if settings.shrink_with_noise else 1.0
+    after = ServerState(
+        round=state.round + 1,
+        params=state.params + settings.learning_rate * share * velocity,
+        velocity=velocity,
+        clip_norm=estimator.estimate if estimator else state.clip_norm,
+        noise_energy=noise_energy,
+    )
+    return after, RoundMetrics(state.clip_norm, fraction, cohort.replies)
+
+
+def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:
+    """The sum that a round starts with."""
+    if user is None or not user.on_grid:
+        return CohortSum(num_params, clip_norm, None)
+    noise_scale = user.update_noise_multiplier * clip_norm
+    grid = grid_for(clip_norm, num_params, largest_cohort=user.largest_cohort, noise_scale=noise_scale)
+    return CohortSum(num_params, clip_norm, grid)
+
+
+def _estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
+    # A run may be resumed with a lower ceiling than the clip norm that it has reached.
+    return QuantileEstimator(
+        min(clip_norm, user.clip_max), user.target_quantile, user.clip_learning_rate, user.clip_max
+    )
+
+
+def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
+    """The expected squared norm of a round's noise, on the average."""
+    user = settings.user
+    if user is None:
+        return 0.0
+    noise, size = user.update_noise_multiplier, state.params.numel()
+    return (state.clip_norm * noise_ratio(noise, num_params=size, expected_cohort=settings.expected_cohort)) ** 2
+
+
+def _add_up(updates: Iterable[ClientUpdate | PartialSum], total: CohortSum) -> None:
+    for part in updates:
+        if isinstance(part, PartialSum):
+            total.merge(part)
+        else:
+            total.add(part.update.unsqueeze(0), torch.tensor([part.below]))
+
+
+def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:
+    """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
+    assert user.count_stddev is not None
+    mechanism = Gaussian(user.count_stddev / BIT_SENSITIVITY, draws=user.draws)
+    if user.on_grid:
+        grid = grid_for(BIT_SENSITIVITY, 1, largest_cohort=user.largest_cohort, noise_scale=user.count_stddev)
+        steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
+        noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
+        return float(grid.to_float(noised, torch.float64)[0])
+    total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
+    return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
+
+
+def initial_state(params: Tensor, *, clip_norm: float) -> ServerState:
+    """The state before the first round."""
+    params = params.detach().to(torch.float32)
+    return ServerState(0, params, torch.zeros_like(params), clip_norm)

@@ -1,0 +1,340 @@
+"""The run folder: what a run leaves behind, written by the server as it goes, read by everything after it.
+
+config.yaml          the configuration, resolved
+asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
+ledger.db            what the user-level guarantee has spent (`durable_ledger`)
+clients.db           in a simulation: what the virtual clients have spent by their own accounts
+lock                 held by the one process that writes the run (`run_lock`)
+metrics.csv          a row a round
+checkpoint/          the state after the last whole round, and after the one that was best on the public test set
+privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
+model.safetensors    the parameters, by name
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from discreet.config import ConfigError, RunConfig, parse_config
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
+from discreet.federated.guarantees import USER, accounts_itself, deciding_settings
+
+CONFIG, ASKED = "config.yaml", "asked.yaml"
+METRICS = (
+    "round",
+    "loss",
+    "accuracy",
+    "clip_norm",
+    "fraction_below",
+    "cohort",
+    "replies",
+    "epsilon_user",
+    "epsilon_example",
+    "epsilon_local",
+    "seconds",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What is needed to go on after a round: see `discreet.federated.round.ServerState`.
+
+    `unaccounted`: clients that reported an infinite epsilon in a run that costs a finite one. The largest epsilons are
+    those of the others.
+    """
+
+    round: int
+    params: Tensor
+    velocity: Tensor
+    clip_norm: float
+    noise_energy: float = 0.0
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+    unaccounted: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, and the order in which they are written.
+
+    Every file but the ledger and the metrics is replaced as a whole: written beside its name, flushed to disk, renamed.
+    """
+
+    path: Path
+
+    @property
+    def ledger_path(self) -> Path:
+        """The server's ledger."""
+        return self.path / "ledger.db"
+
+    @property
+    def clients_ledger_path(self) -> Path:
+        """The accounts of a simulation's virtual clients."""
+        return self.path / CLIENTS_LEDGER
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The state after the last whole round."""
+        return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def best_path(self) -> Path:
+        """The state after the round with the best accuracy on the public test set, or before the first round."""
+        return self.path / "checkpoint" / "best.safetensors"
+
+    @property
+    def metrics_path(self) -> Path:
+        """A row a round."""
+        return self.path / "metrics.csv"
+
+    def ledger(self, config: RunConfig) -> DurableLedger:
+        """The server's ledger of a resolved configuration.
+
+        Raises:
+          LedgerError: it is missing, or was made under other privacy settings.
+        """
+        return DurableLedger(self.ledger_path, facts=deciding_settings(config))
+
+    def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Makes the ledgers of a new run: the server's, and that of virtual clients where these account themselves.
+
+        Raises:
+          LedgerError: there are some already.
+        """
+        DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
+        if simulated and accounts_itself(config):
+            DurableLedger.create(self.clients_ledger_path)
+
+    def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Looks whether what was spent is all there, before a run is resumed.
+
+        Raises:
+          LedgerError: a ledger is missing, damaged, made under other privacy settings, of another run, or older than
+            what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
+        """
+        ledgers = [self.ledger(config)]
+        if simulated and accounts_itself(config):
+            ledgers.append(DurableLedger(self.clients_ledger_path))
+        marks = _checkpoint_facts(self.checkpoint_path, "ledgers") if self.checkpoint_path.exists() else None
+        for ledger in ledgers:
+            ledger.check()
+            mark = None if marks is None else marks.get(ledger.path.name)
+            if marks is not None and (mark is None or not ledger.contains(Mark(*mark))):
+                raise LedgerError(
+                    f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
+                )
+        done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
+        charged = ledgers[0].spent(USER).num_releases
+        if config.privacy.user.enabled and charged < done:
+            raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
+
+    def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
+        """`config.yaml`, or `asked.yaml` by its name."""
+        replace_file(self.path / name, OmegaConf.to_yaml(dataclasses.asdict(config)).encode())
+
+    def read_config(self, *, name: str = CONFIG) -> RunConfig:
+        """The configuration that the run was started with.
+
+        Raises:
+          ConfigError: there is none, or it can't be read.
+        """
+        path = self.path / name
+        if not path.exists():
+            raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
+        try:
+            settings = OmegaConf.create(path.read_text())
+            if not isinstance(settings, DictConfig):
+                raise ConfigError("it holds no settings")
+            return parse_config(settings)
+        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replaces the checkpoint: after a crash either the old or the new one is there, whole."""
+        self._save(checkpoint, self.checkpoint_path)
+
+    def save_best(self, checkpoint: Checkpoint) -> None:
+        """Replaces the best checkpoint in the same way."""
+        self._save(checkpoint, self.best_path)
+
+    def _save(self, checkpoint: Checkpoint, path: Path) -> None:
+        numbers = {
+            field.name: getattr(checkpoint, field.name)
+            for field in dataclasses.fields(checkpoint)
+            if field.name not in ("params", "velocity")
+        }
+        ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
+        marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
+        metadata = {"state": json.dumps(numbers), "ledgers": json.dumps(marks)}
+        tensors = {"params": checkpoint.params, "velocity": checkpoint.velocity}
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, save(tensors, metadata=metadata))
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, or None before the first round is done.
+
+        Raises:
+          LedgerError: the file is damaged.
+        """
+        return self._load(self.checkpoint_path)
+
+    def load_best(self) -> Checkpoint | None:
+        """The best checkpoint, or None before a run has started.
+
+        Raises:
+          LedgerError: the file is damaged.
+        """
+        return self._load(self.best_path)
+
+    def _load(self, path: Path) -> Checkpoint | None:
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                params, velocity = file.get_tensor("params"), file.get_tensor("velocity")
+            return Checkpoint(params=params, velocity=velocity, **_checkpoint_facts(path, "state"))
+        except (SafetensorError, TypeError) as error:
+            raise LedgerError(f"{path} is damaged: {error}") from error
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        """Adds a round's row to `metrics.csv` and flushes it."""
+        new = not self.metrics_path.exists()
+        with self.metrics_path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, METRICS)
+            if new:
+                writer.writeheader()
+            writer.writerow({name: _cell(row.get(name)) for name in METRICS})
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, float | None]]:
+        """The rows of `metrics.csv`; None where a round has no such number. A last line that was cut is left out.
+
+        Raises:
+          ConfigError: what is there are not rows of numbers.
+        """
+        if not self.metrics_path.exists():
+            return []
+        try:
+            with self.metrics_path.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            if rows and None in rows[-1].values():
+                rows.pop()
+            numbers = [{name: float(value) if value else None for name, value in row.items()} for row in rows]
+            if any(None in row.values() for row in rows) or any(row.get("round") is None for row in numbers):
+                raise ValueError("a row is cut or has no round")
+            return numbers
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
+
+    def drop_metrics_after(self, round_number: int) -> None:
+        """Forgets the rows of rounds that a resumed run does again."""
+        self.replace_metrics([row for row in self.read_metrics() if (row["round"] or 0) <= round_number])
+
+    def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replaces the rows of `metrics.csv`."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, METRICS)
+        writer.writeheader()
+        writer.writerows({name: _cell(row.get(name)) for name in METRICS} for row in rows)
+        replace_file(self.metrics_path, text.getvalue().encode())
+
+    def write_privacy(self, facts: Mapping[str, Any]) -> None:
+        """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
+        replace_file(self.path / "privacy.json", (json.dumps(_plain(facts), indent=2) + "\n").encode())
+
+    def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+        """`model.safetensors`, with what is needed to build the model again."""
+        replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+
+
+def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()[name])
+            return facts
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
+
+
+def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
+    """The configuration with an absolute run folder, named by the time if none is given."""
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
+    return dataclasses.replace(config, output_dir=str(path))
+
+
+def check_output(config: RunConfig) -> RunFolder:
+    """The run folder of a configuration, which is not made. The path is absolute.
+
+    Raises:
+      ConfigError: `output_dir` holds a run already and `resume` is off, or there is nothing to resume.
+    """
+    path = Path(str(with_output_folder(config).output_dir))
+    there = (path / "ledger.db").exists() or (path / "config.yaml").exists()
+    if config.resume and not there:
+        raise ConfigError(f"resume=true, but output_dir={path} holds no run")
+    if there and not config.resume:
+        raise ConfigError(f"output_dir={path} holds a run already: resume=true goes on with it")
+    return RunFolder(path)
+
+
+def open_run_folder(config: RunConfig) -> RunFolder:
+    """Makes the run folder of a configuration, or opens it to resume.
+
+    Raises:
+      ConfigError: see `check_output`; or it can't be made.
+    """
+    folder = check_output(config)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={folder.path} can't be made: {error.strerror}") from error
+    return folder
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole; after a crash the old or the new content is there, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return value.item() if isinstance(value, torch.Tensor) else value

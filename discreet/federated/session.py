@@ -1,0 +1,238 @@
+"""A run from its configuration to its last file: what the ServerApp and the simulation have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TextIO
+
+from torch import Tensor, nn
+
+import discreet
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
+from discreet.federated.noise_outlook import check_noise, noise_outlook
+from discreet.federated.predictions import write_indicators, write_predictions
+from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
+from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
+from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder, open_run_folder
+from discreet.federated.run_lock import only_writer
+from discreet.federated.run_status import write_end
+from discreet.federated.training_run import Outcome, Plan, TrainingRun
+from discreet.federated.transport import Exchange
+from discreet.privacy.noise import RandomSource, secure_source, seeded_source
+from discreet.settings import PrivacyConfig
+from discreet.shares import partition_of
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.metrics import Evaluation, evaluate
+from discreet.tasks.models import (
+    build_model,
+    check_fits,
+    flatten_parameters,
+    load_parameters,
+    named_parameters_of,
+    num_params_of,
+)
+from discreet.tasks.partition import SAMPLED, task_partition
+from discreet.tasks.scattering import features_of, split_fixed
+
+logger = logging.getLogger("discreet")
+
+COUNTED = ("natural", "shards")  # partitions that the data allow only for some numbers of clients
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A run that is ready to start: configuration resolved, data and model there, run folder open."""
+
+    config: RunConfig
+    folder: RunFolder
+    ledger: DurableLedger
+    task: Task
+    model: nn.Module
+    checkpoint: Checkpoint
+    source: RandomSource
+
+    def training(self, exchange: Exchange, *, progress: TextIO | None = None) -> TrainingRun:
+        """The rounds, with the clients that `exchange` asks; `progress` as `TrainingRun` takes it."""
+        return TrainingRun(
+            plan_of(self.config, num_classes=self.task.num_classes),
+            self.folder,
+            ledger=self.ledger,
+            exchange=exchange,
+            evaluate=self._evaluation(),
+            source=self.source,
+            progress=progress if self.config.operations.log_format == "text" else None,
+        )
+
+    def _evaluation(self) -> Callable[[Tensor], Evaluation]:
+        """Of parameters, on the test set, whose fixed features are computed once."""
+        fixed, learned = split_fixed(self.model)
+        return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
+
+
+def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
+    """Everything before the first round; what is wrong is said here, before anything starts. `simulated`: the clients
+    are virtual, and have their ledger in the run folder. `held` holds that folder for this process alone.
+
+    Raises:
+      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
+    """
+    asked, (config, task) = config, checked(config)
+    seed = config.seed if config.seed is not None else secrets.randbits(31)
+    model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
+    folder = open_run_folder(config)
+    held.enter_context(only_writer(folder.path))
+    if config.resume:
+        folder.check_ledgers(config, simulated=simulated)
+    else:
+        folder.create_ledgers(config, simulated=simulated)
+    checkpoint = _start_from(folder, model, config)
+    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
+    if not config.resume:
+        folder.write_config(asked, name=ASKED)
+    source = seeded_source(config.seed) if config.seed is not None else secure_source()
+    _announce(config, folder, num_params=checkpoint.params.numel())
+    return Session(config, folder, folder.ledger(config), task, model, checkpoint, source)
+
+
+def checked(config: RunConfig) -> tuple[RunConfig, Task]:
+    """The configuration with its noise resolved, and its data: all that is checked before a run folder is opened.
+
+    Raises:
+      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
+    """
+    asked, config = config, resolve_noise(config)
+    round_settings(config)
+    try:
+        task = load_task(config.data.name, path=config.data.path)
+        check_fits(config.model.name, task)
+        check_noise(asked, num_params=num_params_of(config.model.name, task))
+        if config.data.partition in COUNTED:
+            task_partition(task, partition_of(config.data))
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    _check_shares(config, len(task.train))
+    return config, task
+
+
+def _check_shares(config: RunConfig, examples: int) -> None:
+    for name, wanted in (
+        ("num_clients", 0 if config.data.partition == SAMPLED else config.data.num_clients),
+        ("examples_per_client", config.data.examples_per_client or 0),
+    ):
+        if wanted > examples:
+            raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
+
+
+def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Checkpoint:
+    checkpoint = folder.load_checkpoint() if config.resume else None
+    if checkpoint is None:
+        params = flatten_parameters(model)
+        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
+    if config.resume:
+        folder.drop_metrics_after(checkpoint.round)
+        logger.info("resumed after round %d", checkpoint.round)
+    return checkpoint
+
+
+def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
+    user = config.privacy.user
+    if config.seed is not None:
+        logger.warning(
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
+        )
+    if user.enabled:
+        logger.info(
+            "user-level: noise multiplier %.4g, delta %g, accountant %s, budget epsilon %s",
+            user.noise_multiplier,
+            config.privacy.delta,
+            config.privacy.accountant,
+            "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
+        )
+        outlook = noise_outlook(config, num_params=num_params)
+        logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
+    for line in client_lines(config):
+        logger.info("%s", line)
+    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
+    logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
+    logger.info("run folder: %s", folder.path)
+
+
+def client_lines(config: RunConfig) -> Iterator[str]:
+    """What is on of the guarantees that clients give themselves, with its noise and its target."""
+    example, local = config.privacy.example, config.privacy.local
+    for name, on, target, part in (
+        ("example", example.enabled, example.target_epsilon, example),
+        (f"local ({local.kind})", local.kind != "none", local.epsilon, local),
+    ):
+        if on:
+            noise = f"noise multiplier {part.noise_multiplier:.4g}" if part.noise_multiplier is not None else ""
+            aim = f"noise for a target epsilon of {target:g}" if target is not None else ""
+            limit = part.max_epsilon if part.max_epsilon is not None else target
+            budget = "none" if limit is None else f"{limit:g}"
+            yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
+
+
+def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
+    load_parameters(model, params)
+    return evaluate(model, test)
+
+
+def plan_of(config: RunConfig, *, num_classes: int) -> Plan:
+    """The plan of a resolved configuration."""
+    privacy = config.privacy
+    on = [name for name, is_on in ((EXAMPLE, privacy.example.enabled), (LOCAL, privacy.local.kind != "none")) if is_on]
+    return Plan(
+        rounds=config.rounds,
+        settings=round_settings(config),
+        sampling=cohort_sampling(config),
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        max_epsilon=privacy.user.max_epsilon,
+        chance_loss=math.log(num_classes),
+        client_guarantees=tuple(on),
+        finite_epsilons=tuple(_finite_epsilons(privacy)),
+    )
+
+
+def _finite_epsilons(privacy: PrivacyConfig) -> Iterator[str]:
+    if privacy.example.enabled and privacy.example.noise_multiplier != 0:
+        yield "epsilon_example"
+    if privacy.local.kind != "none":
+        yield "epsilon_local"
+    if privacy.local.kind in ("laplace", "laplace_step"):
+        yield "epsilon_local_pure"
+
+
+def finish(session: Session, outcome: Outcome) -> None:
+    """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
+    config, folder, checkpoint = session.config, session.folder, outcome.checkpoint
+    tensors = named_parameters_of(session.model, outcome.model.params)
+    metadata = {
+        "discreet": discreet.__version__,
+        "model": config.model.name,
+        "data": config.data.name,
+        "input_shape": json.dumps(session.task.input_shape),
+        "num_classes": str(session.task.num_classes),
+    }
+    folder.write_model(tensors, metadata=metadata)
+    folder.write_privacy(privacy_facts(config, session.ledger, outcome))
+    if config.operations.predictions:
+        write_predictions(folder.path)
+        write_indicators(folder.path)
+    write_end(folder, outcome.stopped)
+    if outcome.stopped:
+        logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
+    for line in epsilon_lines(config, session.ledger, checkpoint):
+        logger.info("%s", line)
+    logger.info("run folder: %s", folder.path)

@@ -1,0 +1,356 @@
+"""A whole training run at the server: budget, cohort, round, ledger, metrics, checkpoint, in that order."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, TextIO
+
+from torch import Tensor
+
+from discreet.federated.cohort_sampling import CohortSampling
+from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.divergence import divergence
+from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.messages import EPSILONS, Reply
+from discreet.federated.progress import Progress
+from discreet.federated.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
+from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
+from discreet.federated.transport import Exchange, Failure, Replies
+from discreet.privacy.noise import RandomSource
+from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.tasks.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+logger = logging.getLogger("discreet")
+
+BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do. `max_epsilon` is the user-level budget; None for none. `client_guarantees`: which of
+    `example` and `local` are on; they are accounted by the clients. `finite_epsilons`: which of a reply's this run
+    keeps finite. `chance_loss`: of a model that gives every class the same chance."""
+
+    rounds: int
+    settings: RoundSettings
+    sampling: CohortSampling
+    delta: float
+    accountant: str
+    max_epsilon: float | None
+    chance_loss: float
+    client_guarantees: tuple[str, ...] = ()
+    finite_epsilons: tuple[str, ...] = ()
+
+
+@dataclass
+class Tally:
+    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+
+    cohort: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+    finite: tuple[str, ...] = ()
+    unaccounted: set[int] = field(default_factory=set)
+
+    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
+        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
+        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
+        for reply in replies:
+            if isinstance(reply, Failure):
+                self._fail(reply)
+                if reply.kind == "refused":
+                    self.refused.add(reply.client)
+                continue
+            # The clients of a simulation's chunk are this process's own: what they report is so.
+            none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
+            for name in set(EPSILONS).difference(none):
+                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            if isinstance(reply, Replies):
+                yield reply.part
+                continue
+            if none:
+                self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
+                self.unaccounted.add(reply.client)
+            yield ClientUpdate(reply.update, reply.below)
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures[failure.kind] += 1
+        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
+
+
+class BudgetSpentError(RuntimeError):
+    """The next round would pass a budget. The message says which, and what is left."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last state, why it stopped if it did, and its model.
+
+    Attributes:
+      checkpoint: after the last round, with all that was spent.
+      stopped: why the run ended other than by its last planned round, in words; None if it did not.
+      best: of a run that was lost: its model in place of the last one; None otherwise.
+    """
+
+    checkpoint: Checkpoint
+    stopped: str | None
+    best: Checkpoint | None = None
+
+    @property
+    def model(self) -> Checkpoint:
+        """What the run is to publish as its model."""
+        return self.best or self.checkpoint
+
+
+class TrainingRun:
+    """Runs the rounds of a plan in a run folder.
+
+    Args:
+      plan: the public constants.
+      folder: where everything is written.
+      ledger: of the server.
+      exchange: asks the clients.
+      evaluate: loss and accuracy of parameters on the server's public test set.
+      source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs
+        no stored random state.
+      progress: the terminal to show on how far the run is; None for none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        *,
+        ledger: DurableLedger,
+        exchange: Exchange,
+        evaluate: Callable[[Tensor], Evaluation],
+        source: RandomSource,
+        progress: TextIO | None = None,
+    ) -> None:
+        self.plan, self.folder, self.ledger = plan, folder, ledger
+        self.exchange, self.evaluate, self.source = exchange, evaluate, source
+        self.progress = Progress(progress, plan.rounds)
+        before = read_status(folder) or RunStatus("running", plan.rounds)
+        self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
+        self.connected = 0
+        self.members: Sequence[int] = ()
+        self.out: set[int] = set()
+        self.at_ceiling = False
+        rows = [(row["loss"] or 0.0, row["accuracy"] or 0.0) for row in folder.read_metrics()]
+        self.losses = [loss for loss, _ in rows]
+        self.best = max((_score(*row) for row in rows if math.isfinite(row[0])), default=(0.0, -math.inf))
+
+    def run(self, checkpoint: Checkpoint) -> Outcome:
+        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
+
+        A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
+        whoever called this has written its last files: see `discreet.federated.session.finish`.
+        """
+        if self.folder.load_best() is None:
+            self.folder.save_best(checkpoint)
+        write_status(self.folder, self.status)
+        self.progress.begin(checkpoint.round)
+        try:
+            return self._run_rounds(checkpoint)
+        finally:
+            self.progress.end()
+
+    def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
+        while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
+            if checkpoint.round >= self.plan.rounds:
+                return Outcome(checkpoint, None)
+            try:
+                self.check_budget()
+            except BudgetSpentError as spent:
+                return Outcome(checkpoint, str(spent))
+            self.wait_for_members()
+            started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
+            replies = self.exchange.ask(
+                round_number=checkpoint.round + 1,
+                params=checkpoint.params,
+                clip_norm=checkpoint.clip_norm,
+                cohort=cohort,
+            )
+            checkpoint, tally = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
+            if self.plan.settings.user is None and tally.refused and self.nobody_left():
+                return Outcome(checkpoint, f"every client refuses; the last one: {tally.reasons[-1]}")
+        best = self.folder.load_best()
+        assert best is not None
+        kept = f"the one after round {best.round}" if best.round else "the untrained one"
+        return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
+
+    def spent(self) -> PrivacyLedger:
+        """What the user-level guarantee has spent."""
+        return self.ledger.spent(USER)
+
+    def epsilon_user(self, spent: PrivacyLedger) -> float:
+        """The user-level epsilon; infinity where the guarantee is off."""
+        if self.plan.settings.user is None:
+            return math.inf
+        return spent.epsilon(self.plan.delta, self.plan.accountant)
+
+    def _by_clients(self, guarantee: str, epsilon: float) -> float:
+        return epsilon if guarantee in self.plan.client_guarantees else math.inf
+
+    def check_budget(self) -> None:
+        """Looks one round ahead.
+
+        Raises:
+          BudgetSpentError: the next round would pass the user-level budget; the message says what is left.
+        """
+        user, budget = self.plan.settings.user, self.plan.max_epsilon
+        if user is None or budget is None:
+            return
+        spent = self.spent()
+        after = spent.record(user.event).epsilon(self.plan.delta, self.plan.accountant)
+        if after > budget * (1 + BUDGET_ROUNDING):
+            left = max(0.0, budget - self.epsilon_user(spent))
+            raise BudgetSpentError(
+                f"the next round would reach a user-level epsilon of {after:.4g}, beyond privacy.user.max_epsilon="
+                f"{budget:g}; {left:.4g} is left"
+            )
+
+    def wait_for_members(self) -> None:
+        """Until there are clients that can be asked. The time that it takes is no round's."""
+        self.members = self.exchange.members()
+        self.connected = len(self.members)
+
+    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
+        """The next round's cohort of the clients that can be asked."""
+        return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
+
+    def nobody_left(self) -> bool:
+        """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
+        so that a client that refused once stays out; the others go on without it."""
+        return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
+
+    def finish_round(
+        self,
+        checkpoint: Checkpoint,
+        replies: Iterable[Reply | Replies | Failure],
+        *,
+        cohort_size: int,
+        started: float | None = None,
+    ) -> tuple[Checkpoint, Tally]:
+        """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
+        started = time.monotonic() if started is None else started
+        tally = Tally(cohort=cohort_size, finite=self.plan.finite_epsilons)
+        state, metrics = dp_fedavg_round(
+            _state(checkpoint),
+            tally.accept(self.progress.counted(replies, cohort=cohort_size)),
+            self.plan.settings,
+            source=self._draw(checkpoint).child("noise"),
+            charge=self._charge(checkpoint.round + 1),
+        )
+        self.out |= tally.refused
+        self._look_at_ceiling(state.clip_norm)
+        after = _after(checkpoint, state, tally)
+        evaluation = self._report(after, metrics, tally, started)
+        # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
+        self.folder.save_checkpoint(after)
+        if math.isfinite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
+            self.best = score
+            self.folder.save_best(after)
+        return after, tally
+
+    def _look_at_ceiling(self, clip_norm: float) -> None:
+        """Says once that the clip norm is as large as it may become."""
+        user = self.plan.settings.user
+        if self.at_ceiling or user is None or user.count_stddev is None or clip_norm < user.clip_max:
+            return
+        self.at_ceiling = True
+        logger.warning(
+            "the clip norm has reached privacy.user.clip.max=%g and grows no further: either noise drives the model, "
+            "or privacy.user.clip.norm, the first one, was far too small",
+            user.clip_max,
+        )
+
+    def _draw(self, checkpoint: Checkpoint) -> RandomSource:
+        return self.source.child("round", checkpoint.round + 1)
+
+    def _charge(self, number: int) -> Callable[[DpEvent], None]:
+        return lambda event: self.ledger.charge([Charge(number, USER, "", event)])
+
+    def _report(self, after: Checkpoint, metrics: RoundMetrics, tally: Tally, started: float) -> Evaluation:
+        evaluation = self.evaluate(after.params)
+        row: dict[str, object] = {
+            "round": after.round,
+            "loss": evaluation.loss,
+            "accuracy": evaluation.accuracy,
+            "clip_norm": metrics.clip_norm,
+            "fraction_below": metrics.fraction_below,
+            "cohort": tally.cohort,
+            "replies": metrics.replies,
+            "epsilon_user": self.epsilon_user(self.spent()),
+            "epsilon_example": self._by_clients(EXAMPLE, largest_reported(after, "epsilon_example")),
+            "epsilon_local": self._by_clients(LOCAL, largest_reported(after, "epsilon_local")),
+            "seconds": time.monotonic() - started,
+        }
+        self.folder.append_metrics(row)
+        self.losses.append(evaluation.loss)
+        last_failure = tally.reasons[-1] if tally.reasons else None
+        self.status = after_round(
+            self.status, number=after.round, nodes=self.connected, failures=tally.failures, last_failure=last_failure
+        )
+        write_status(self.folder, self.status)
+        fields = {"event": "round", **row, "failures": dict(tally.failures)}
+        logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
+        for reason in tally.reasons[:3]:
+            logger.warning("  %s", reason)
+        if len(tally.reasons) > 3:
+            logger.warning("  and %d more: %s", len(tally.reasons) - 3, dict(tally.failures))
+        return evaluation
+
+
+def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
+    # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
+    spent = {name: max(getattr(before, name), tally.epsilons[name]) for name in EPSILONS}
+    unaccounted = sorted({*before.unaccounted, *tally.unaccounted})
+    moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
+    return replace(before, **moved, **spent, unaccounted=unaccounted)
+
+
+def _score(loss: float, accuracy: float) -> tuple[float, float]:
+    """What the best model is chosen by: accuracy, and of equal ones the lesser loss."""
+    return accuracy, -loss
+
+
+def _state(checkpoint: Checkpoint) -> ServerState:
+    return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})
+
+
+def largest_reported(checkpoint: Checkpoint, name: str) -> float:
+    """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""
+    value: float = getattr(checkpoint, name)
+    return math.inf if value == 0 and checkpoint.unaccounted else value
+
+
+def round_line(row: dict[str, object], *, rounds: int) -> str:
+    """A round in one line: what a person watches."""
+
+    def number(name: str, form: str) -> str:
+        value = row.get(name)
+        return "-" if value is None else format(value, form)
+
+    spent = " ".join(f"{name} {_epsilon(row.get(f'epsilon_{name}'))}" for name in ("user", "example", "local"))
+    return (
+        f"round {row['round']}/{rounds}  accuracy {number('accuracy', '.4f')}  loss {number('loss', '.4f')}  "
+        f"clip {number('clip_norm', '.4g')}  below {number('fraction_below', '.2f')}  "
+        f"cohort {row['cohort']} replies {row['replies']}  epsilon {spent}  {number('seconds', '.2f')} s"
+    )
+
+
+def _epsilon(value: object) -> str:
+    return "none" if not isinstance(value, float) or math.isinf(value) else f"{value:.3f}"

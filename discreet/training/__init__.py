@@ -1,0 +1,1 @@
+"""Local training: what a client does with its own examples."""

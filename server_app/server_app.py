@@ -1,0 +1,106 @@
+"""The ServerApp: composes the configuration once, runs the federation, writes the run folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from contextlib import AbstractContextManager, ExitStack
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import ExitCode, flwr_exit
+from flwr.superlink.grid import InMemoryGrid
+
+from discreet.config import ConfigError, RunConfig, config_to_json
+from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.resuming import run_config
+from discreet.federated.run_status import note_interruption
+from discreet.federated.session import Session, finish, prepare
+from discreet.federated.telemetry import serving_metrics
+from discreet.federated.transport import MessagesTooLarge
+from discreet.logs import log_to
+from discreet.object_pauses import look_for_objects_soon
+from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
+
+logger = logging.getLogger("discreet")
+
+OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run. What is wrong with the configuration is said in one line before any client is asked."""
+    try:
+        log_to(sys.stdout)
+        look_for_objects_soon()
+        config = config_of(context)
+        log_to(sys.stdout, log_format=config.operations.log_format)
+        run(grid, config)
+    except (ConfigError, LedgerError, MessagesTooLarge, TimeoutError) as error:
+        logger.error("discreet: %s", error)
+        if isinstance(grid, InMemoryGrid):
+            raise SystemExit(2) from error
+        # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later.
+        flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))
+
+
+def config_of(context: Context) -> RunConfig:
+    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES)."""
+    machine = os.environ.get(OVERRIDES_VARIABLE, "")
+    return run_config(shlex.split(str(context.run_config.get("overrides", ""))), defaults=shlex.split(machine))
+
+
+def run(grid: Grid, config: RunConfig) -> None:
+    """Trains over a grid and writes the run folder.
+
+    Raises:
+      ConfigError, LedgerError: before anything has started.
+      MessagesTooLarge, TimeoutError: the messages are refused, or too few nodes are connected; what is done is kept,
+        and can be resumed.
+    """
+    simulated = isinstance(grid, InMemoryGrid)
+    if not simulated:
+        check_secure(config)
+    with ExitStack() as held:
+        _train(grid, prepare(config, simulated=simulated, held=held), simulated=simulated)
+
+
+def check_secure(config: RunConfig) -> None:
+    """Raises ConfigError if a real federation would refuse the configuration."""
+    if config.seed is not None:
+        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
+
+
+def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
+    config = session.config
+    virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
+    exchange = GridExchange(
+        grid,
+        config_to_json(config),
+        timeout=config.server.round_timeout,
+        population_size=config.population_size,
+        virtual=virtual,
+        min_nodes=config.sampling.min_nodes,
+    )
+    strategy = DPFedAvg(session.training(exchange), exchange, checkpoint=session.checkpoint)
+    try:
+        with _metrics(session):
+            strategy.start(grid)
+            finish(session, strategy.outcome)
+    except (SystemExit, TimeoutError, OSError, LedgerError) as error:
+        # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
+        reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
+        done, path = note_interruption(session.folder, reason), session.folder.path
+        logger.warning("interrupted after round %d: resume=true output_dir=%s goes on", done, path)
+        raise
+
+
+def _metrics(session: Session) -> AbstractContextManager[int | None]:
+    operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
+    return serving_metrics(
+        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
+    )

@@ -1,0 +1,197 @@
+"""`flwr run` for real: Flower's simulation runtime, from a copy of the app, as `scripts/run` starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployment import local_federation
+from deployment.flower_run import flower_environment, free_port, main
+from deployment.local_federation import wait_until
+from deployment.processes import below
+from discreet.config import load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import RunStatus, read_status
+from simulation.in_process import simulate
+from tests.scripts.living import check_interrupted, default_signals
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
+DEADLINE = 300
+
+slow = pytest.mark.slow
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deployment.flower_run", *words]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=default_signals,
+    )
+
+
+@slow
+def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) -> None:
+    assert main([f"output_dir={tmp_path / 'run'}", "seed=48017"]) == 0
+    last = RunFolder(tmp_path / "run").read_metrics()[-1]
+    assert last["accuracy"] is not None
+    assert last["accuracy"] >= 0.90
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
+
+
+@pytest.mark.parametrize(
+    ("engine", "guarantees"),
+    [
+        ("one_by_one", []),
+        pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
+        pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
+    ],
+)
+def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
+    engine: str, guarantees: list[str], tmp_path: Path
+) -> None:
+    words = [*SMALL, *guarantees, "rounds=3", "seed=31481", "privacy.user.noise_multiplier=0.5"]
+    assert main([*words, f"output_dir={tmp_path / 'flower'}"]) == 0
+    simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
+    flower, alone = (RunFolder(tmp_path / name) for name in ("flower", "alone"))
+    there, here = flower.load_checkpoint(), alone.load_checkpoint()
+    assert there is not None
+    assert here is not None
+    assert torch.allclose(there.params, here.params, atol=1e-5)
+    assert there.clip_norm == pytest.approx(here.clip_norm)
+    assert there.epsilon_example == pytest.approx(here.epsilon_example)
+    columns = ("cohort", "replies", "epsilon_user", "fraction_below")
+    for ours, theirs in zip(alone.read_metrics(), flower.read_metrics(), strict=True):
+        assert [ours[name] for name in columns] == pytest.approx([theirs[name] for name in columns])
+
+
+@slow
+def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path) -> None:
+    """One by Ctrl-C, while the other trains on; that one when its SuperLink is lost. The first one is then resumed."""
+    first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
+    words = [*SMALL, "privacy.user.noise_multiplier=0.1", "rounds=500"]
+    processes = {folder: start([*words, f"output_dir={folder.path}"]) for folder in (first, second)}
+    trees: dict[RunFolder, list[int]] = {}
+    try:
+        for folder, process in processes.items():
+            wait_for_rounds(folder, process, 2)
+            trees[folder] = below(process.pid)
+            assert below(process.pid, b"raylet")
+
+        said = ended(processes[first], lambda: processes[first].send_signal(signal.SIGINT), code=130)
+        done = check_interrupted(first, "ended by SIGINT")
+        go_on = f"to go on: scripts/run resume=true output_dir={first.path}"
+        assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
+        assert "Traceback" not in said
+        assert not {*trees[first]} & {*below(0)}
+        wait_for_rounds(second, processes[second], len(second.read_metrics()) + 2)
+
+        (superlink,) = below(processes[second].pid, b"flower-superlink")
+        said = ended(processes[second], lambda: os.kill(superlink, signal.SIGKILL), code=1)
+        lost = f"the SuperLink has ended, with exit code {128 + signal.SIGKILL}"
+        assert f"interrupted after round {check_interrupted(second, lost)} ({lost})" in said.splitlines()[-1]
+        assert not {*trees[second]} & {*below(0)}
+    finally:
+        for process in processes.values():
+            process.kill()
+
+    done = check_interrupted(first, "ended by SIGINT")
+    assert main([*words[:-1], f"output_dir={first.path}", "resume=true", f"rounds={done + 2}"]) == 0
+    after = first.load_checkpoint()
+    assert after is not None
+    assert after.round == done + 2
+    assert DurableLedger(first.ledger_path).spent("user").num_releases - after.round in (0, 1)
+    assert status_of(first).state == "finished"
+
+
+def wait_for_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int) -> None:
+    wait_until(lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None, DEADLINE, f"{rounds} rounds")
+    assert process.poll() is None
+
+
+def ended(process: subprocess.Popen[str], by: Callable[[], object], *, code: int) -> str:
+    """Ends a run, and gives what it has said."""
+    by()
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code
+    return said
+
+
+def status_of(folder: RunFolder) -> RunStatus:
+    status = read_status(folder)
+    assert status is not None
+    return status
+
+
+@slow
+def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
+    """The command of the README, on the local SuperLink that `flwr run` starts by itself."""
+    port = str(free_port())
+    environment = flower_environment(tmp_path / "home") | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
+    overrides = " ".join([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
+    command = ["flwr", "run", ".", "--stream", "--run-config", f'overrides="{overrides}"']
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+        assert "round 2/2" in done.stdout, done.stdout + done.stderr
+        assert (tmp_path / "run" / "privacy.json").exists()
+    finally:
+        subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
+
+
+@slow
+def test_a_wrong_setting_of_a_plain_flwr_run_is_one_line_and_asks_nobody(tmp_path: Path) -> None:
+    port = str(free_port())
+    environment = flower_environment(tmp_path / "home") | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
+    command = ["flwr", "run", ".", "--stream", "--run-config", 'overrides="privacy.delta=1"']
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+        assert "discreet: privacy.delta must be within (0, 1) (got 1.0)" in done.stdout
+        assert "round 1" not in done.stdout
+    finally:
+        subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
+
+
+@pytest.mark.parametrize("program", [main, local_federation.main], ids=["run", "local_federation"])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rouns=3", "unknown setting rouns; did you mean rounds?"),
+        ("output_dir={there}", "output_dir={there} holds a run already: resume=true goes on with it"),
+        ("data.path={there}", "data.path: digits comes with scikit-learn and reads no path (got '{there}')"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2_before_anything_starts(
+    program: Callable[[list[str]], int],
+    word: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    simulate(load_config([*SMALL, "rounds=1", f"output_dir={tmp_path}"]))
+    capsys.readouterr()
+    assert program([word.format(there=tmp_path)]) == 2
+    assert capsys.readouterr() == ("", f"discreet: {said.format(there=tmp_path)}\n")
+
+
+def test_a_real_federation_refuses_a_seed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert local_federation.main(["seed=40961"]) == 2

@@ -1,0 +1,45 @@
+"""Who is asked is drawn as it is accounted: whoever is connected, and also where nobody is drawn.
+
+Draws are from a seed fixed beforehand; the false-alarm rate over its choice is ALARM for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scipy import stats
+
+from discreet.federated.cohort_sampling import CohortSampling
+from discreet.privacy.noise import seeded_source
+
+DRAWS, ALARM = 3000, 1e-9
+
+
+def p_value(sampling: CohortSampling, members: range, chances: list[float]) -> float:
+    """Chi-square test of the cohorts' sizes, which have these chances."""
+    source = seeded_source(73009)
+    sizes = Counter(len(sampling.draw(members, source)) for _ in range(DRAWS))
+    assert max(sizes) < len(chances)
+    seen = [sizes[size] for size in range(len(chances))]
+    return float(stats.chisquare(seen, [DRAWS * chance for chance in chances]).pvalue)
+
+
+def test_a_poisson_cohort_is_empty_as_often_as_it_should_be() -> None:
+    sampling, chances = CohortSampling("poisson", 0.3, 3), [0.343, 0.441, 0.189, 0.027]
+    assert p_value(sampling, range(3), chances) > ALARM
+    not_empty = [1e-9, *(chance / (1 - 0.343) for chance in chances[1:])]
+    assert p_value(sampling, range(3), not_empty) < ALARM
+
+
+def test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connected() -> None:
+    sampling = CohortSampling("fixed", 0.5, 4)
+    assert p_value(sampling, range(2), [1 / 6, 4 / 6, 1 / 6]) > ALARM
+    assert p_value(sampling, range(2), [1 / 4, 2 / 4, 1 / 4]) < ALARM
+    assert {len(sampling.draw(range(4), seeded_source(seed))) for seed in range(9)} == {2}
+
+
+def test_each_connected_client_keeps_its_chance_whoever_else_is_there() -> None:
+    sampling, source = CohortSampling("fixed", 0.25, 8), seeded_source(21557)
+    asked = sum(5 in sampling.draw([5], source) for _ in range(DRAWS))
+    assert stats.binomtest(asked, DRAWS, 0.25).pvalue > ALARM
+    assert stats.binomtest(asked, DRAWS, 0.35).pvalue < ALARM

@@ -1,0 +1,142 @@
+"""The ledger on disk: what is written stays, and what was changed is found."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
+
+from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
+
+WRITERS, FILES = 4, 10
+EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
+FACTS = {"privacy.delta": 1e-3, "sampling.probability": 0.5}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> DurableLedger:
+    made = DurableLedger.create(tmp_path / "ledger.db", facts=FACTS)
+    made.charge([Charge(number, "user", "", EVENT) for number in (1, 2, 3)])
+    made.charge([Charge(3, "local", "7", LaplaceDpEvent(0.5), 2)])
+    return made
+
+
+def edit(ledger: DurableLedger, statement: str) -> None:
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute(statement)
+
+
+def test_what_was_charged_is_there_for_the_next_process(ledger: DurableLedger) -> None:
+    again = DurableLedger(ledger.path, facts=FACTS)
+    assert again.spent("user").entries == ((EVENT, 3),)
+    assert again.spent("local", holder="7").entries == ((LaplaceDpEvent(0.5), 2),)
+    assert again.spent("example").entries == ()
+
+
+def test_an_untouched_ledger_verifies(ledger: DurableLedger) -> None:
+    assert ledger.verify() == []
+
+
+TAMPERING = {
+    "a changed event": """update releases set event = '{"kind":"gaussian","noise_multiplier":9.0}' where number = 2""",
+    "a changed count": "update releases set count = 1 where number = 4",
+    "a changed round": "update releases set round = 9 where number = 1",
+    "a deleted row": "delete from releases where number = 2",
+    "a deleted last row": "delete from releases where number = 4",
+    "an added row": "insert into releases select 5, 9, guarantee, '', event, 1, nonce, digest from releases limit 1",
+    "changed settings": "update facts set value = '1e-9' where name = 'privacy.delta'",
+}
+
+
+@pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING.keys())
+def test_tampering_is_found(ledger: DurableLedger, statement: str) -> None:
+    edit(ledger, statement)
+    assert len(ledger.verify()) == 1
+
+
+def test_rows_that_change_places_are_found(ledger: DurableLedger) -> None:
+    edit(ledger, "update releases set number = -1 where number = 1")
+    edit(ledger, "update releases set number = 1 where number = 2")
+    edit(ledger, "update releases set number = 2 where number = -1")
+    assert ledger.verify() != []
+
+
+def test_other_privacy_settings_are_refused_with_what_differs(ledger: DurableLedger) -> None:
+    with pytest.raises(LedgerError, match=r"sampling.probability was 0.5, is 0.25"):
+        DurableLedger(ledger.path, facts=FACTS | {"sampling.probability": 0.25})
+
+
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("this is not a database, and long enough to be looked at as one" * 20)
+    with pytest.raises(LedgerError, match="can't be used as a ledger"):
+        DurableLedger(tmp_path / "ledger.db")
+
+
+def test_a_charge_that_fails_leaves_nothing(ledger: DurableLedger) -> None:
+    head = ledger.head()
+    with pytest.raises(ValueError, match="event"):
+        ledger.charge([Charge(4, "user", "", EVENT), Charge(4, "user", "", object())])  # type: ignore[arg-type]
+    assert ledger.head() == head
+    assert ledger.verify() == []
+
+
+def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In WAL mode SQLite flushes a commit to the disk with `synchronous` full (2) or extra (3), not with normal (1)."""
+    found = []
+
+    class Watched(sqlite3.Connection):
+        def close(self) -> None:
+            if self.execute("pragma database_list").fetchone()[2] == str(ledger.path.resolve()):
+                found.append(
+                    (*self.execute("pragma journal_mode").fetchone(), *self.execute("pragma synchronous").fetchone())
+                )
+            super().close()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    ledger.charge([Charge(4, "user", "", EVENT)])
+    assert ledger.charge_after(0, Charge(4, "example", "1", EVENT))
+    assert set(found) <= {("wal", 2), ("wal", 3)}
+    assert len(found) >= 2
+
+
+def _charge(path: Path, holder: str) -> None:
+    ledger = DurableLedger(path)
+    for number in range(20):
+        ledger.charge([Charge(number, "example", holder, EVENT)])
+
+
+def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path = tmp_path / "clients.db"
+    DurableLedger.create(path)
+    workers = [context.Process(target=_charge, args=(path, str(number))) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    ledger = DurableLedger(path)
+    assert ledger.verify() == []
+    assert [ledger.spent("example", holder=holder).num_releases for holder in ledger.holders("example")] == [20] * 3
+
+
+def test_a_ledger_is_made_by_one_of_several_that_try_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(WRITERS)
+
+    def make(_: int) -> int:
+        barrier.wait()
+        try:
+            return len(DurableLedger.create(path).releases())
+        except LedgerError as error:
+            return int("exists already" in str(error))
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for attempt in range(FILES):
+            path = tmp_path / f"{attempt}.db"
+            assert sum(pool.map(make, range(WRITERS))) == WRITERS - 1
+            DurableLedger(path).check()

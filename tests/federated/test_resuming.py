@@ -1,0 +1,129 @@
+"""A run goes on with the settings in its folder; little may be changed on top of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployment import flower_run, local_federation
+from discreet.config import ConfigError, RunConfig, load_config
+from discreet.federated.guarantees import resolve_noise
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import RunFolder
+from scripts.simulate import main as simulate_command
+from simulation.in_process import simulate
+
+STARTED = (
+    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    *("privacy.user.target_epsilon=4", "privacy.user.clip.norm=0.5"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was started with settings of its own, and ended after its first round."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
+    simulate(replace(config, rounds=1))
+    RunFolder(folder).write_config(config)
+    return folder
+
+
+def resumed(folder: Path, *words: str) -> RunConfig:
+    return run_config(["resume=true", f"output_dir={folder}", *words])
+
+
+@pytest.mark.parametrize("words", [(), STARTED], ids=["nothing", "the same"])
+def test_a_run_goes_on_with_the_settings_of_its_folder(words: tuple[str, ...], run: Path) -> None:
+    assert resumed(run, *words) == replace(RunFolder(run).read_config(), resume=True)
+
+
+def test_more_rounds_keep_the_noise_and_the_budget_as_it_stands(run: Path) -> None:
+    before, after = RunFolder(run).read_config(), resumed(run, "rounds=9", "privacy.user.target_epsilon=4")
+    assert after == replace(before, rounds=9, resume=True)
+    assert after.privacy.user.max_epsilon == 4
+
+
+def test_what_is_no_matter_of_privacy_may_be_changed(run: Path) -> None:
+    after = resumed(run, "operations.predictions=true", "server.learning_rate=0.5", "operations={log_format: json}")
+    assert (after.operations.predictions, after.server.learning_rate, after.operations.log_format) == (
+        True,
+        0.5,
+        "json",
+    )
+
+
+REFUSED = {
+    "privacy.user.noise_multiplier=2": "it has privacy.user.noise_multiplier=",
+    "privacy.user.target_epsilon=8": "it keeps its noise multiplier",
+    "privacy.user.max_epsilon=9": "it has privacy.user.max_epsilon=4",
+    "privacy.delta=1e-4": "it has privacy.delta=0.001",
+    "sampling.probability=0.5": "it has sampling.probability=0.3",
+    "data.num_clients=40": "it has data.num_clients=20",
+    "training.epochs=2": "it has training.epochs=1",
+    "model.name=mlp": "it has model.name=logistic_regression",
+    "seed=71933": "it has seed=None",
+    "privacy.example={enabled: true, noise_multiplier: 1}": "it has privacy.example.enabled=False",
+    "experiment=silos": "it has ",
+}
+
+
+@pytest.mark.parametrize(("word", "message"), REFUSED.items())
+def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, message: str, run: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        resumed(run, "rounds=9", word)
+    assert str(error.value).startswith(f"{word} can't change a run that is resumed: ")
+    assert message in str(error.value)
+
+
+def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
+    words = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.epsilon=8", "rounds=4")
+    RunFolder(tmp_path).write_config(load_config(words))
+    assert resumed(tmp_path, *words).rounds == 4
+    with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
+        resumed(tmp_path, "rounds=5")
+
+
+def test_an_experiment_is_repeated_and_changes_nothing(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_config(resolve_noise(load_config(["experiment=silos", "rounds=3"])))
+    assert resumed(tmp_path, "experiment=silos").rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "output_dir must be given with resume=true"), (("output_dir=/nowhere",), "holds no run")],
+)
+def test_there_must_be_a_run(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_config(["resume=true", *words])
+
+
+def test_a_run_that_is_not_resumed_takes_defaults_and_words() -> None:
+    config = run_config(["rounds=3"], defaults=["rounds=5", "data.num_clients=9"])
+    assert (config.rounds, config.data.num_clients) == (3, 9)
+
+
+@pytest.mark.parametrize("command", [flower_run.main, local_federation.main], ids=["scripts/run", "local_federation"])
+def test_a_command_refuses_before_anything_starts(
+    command: object, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(command)
+    words = ["resume=true", f"output_dir={run}", "rounds=9"]
+    assert command([*words, "privacy.delta=1e-4"]) == 2
+    assert capsys.readouterr().err.startswith("discreet: privacy.delta=1e-4 can't change a run that is resumed")
+
+
+def test_simulate_goes_on_as_the_readme_says(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate", "resume=true", f"output_dir={run}"])
+    simulate_command()
+    checkpoint = RunFolder(run).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.round == 2
+    monkeypatch.setattr("sys.argv", ["simulate", "resume=true", f"output_dir={run}", "seed=71933"])
+    with pytest.raises(SystemExit, match="2"):
+        simulate_command()
+    assert "discreet: seed=71933 can't change a run that is resumed" in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""Whatever clients do, the run goes on, its noise and denominator stay, and what went wrong is counted and logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+from discreet.config import ConfigError, load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import Reply, encode_reply
+from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_status import read_status
+from discreet.federated.session import Session, finish, prepare
+from discreet.federated.transport import Failure
+from discreet.privacy.noise import seeded_source
+from discreet.privacy.sampling import poisson_sample
+from discreet.tasks import models
+from strategies.dp_fedavg import DPFedAvg, GridExchange
+
+ROUNDS, CLIENTS, SIZE = 3, 10, 650
+SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
+SMALL += ["sampling.kind=everyone", "privacy.user.noise_multiplier=1.0", "server.momentum=0"]
+FIXED = ["privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.5"]
+
+Answer = Callable[[int, int], Reply | Failure]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """An exchange whose clients answer by a function of the round and the client."""
+
+    answer: Answer
+    clients: int = CLIENTS
+
+    def members(self) -> Sequence[int]:
+        return range(self.clients)
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+    ) -> Iterable[Reply | Failure]:
+        return [self.answer(round_number, client) for client in cohort]
+
+
+def session(folder: Path, *words: str) -> Session:
+    return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
+
+
+def run(folder: Path, exchange: Scripted, *words: str) -> Checkpoint:
+    ready = session(folder, *words)
+    outcome = ready.training(exchange).run(ready.checkpoint)
+    assert outcome.stopped is None
+    return outcome.checkpoint
+
+
+def fails(number: int, client: int) -> Failure:
+    return Failure(client, ("refused", "malformed", "error", "late")[client % 4], f"of round {number}")
+
+
+def replies(number: int, client: int) -> Reply:
+    return Reply(number, torch.full((SIZE,), 0.01), below=True)
+
+
+def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody(tmp_path: Path) -> None:
+    failed = run(tmp_path / "failed", Scripted(fails))
+    empty = run(tmp_path / "empty", Scripted(fails, clients=0))
+    assert torch.equal(failed.params, empty.params)
+    assert failed.clip_norm == empty.clip_norm
+    assert (failed.round, empty.round) == (ROUNDS, ROUNDS)
+
+
+@pytest.mark.parametrize("clients", [0, CLIENTS], ids=["empty cohort", "all fail"])
+def test_a_round_without_replies_is_charged_and_reported_like_any_other(clients: int, tmp_path: Path) -> None:
+    run(tmp_path / "run", Scripted(fails, clients=clients))
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [(row["cohort"], row["replies"]) for row in rows] == [(clients, 0)] * ROUNDS
+    ledger = DurableLedger(tmp_path / "run" / "ledger.db")
+    assert ledger.spent("user").num_releases == ROUNDS
+    assert rows[-1]["epsilon_user"] == pytest.approx(ledger.spent("user").epsilon(1e-3), rel=1e-6)
+    assert all(0 <= (row["fraction_below"] or 0) <= 1 and row["accuracy"] is not None for row in rows)
+
+
+def test_a_poisson_cohort_that_is_empty_is_a_round_and_is_not_drawn_again(tmp_path: Path) -> None:
+    run(tmp_path / "run", Scripted(replies, clients=2), "rounds=6", "sampling.kind=poisson", "sampling.probability=0.3")
+    sources = [seeded_source(41051).child("round", number).child("cohort") for number in range(1, 7)]
+    sizes = [len(poisson_sample(2, probability=0.3, source=source)) for source in sources]
+    assert [row["cohort"] for row in RunFolder(tmp_path / "run").read_metrics()] == sizes
+    assert 0 in sizes[:-1]
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 6
+
+
+@pytest.mark.parametrize("replying", [1, 4, CLIENTS])
+def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, tmp_path: Path) -> None:
+    def some(number: int, client: int) -> Reply | Failure:
+        return replies(number, client) if client < replying else fails(number, client)
+
+    found = run(tmp_path / "some", Scripted(some), "rounds=1", *FIXED)
+    nobody = run(tmp_path / "nobody", Scripted(fails), "rounds=1", *FIXED)
+    # Each update has norm 0.01 * sqrt(650) < 0.5, lies on the grid to 0.5 / 1024 in norm, and is divided by 10.
+    expected = replying * 0.01 / CLIENTS
+    assert float((found.params - nobody.params - expected).norm()) <= replying * 0.5 / 1024 / CLIENTS + 1e-5
+
+
+def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(tmp_path: Path) -> None:
+    sources = [session(tmp_path / name, "seed=null").source for name in ("one", "other")]
+    drawn = [source.child("round", 1).child("noise").words(4) for source in sources]
+    assert all(source.is_secure for source in sources)
+    assert not (drawn[0] == drawn[1]).any()  # equal by chance once in 2^62
+
+
+def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path) -> None:
+    wild = [math.nan, math.inf, -math.inf, 3e38]
+
+    def odd(number: int, client: int) -> Reply | Failure:
+        filled = torch.full((SIZE,), wild[client % 4])
+        return Reply(number, filled, below=False) if client < 4 else fails(number, client)
+
+    found = run(tmp_path / "odd", Scripted(odd), "rounds=1", *FIXED)
+    nobody = run(tmp_path / "nobody", Scripted(fails), "rounds=1", *FIXED)
+    # Three are zero; the huge one is clipped to 0.5, and the sum divided by 10.
+    assert float((found.params - nobody.params).norm()) == pytest.approx(0.5 / CLIENTS, rel=2e-3)
+
+
+def test_failures_are_counted_by_kind_and_logged_with_their_reasons(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        run(tmp_path / "run", Scripted(fails), "rounds=1")
+    assert "  client 0 refused: of round 1" in caplog.messages
+    assert any("and 7 more: {'refused': 3, 'malformed': 3, 'error': 2, 'late': 2}" in text for text in caplog.messages)
+    status = read_status(RunFolder(tmp_path / "run"))
+    assert status is not None
+    assert status.failures == {"error": 2, "late": 2, "malformed": 3, "refused": 3}
+
+
+def test_with_user_level_privacy_on_a_run_does_not_end_because_everybody_refuses(tmp_path: Path) -> None:
+    # Who refuses is about clients: with noise at the server it decides nothing that is released.
+    def refuses(number: int, client: int) -> Failure:
+        return Failure(client, "refused", "the policy of this client")
+
+    assert run(tmp_path / "run", Scripted(refuses)).round == ROUNDS
+
+
+def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: Path) -> None:
+    said = [2.0, 0.0, 1.0]
+
+    def reports(number: int, client: int) -> Reply:
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said[number - 1])
+
+    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
+    assert run(tmp_path / "run", Scripted(reports), *words).epsilon_example == 2.0
+    assert [row["epsilon_example"] for row in RunFolder(tmp_path / "run").read_metrics()] == [2.0, 2.0, 2.0]
+
+
+EXAMPLE_ON = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
+
+
+@pytest.mark.parametrize("liars", [1, 3, CLIENTS])
+def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_the_others_is_published(
+    liars: int, tmp_path: Path
+) -> None:
+    def reports(number: int, client: int) -> Reply:
+        said = math.inf if client < liars else 0.5 * number
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+
+    ready = session(tmp_path / "run", *EXAMPLE_ON)
+    outcome = ready.training(Scripted(reports)).run(ready.checkpoint)
+    finish(ready, outcome)
+    example = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][1]
+    # Where nobody has a finite one, there is nothing to publish but infinity.
+    assert example["epsilon"]["pld"] == ("inf" if liars == CLIENTS else 0.5 * ROUNDS)
+    assert example["clients_without_epsilon"] == liars
+    assert f"{liars} of them reported an infinite one and are not in it" in example["epsilon_is"]
+    status = read_status(ready.folder)
+    assert status is not None
+    assert status.failures == {"unaccounted": liars * ROUNDS}
+    assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
+
+
+def test_who_reported_an_infinite_epsilon_is_known_after_a_resume(tmp_path: Path) -> None:
+    def reports(number: int, client: int) -> Reply:
+        said = math.inf if client == 4 and number == 1 else 0.5
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+
+    run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "rounds=1")
+    after = run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "resume=true")
+    assert (after.unaccounted, after.epsilon_example) == ([4], 0.5)
+
+
+def test_without_noise_an_infinite_epsilon_is_what_every_honest_client_reports(tmp_path: Path) -> None:
+    def reports(number: int, client: int) -> Reply:
+        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=math.inf, client=client)
+
+    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=0"]
+    after = run(tmp_path / "run", Scripted(reports), *words)
+    assert (list(after.unaccounted), after.epsilon_example) == ([], math.inf)
+
+
+@pytest.fixture
+def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    ready = session(tmp_path / "run", *FIXED)
+    training = ready.training(Scripted(replies))
+    return DPFedAvg(
+        training, GridExchange(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
+    )  # type: ignore[arg-type]
+
+
+def answered(strategy: DPFedAvg, number: int, *, times: int) -> Checkpoint:
+    """The state after Flower's own loop has handed over a round's replies, each so many times."""
+    messages = []
+    for index, message in enumerate(strategy.configure_train(number, ArrayRecord(), None, None)):  # type: ignore[arg-type]
+        message.metadata.__dict__["_message_id"] = f"m{index}"
+        reply = Message(encode_reply(replies(number, index)), reply_to=message)
+        messages += [reply] * times
+    strategy.aggregate_train(number, messages)
+    return strategy.checkpoint
+
+
+def test_in_flowers_own_loop_too_a_duplicate_reply_counts_once(strategy: DPFedAvg, tmp_path: Path) -> None:
+    start = strategy.checkpoint
+    twice = answered(strategy, 1, times=2)
+    (tmp_path / "run" / "metrics.csv").unlink()
+    strategy.checkpoint = start
+    assert torch.equal(answered(strategy, 1, times=1).params, twice.params)
+    assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
+
+
+def test_in_flowers_own_loop_too_a_message_without_a_reply_is_malformed(strategy: DPFedAvg) -> None:
+    (first, *_) = strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]
+    first.metadata.__dict__["_message_id"] = "m0"
+    strategy.aggregate_train(1, [Message(RecordDict(), reply_to=first)])
+    assert strategy.checkpoint.round == 1
+    assert strategy.training.status.failures == {"malformed": 1}
+
+
+def flat(model: nn.Module) -> models.Builder:
+    return lambda input_shape, num_classes: nn.Sequential(nn.Flatten(), model, nn.Linear(64, num_classes))
+
+
+class Counting(nn.Module):
+    """Counts its batches in an integer buffer, as BatchNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
+UNFIT = {
+    "an integer buffer": (flat(Counting()), "the model saves the buffer 1.seen, which would leave a client without"),
+    "BatchNorm": (flat(nn.BatchNorm1d(64)), "1 is a BatchNorm1d, which mixes the examples of a batch"),
+}
+
+
+@pytest.mark.parametrize(("builder", "reason"), UNFIT.values(), ids=UNFIT.keys())
+def test_a_model_that_can_not_be_clipped_is_refused_before_anything_starts(
+    builder: models.Builder, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.MODELS, "own", builder)
+    with pytest.raises(ConfigError) as error:
+        session(tmp_path / "run", "model.name=own")
+    assert reason in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.name: lstm reads text, but digits is numbers"):
+        session(tmp_path / "run", "model.name=lstm")
+    assert not (tmp_path / "run").exists()
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.as_tensor(self.second(torch.tanh(self.first(inputs))))
+
+
+def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.MODELS, "tied", flat(Tied()))
+    ready = session(tmp_path / "run", "model.name=tied", "rounds=1")
+    size = 64 * 64 + 2 * 64 + 650
+    assert ready.checkpoint.params.shape == (size,)
+
+    def moves(number: int, client: int) -> Reply:
+        return Reply(number, torch.full((size,), 0.001), below=True)
+
+    after = ready.training(Scripted(moves)).run(ready.checkpoint).checkpoint
+    models.load_parameters(ready.model, after.params)
+    tied = ready.model[1]  # type: ignore[index]
+    assert tied.first.weight is tied.second.weight

@@ -1,0 +1,168 @@
+"""One round: what is added up, what is noised, and by how much."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import DpEvent, GaussianDpEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from discreet.federated.round import (
+    ClientUpdate,
+    RoundSettings,
+    ServerState,
+    UserPrivacy,
+    dp_fedavg_round,
+    initial_state,
+)
+from discreet.privacy.events import poisson_round_event
+from discreet.privacy.noise import seeded_source
+
+SIZE = 20_000
+
+
+def settings(
+    noise_multiplier: float = 1.0, *, cohort: float = 10.0, count_stddev: float | None = 5.0, on_grid: bool = False
+) -> RoundSettings:
+    event = poisson_round_event(0.5, noise_multiplier=noise_multiplier)
+    user = UserPrivacy(noise_multiplier, event, count_stddev, on_grid=on_grid)
+    return RoundSettings(cohort, learning_rate=1.0, momentum=0.0, user=user)
+
+
+def state(size: int, clip_norm: float) -> ServerState:
+    return initial_state(torch.zeros(size), clip_norm=clip_norm)
+
+
+def run(
+    before: ServerState, updates: list[ClientUpdate], how: RoundSettings, *, seed: int = 71993
+) -> tuple[ServerState, list[DpEvent]]:
+    charged: list[DpEvent] = []
+    after, _ = dp_fedavg_round(before, updates, how, source=seeded_source(seed), charge=charged.append)
+    return after, charged
+
+
+def rejects(noise: np.ndarray, stddev: float) -> bool:
+    """Chi-square test of a standard deviation; false-alarm rate 1e-6."""
+    statistic = float(np.sum(noise**2)) / stddev**2
+    tail = min(stats.chi2.sf(statistic, len(noise)), stats.chi2.cdf(statistic, len(noise)))
+    return bool(tail < 5e-7)
+
+
+@pytest.mark.parametrize("on_grid", [False, True])
+@pytest.mark.parametrize("replies", [0, 3])
+def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies: int, on_grid: bool) -> None:
+    how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
+    updates = [ClientUpdate(torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
+    after, _ = run(state(SIZE, clip_norm), updates, how)
+    assert how.user is not None
+    stddev = how.user.update_noise_multiplier * clip_norm / 10
+    noise = after.params.double().numpy()
+    assert after.clip_norm != clip_norm
+    assert not rejects(noise, stddev)
+    assert rejects(noise, 0.9 * stddev)
+    assert rejects(noise, 1.1 * stddev)
+
+
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_the_count_has_noise_of_its_standard_deviation(on_grid: bool) -> None:
+    how, noise = settings(cohort=1000.0, count_stddev=5.0, on_grid=on_grid), []
+    for seed in range(600):
+        source = seeded_source(seed).child("count of norms")
+        _, metrics = dp_fedavg_round(state(1, 1.0), [], how, source=source, charge=lambda _: None)
+        assert metrics.fraction_below is not None
+        noise.append(1000 * (metrics.fraction_below - 0.5))
+    assert not rejects(np.array(noise), 5.0)
+    assert rejects(np.array(noise), 0.75 * 5.0)
+    assert rejects(np.array(noise), 1.25 * 5.0)
+
+
+def test_update_and_bits_together_cost_one_gaussian_of_the_multiplier() -> None:
+    user = settings(1.0).user
+    assert user is not None
+    assert user.update_noise_multiplier == pytest.approx(1.005038, abs=1e-6)
+    together = user.update_noise_multiplier**-2 + (2 * 5.0) ** -2
+    assert together == pytest.approx(1.0)
+
+
+@given(
+    values=st.lists(st.floats(width=32), min_size=3, max_size=3),
+    half=st.booleans(),
+    clip_norm=st.floats(0.01, 100),
+)
+def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
+    values: list[float], half: bool, clip_norm: float
+) -> None:
+    extra = torch.tensor(values, dtype=torch.float16 if half else torch.float32)
+    others = [ClientUpdate(torch.tensor([0.3, -0.2, 5.0]), below=True)]
+    how = RoundSettings(1.0, 1.0, 0.0, UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
+    start = ServerState(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
+    without, _ = run(start, others, how)
+    with_it, _ = run(start, [*others, ClientUpdate(extra, below=True)], how)
+    assert (with_it.params - without.params).norm().item() <= clip_norm * (1 + 1e-9)
+
+
+def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
+    updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
+    how = RoundSettings(7.0, learning_rate=1.0, momentum=0.0, user=None)
+    before = ServerState(0, torch.ones(50), torch.zeros(50), math.inf)
+    after, charged = run(before, [ClientUpdate(update, below=True) for update in updates], how)
+    assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
+    assert charged == []
+
+
+def test_who_does_not_reply_changes_neither_noise_nor_denominator() -> None:
+    update = ClientUpdate(torch.full((4,), 0.1), below=True)
+    one, _ = run(state(4, 1.0), [update], settings())
+    none, _ = run(state(4, 1.0), [], settings())
+    assert torch.allclose(one.params - none.params, torch.full((4,), 0.1 / 10), atol=1e-7)
+
+
+def test_the_event_is_charged_before_noise_is_drawn() -> None:
+    order: list[str] = []
+    source = seeded_source(5171)
+    original = source.child
+
+    def child(*labels: str | int) -> object:
+        order.append("noise")
+        return original(*labels)
+
+    source.child = child  # type: ignore[method-assign,assignment]
+    dp_fedavg_round(state(3, 1.0), [], settings(), source=source, charge=lambda _: order.append("charge"))
+    assert order[0] == "charge"
+    assert "noise" in order
+
+
+def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
+    def full_disk(event: DpEvent) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        dp_fedavg_round(state(3, 1.0), [], settings(), source=seeded_source(3331), charge=full_disk)
+
+
+def test_momentum_is_carried_between_rounds() -> None:
+    how = RoundSettings(1.0, learning_rate=0.5, momentum=0.9, user=None)
+    before = ServerState(0, torch.zeros(1), torch.zeros(1), math.inf)
+    push = [ClientUpdate(torch.ones(1), below=True)]
+    once, _ = run(before, push, how)
+    twice, _ = run(once, push, how)
+    assert once.params.item() == pytest.approx(0.5)
+    assert twice.params.item() == pytest.approx(0.5 + 0.5 * 1.9)
+    assert twice.round == 2
+
+
+def test_a_client_that_does_not_clip_is_clipped_by_the_server() -> None:
+    how = RoundSettings(1.0, 1.0, 0.0, UserPrivacy(0.0, GaussianDpEvent(1.0)))
+    after, _ = run(state(2, 1.0), [ClientUpdate(torch.tensor([300.0, 400.0]), below=True)], how)
+    assert after.params.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_all_updates_above_the_clip_norm_make_it_grow() -> None:
+    updates = [ClientUpdate(torch.ones(2), below=False)] * 100
+    after, _ = run(state(2, 0.1), updates, settings(noise_multiplier=0.1, cohort=100, count_stddev=1.0))
+    assert after.clip_norm > 0.1

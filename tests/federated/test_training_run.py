@@ -1,0 +1,137 @@
+"""A run ends before the round that would pass its budget, and says so."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from discreet.config import ConfigError, load_config
+from discreet.federated import training_run as training
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_status import state_of
+from discreet.federated.session import prepare
+from discreet.federated.training_run import round_line
+from discreet.federated.transport import Failure
+from simulation.in_process import simulate
+
+SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
+COLUMNS = (
+    "round,loss,accuracy,clip_norm,fraction_below,cohort,replies,epsilon_user,epsilon_example,epsilon_local,seconds"
+)
+
+
+def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Path) -> None:
+    outcome = simulate(
+        load_config([*SMALL, "rounds=4", "privacy.user.target_epsilon=3", f"output_dir={tmp_path / 'run'}"])
+    )
+    assert outcome.stopped is None
+    epsilon = DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3)
+    assert 0.999 * 3 <= epsilon <= 3
+
+
+def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [
+        "rounds=50",
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.max_epsilon=5",
+        "privacy.user.too_noisy=warn",
+    ]
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        outcome = simulate(load_config([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
+    spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert outcome.stopped is not None
+    assert "privacy.user.max_epsilon=5" in outcome.stopped
+    assert "is left" in outcome.stopped
+    assert spent.epsilon(1e-3) <= 5 < spent.record(spent.entries[0][0]).epsilon(1e-3)
+    assert spent.num_releases == outcome.checkpoint.round
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert any("stopped after round" in message for message in caplog.messages)
+
+
+def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
+    names = {"config.yaml", "metrics.csv", "ledger.db", "privacy.json", "model.safetensors", "checkpoint"}
+    assert names <= {path.name for path in folder.iterdir()}
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert ",".join(rows[0]) == COLUMNS
+    assert [row[0] for row in rows[1:]] == ["1", "2"]
+    facts = json.loads((folder / "privacy.json").read_text())
+    assert [guarantee["name"] for guarantee in facts["guarantees"]] == ["user", "example", "local"]
+    user, example, local = facts["guarantees"]
+    assert set(user["epsilon"]) == {"pld", "rdp"}
+    assert example["epsilon"] == local["epsilon"] == {"pld": "inf"}
+    assert user["floating_point"]["noise"] == "grid"
+    assert 0 < user["floating_point"]["delta_slack"] < 1e-15
+    assert user["not_covered"]
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    words = [*SMALL, "rounds=1", f"output_dir={tmp_path / 'run'}"]
+    simulate(load_config(words))
+    with pytest.raises(ConfigError, match="holds a run already: resume=true goes on with it"):
+        simulate(load_config(words))
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        simulate(load_config([*SMALL, "resume=true", f"output_dir={tmp_path / 'nothing'}"]))
+
+
+def test_a_guarantee_that_is_off_is_shown_as_none() -> None:
+    line = round_line(
+        {"round": 1, "cohort": 3, "replies": 2, "epsilon_user": 1.5, "epsilon_example": float("inf")}, rounds=9
+    )
+    assert "epsilon user 1.500 example none local none" in line
+    assert "cohort 3 replies 2" in line
+
+
+def test_more_clients_than_examples_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.num_clients"):
+        simulate(load_config(["data.num_clients=5000", "privacy.delta=1e-5", f"output_dir={tmp_path / 'run'}"]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="logistic_regression"):
+        simulate(load_config([*SMALL, "model.name=transformer", f"output_dir={tmp_path / 'run'}"]))
+
+
+def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Late:
+        def members(self) -> range:
+            clock.now += 1000
+            return range(20)
+
+        def ask(self, **_: object) -> list[Failure]:
+            clock.now += 7
+            return []
+
+    config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
+    with ExitStack() as held:
+        session = prepare(config, simulated=True, held=held)
+        session.training(Late()).run(session.checkpoint)
+    assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
+
+
+def test_a_run_counts_as_running_until_its_last_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = RunFolder(tmp_path / "run"), []
+    monkeypatch.setattr(RunFolder, "write_privacy", lambda *_: seen.append(state_of(folder)))
+    simulate(load_config([*SMALL, "rounds=1", f"output_dir={folder.path}"]))
+    assert seen == ["running"]
+    assert state_of(folder) == "finished"

@@ -1,0 +1,185 @@
+"""Local work against loops written by hand: one example a backward pass, plain torch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from torch import Tensor, nn
+
+from discreet.config import load_config
+from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Examples
+from discreet.tasks.models import build_model
+from discreet.tasks.partition import Partition, client_examples
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
+from simulation.in_process import simulate
+from tests.client_app.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
+
+RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
+
+
+def close(one: Tensor, other: Tensor, *, rtol: float = 1e-4, atol: float = 1e-6) -> bool:
+    return torch.allclose(one, other, rtol=rtol, atol=atol)
+
+
+def work(data: Examples, how: LocalSettings, source: RandomSource) -> Tensor:
+    return local_update(linear(), params_of(linear()), data, settings=how, source=source)
+
+
+def dp(noise_multiplier: float, *, epochs: int = 1, batch_size: int = 8, momentum: float = 0.0) -> LocalSettings:
+    return LocalSettings(epochs, batch_size, RATE, momentum, ExamplePrivacy(CLIP, noise_multiplier))
+
+
+def sgd_by_hand(data: Examples, batches: list[Tensor], momentum: float) -> Tensor:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    for batch in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return params_of(model) - params_of(linear())
+
+
+def dp_sgd_by_hand(data: Examples, batches: list[Tensor], noise: list[Tensor], how: LocalSettings) -> Tensor:
+    model, params = linear(), params_of(linear())
+    velocity = torch.zeros_like(params)
+    for batch, drawn in zip(batches, noise, strict=True):
+        write(model, params)
+        found = gradients(model, data.subset(batch))
+        total = clipped(found, CLIP) if found else torch.zeros_like(params)
+        velocity = how.momentum * velocity + (total + drawn) / how.batch_size
+        params = params - RATE * velocity
+    return params - params_of(linear())
+
+
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+def test_full_batches_are_plain_sgd(momentum: float) -> None:
+    data = examples(6)
+    update = work(data, LocalSettings(3, 8, RATE, momentum), seeded_source(811))
+    assert close(update, sgd_by_hand(data, [torch.arange(6)] * 3, momentum))
+
+
+def test_an_epoch_goes_over_every_example_once_in_a_drawn_order() -> None:
+    data, source = examples(7), seeded_source(5119)
+    order = [source.child("epoch", epoch).permutation(7) for epoch in range(2)]
+    batches = [batch for epoch in order for batch in torch.split(epoch, 3)]
+    assert sorted(torch.cat(batches[:3]).tolist()) == list(range(7))
+    update = work(data, LocalSettings(2, 3, RATE, MOMENTUM), seeded_source(5119))
+    assert close(update, sgd_by_hand(data, batches, MOMENTUM))
+
+
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+def test_dp_sgd_clips_each_example_and_divides_by_the_batch_size(momentum: float) -> None:
+    data, how = examples(6), dp(0.0, epochs=3, momentum=momentum)
+    assert max(float(gradient.norm()) for gradient in gradients(linear(), data)) > CLIP
+    expected = dp_sgd_by_hand(data, [torch.arange(6)] * 3, [torch.zeros(18)] * 3, how)
+    assert close(work(data, how, seeded_source(1907)), expected)
+
+
+def test_dp_sgd_draws_poisson_batches_and_noise_for_every_step() -> None:
+    data, how, source = examples(9), dp(1.3, epochs=2, batch_size=3, momentum=MOMENTUM), seeded_source(60251)
+    batches, noise = [], []
+    for number in range(6):
+        draw = source.child("step", number)
+        inside = draw.child("batch").words(9).astype(float) / 2**64 < 3 / 9
+        batches.append(torch.from_numpy(inside).nonzero().flatten())
+        noise.append(draw.child("noise").normal(18) * 1.3 * CLIP)
+    assert len({len(batch) for batch in batches}) > 1
+    assert close(work(data, how, seeded_source(60251)), dp_sgd_by_hand(data, batches, noise, how), rtol=1e-4, atol=1e-5)
+
+
+def empty_source() -> RandomSource:
+    """A source with which both steps of a client of 2 examples and batch size 1 draw an empty batch."""
+    for seed in range(3001, 3501):
+        draws = [seeded_source(seed).child("step", number).child("batch").words(2) for number in range(2)]
+        if all((draw.astype(float) / 2**64 >= 0.5).all() for draw in draws):
+            return seeded_source(seed)
+    raise AssertionError("no such seed")
+
+
+def test_empty_poisson_batches_without_noise_change_nothing() -> None:
+    assert steps_of(2, dp(0.0, batch_size=1)) == 2
+    assert torch.equal(work(examples(2), dp(0.0, batch_size=1), empty_source()), torch.zeros(18))
+
+
+def test_empty_poisson_batches_are_noised_like_any_other() -> None:
+    source = empty_source()
+    drawn = sum(source.child("step", number).child("noise").normal(18) for number in range(2))
+    update = work(examples(2), dp(1.1, batch_size=1), empty_source())
+    assert close(update, -RATE * 1.1 * CLIP * torch.as_tensor(drawn), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [LocalSettings(2, 3, RATE, 0.0), dp(1.0)])
+def test_a_client_without_examples_changes_nothing(how: LocalSettings) -> None:
+    assert torch.equal(work(examples(0), how, seeded_source(33)), torch.zeros(18))
+    assert steps_of(0, how) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_the_denominator_is_the_batch_size_whatever_the_client_has(count: int) -> None:
+    data = examples(count)
+    expected = -RATE * clipped(gradients(linear(), data), CLIP) / 8
+    assert close(work(data, dp(0.0), seeded_source(77)), expected)
+
+
+def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discreet.training.local_training.poisson_sample", lambda count, **_: torch.arange(count))
+    data, how = examples(12), dp(0.0, batch_size=3)
+    expected = dp_sgd_by_hand(data, [torch.arange(12)] * 4, [torch.zeros(18)] * 4, how)
+    assert close(work(data, how, seeded_source(1907)), expected)
+
+
+def test_the_noise_of_a_step_has_the_standard_deviation_of_sigma_c_over_b() -> None:
+    model, data = linear(dims=200, classes=100), examples(4, dims=200, classes=100)
+    start = params_of(model)
+    noisy, quiet = (
+        local_update(model, start, data, settings=dp(noise), source=seeded_source(419)) for noise in (1.7, 0.0)
+    )
+    noise, stddev = noisy - quiet, RATE * 1.7 * CLIP / 8
+    assert len(noise) == 20_100
+    assert not rejects_gaussian(noise, stddev)
+    assert rejects_gaussian(noise, 0.9 * stddev)
+    assert rejects_gaussian(noise, 1.1 * stddev)
+
+
+@pytest.mark.parametrize(("count", "probability"), [(20, 0.4), (8, 1.0), (3, 1.0)])
+def test_a_step_costs_a_poisson_sampled_gaussian(count: int, probability: float) -> None:
+    gaussian = GaussianDpEvent(2.0)
+    expected = gaussian if probability == 1 else PoissonSampledDpEvent(probability, gaussian)
+    assert example_event(count, dp(2.0)) == expected
+    assert steps_of(count, dp(2.0, epochs=3)) == 3 * math.ceil(count / 8)
+
+
+def test_a_model_that_is_not_finite_is_not_sent_on() -> None:
+    wild = torch.full((18,), math.nan)
+    update = local_update(linear(), wild, examples(4), settings=dp(1.0), source=seeded_source(5))
+    assert update.shape == (18,)
+    assert bool(torch.isnan(update).all())  # DPClient clips it to zero: see test_client
+
+
+def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -> None:
+    words = ["rounds=2", "seed=7703", "data.num_clients=4", "model.name=logistic_regression", "sampling.kind=everyone"]
+    words += ["training.epochs=2", "training.batch_size=1000", f"training.learning_rate={RATE}", "server.momentum=0"]
+    outcome = simulate(load_config([*words, "privacy.user.enabled=false", f"output_dir={tmp_path / 'run'}"]))
+
+    task = load_task("digits", path=None)
+    shares = [client_examples(task, Partition(4, "iid", 20611), number) for number in range(4)]
+    model = build_model("logistic_regression", task.input_shape, task.num_classes, seed=7703)
+    params = params_of(model)
+    for _ in range(2):
+        updates = []
+        for share in shares:
+            write(model, params)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(share.inputs), share.targets).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            updates.append(params_of(model) - params)
+        params = params + torch.stack(updates).mean(0)
+    assert close(outcome.checkpoint.params, params, atol=1e-5)
