@@ -27,7 +27,7 @@ from discreet.config import RunConfig, load_config
 from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
 from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
 from discreet.federated.training_run import Tally
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
 from simulation.cohort import BatchedExchange

@@ -41,7 +41,7 @@ from discreet.federated.round import empty_sum
 from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Replies
 from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices

@@ -25,7 +25,7 @@ from client_app.client import local_settings
 from client_app.nodes import model_of, share_of
 from discreet.config import RunConfig, load_config
 from discreet.federated.run_folder import RunFolder
-from discreet.privacy.noise import RandomSource, secure_source
+from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.reporting.drawing import Picture, alone, canvas, log_axis, to_svg
 from discreet.reporting.series import draw_line
 from discreet.tasks.datasets import load_task

@@ -38,7 +38,7 @@ from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
 from discreet.federated.training_run import Tally
 from discreet.federated.transport import Exchange
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
 from simulation.cohort import BatchedExchange

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 
 VALUES = 10_000_000
 PARAMS = 1_000_000

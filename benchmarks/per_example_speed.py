@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.opacus_steps import OPACUS_MODES, opacus_step
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import secure_source
 from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.randomness import secure_source
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.1

@@ -22,7 +22,7 @@ from benchmarks.cohort_speed import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WO
 from client_app.client import local_settings
 from discreet.config import load_config
 from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
 from simulation.batches import table_of

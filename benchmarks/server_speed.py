@@ -33,7 +33,7 @@ from discreet.federated.round_settings import round_settings
 from discreet.federated.training_run import Tally
 from discreet.privacy.clipped_sum import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 
 Row = dict[str, Any]
 Floats = NDArray[np.float32]

@@ -21,7 +21,7 @@ from discreet.federated.messages import MalformedMessage, Order, Reply, order_fr
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.events import poisson_round_event
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import (
     ExamplePrivacy,

@@ -26,9 +26,9 @@ from discreet.privacy.mechanisms import (
     analytic_gaussian_noise_multiplier,
     laplace_step_sensitivity,
 )
-from discreet.privacy.noise import RandomSource
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import load_parameters
 

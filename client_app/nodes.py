@@ -17,7 +17,7 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.guarantees import accounts_itself
 from discreet.federated.messages import Order
-from discreet.privacy.noise import secure_source, seeded_source
+from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task

@@ -39,7 +39,7 @@ from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.run_status import OVER, state_of
 from discreet.logs import log_to
 from discreet.privacy.accounting import epsilon_spent
-from discreet.privacy.noise import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount, selection_event
 from simulation.in_process import simulate
 

@@ -18,7 +18,7 @@ from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
-from discreet.privacy.noise import secure_source, seeded_source
+from discreet.privacy.randomness import secure_source, seeded_source
 from simulation.accounts import Accounts, Admitted, admit
 from simulation.batches import table_of
 from simulation.chunk import Chunk

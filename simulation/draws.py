@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from simulation.views import Numbers
 

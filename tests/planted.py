@@ -160,17 +160,17 @@ MUTANTS = (
     # Noise.
     Mutant(
         "the key of a secure source is known",
-        "discreet/privacy/noise.py",
+        "discreet/privacy/randomness.py",
         "os.urandom(32)",
         "bytes(32)",
-        ("tests/privacy/test_noise.py::test_secure_sources_and_their_children_never_repeat",),
+        ("tests/privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat",),
     ),
     Mutant(
         "a value of the secure mode is a mean of draws",
-        "discreet/privacy/noise.py",
+        "discreet/privacy/randomness.py",
         "stddev / math.sqrt(draws)",
         "stddev / draws",
-        ("tests/privacy/test_noise.py::test_normal_has_stddev_one_and_not_a_tenth_more_or_less",),
+        ("tests/privacy/test_randomness.py::test_normal_has_stddev_one_and_not_a_tenth_more_or_less",),
     ),
     Mutant(
         "a server without a seed draws from a known one",

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian, Laplace
-from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.randomness import RandomSource, seeded_source
 
 Data = TypeVar("Data")
 Kind = Gaussian | Laplace

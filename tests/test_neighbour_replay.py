@@ -24,7 +24,7 @@ from discreet.federated.round import (
     initial_state,
 )
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, order, params_of

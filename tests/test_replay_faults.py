@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.mechanisms import Gaussian, Laplace
-from discreet.privacy.noise import RandomSource
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
+from discreet.privacy.randomness import RandomSource
 from tests.client_app.clients import examples, gradients, linear
 from tests.replay import Replay, replay
 

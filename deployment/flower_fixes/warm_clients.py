@@ -88,7 +88,7 @@ def _answer(connection: socket.socket) -> NoReturn:
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
         sys.argv = ["flwr-clientapp", *request["words"]]
-        # Copies of generators would draw alike. No noise comes from them: see discreet.privacy.noise.
+        # Copies of generators would draw alike. No noise comes from them: see discreet.privacy.randomness.
         random.seed()
         np.random.seed()
         torch.seed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 
 

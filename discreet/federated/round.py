@@ -16,9 +16,9 @@ from torch import Tensor
 from discreet.federated.cohort_sum import CohortSum, PartialSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
-from discreet.privacy.noise import RandomSource
 from discreet.privacy.noise_ratio import noise_ratio, signal_share
 from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator
+from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

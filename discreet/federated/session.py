@@ -27,7 +27,7 @@ from discreet.federated.run_lock import only_writer
 from discreet.federated.run_status import write_end
 from discreet.federated.training_run import Outcome, Plan, TrainingRun
 from discreet.federated.transport import Exchange
-from discreet.privacy.noise import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.settings import PrivacyConfig
 from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task

@@ -23,8 +23,8 @@ from discreet.federated.round import ClientUpdate, RoundMetrics, RoundSettings, 
 from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
 from discreet.federated.transport import Exchange, Failure, Replies
-from discreet.privacy.noise import RandomSource
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.metrics import Evaluation
 
 if TYPE_CHECKING:

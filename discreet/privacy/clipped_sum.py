@@ -19,7 +19,7 @@ from torch import Tensor
 from discreet.privacy.clipping import ROUNDING_MARGIN
 from discreet.privacy.grid import LARGEST_CLIP, Grid
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import CHUNK, RandomSource
+from discreet.privacy.randomness import CHUNK, RandomSource
 
 Rows = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]

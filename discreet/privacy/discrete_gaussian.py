@@ -13,7 +13,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 
 
 def discrete_gaussian(count: int, *, variance: Fraction, source: RandomSource) -> Tensor:

@@ -18,7 +18,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import CHUNK, RandomSource
+from discreet.privacy.randomness import CHUNK, RandomSource
 from discreet.privacy.rounded_noise import BITS, LARGEST_SCALE, rounded_laplace, rounded_normal
 
 FINENESS = 2**10  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import Grid
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -21,7 +21,7 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import CHUNK, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
+from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
 
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of a first look, for scale 1

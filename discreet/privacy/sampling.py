@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import CHUNK, RandomSource
+from discreet.privacy.randomness import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import RandomSource
 from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters

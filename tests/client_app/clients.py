@@ -18,7 +18,7 @@ from client_app.policy import ClientPolicy
 from discreet.config import RunConfig, config_to_json, parse_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import Order
-from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.tasks.examples import Examples
 
 DIMS, CLASSES = 5, 3

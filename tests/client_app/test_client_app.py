@@ -20,7 +20,7 @@ from discreet.config import RunConfig, config_to_json
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import REFUSED_CODE, Order, decode_reply, encode_order, parameters_record
 from discreet.privacy.events import poisson_round_event
-from discreet.privacy.noise import secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
 from tests.client_app.clients import EXAMPLE, OFF, config

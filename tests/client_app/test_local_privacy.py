@@ -17,7 +17,7 @@ from client_app.local_privacy import LocalPrivacy, release_step, release_update,
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import Reply
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from tests.client_app.clients import (
     OFF,
     SIZE,

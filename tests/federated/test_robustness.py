@@ -23,7 +23,7 @@ from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_status import read_status
 from discreet.federated.session import Session, finish, prepare
 from discreet.federated.transport import Failure
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks import models
 from strategies.dp_fedavg import DPFedAvg, GridExchange

@@ -21,7 +21,7 @@ from discreet.federated.round import (
     initial_state,
 )
 from discreet.privacy.events import poisson_round_event
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 
 SIZE = 20_000
 

@@ -16,7 +16,7 @@ from discreet.federated.round import (
     initial_state,
 )
 from discreet.privacy.events import poisson_round_event
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 
 SIZE, C, Z, COHORT = 20_000, 0.5, 2.0, 10.0
 PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))

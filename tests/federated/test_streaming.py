@@ -16,7 +16,7 @@ import strategies.dp_fedavg
 from discreet.federated.messages import Reply, encode_reply
 from discreet.federated.round import RoundSettings, dp_fedavg_round, initial_state
 from discreet.federated.training_run import Tally
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from strategies.dp_fedavg import GridExchange
 
 SIZE, AT_ONCE = 100, 4

@@ -16,7 +16,7 @@ from discreet.privacy.clipped_sum import LARGEST_TILE, SUMMED_AT_ONCE, ClippedSu
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 
 WILD = st.floats(width=32, allow_nan=True, allow_infinity=True)
 ROWS = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 8)), elements=WILD)

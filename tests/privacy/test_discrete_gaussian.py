@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from discreet.privacy.discrete_gaussian import discrete_gaussian, discrete_laplace
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from discreet.privacy.rounded_noise import rounded_normal
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from discreet.privacy.grid import Grid, delta_with_slack, grid_for, grid_slack, laplace_grid_slack
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 
 FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1e-38, 0.1, 1.0, 1e6])
 UPDATES = st.lists(FLOATS, min_size=1, max_size=20)

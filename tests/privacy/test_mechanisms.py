@@ -21,7 +21,7 @@ from discreet.privacy.mechanisms import (
     laplace_step_sensitivity,
     split_noise_multiplier,
 )
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 
 Noise = Callable[[Gaussian | Laplace, float], torch.Tensor]
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from discreet.privacy.noise import RandomSource, seeded_source
 from discreet.privacy.quantile import QuantileEstimator, default_count_stddev
+from discreet.privacy.randomness import RandomSource, seeded_source
 
 COHORT = 200
 

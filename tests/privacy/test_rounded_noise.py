@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from discreet.privacy import rounded_noise
-from discreet.privacy.noise import RandomSource, box_muller, laplace_values, seeded_source, signed
+from discreet.privacy.randomness import RandomSource, box_muller, laplace_values, seeded_source, signed
 from discreet.privacy.rounded_noise import ERROR, LARGEST_SCALE, rounded_laplace, rounded_normal
 
 Draw = Callable[[int, float, RandomSource], torch.Tensor]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort, poisson_sample
 
 ALARM = 1e-4

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 from scipy import stats
 
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 
 DRAWS = 4000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.training.local_training import LocalSettings, local_update

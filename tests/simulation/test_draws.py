@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.sampling import poisson_sample
 from simulation.draws import SecureDraws, SeededDraws
 from simulation.views import Numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from discreet.federated.cohort_sampling import CohortSampling
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 
 MANY = 10**6

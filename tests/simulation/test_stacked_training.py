@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.privacy.noise import RandomSource
+from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from simulation.batches import table_of
 from simulation.chunk import Chunk

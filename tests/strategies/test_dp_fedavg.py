@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.federated.cohort_sampling import CohortSampling
 from discreet.federated.messages import REFUSED_CODE, Reply, decode_order, encode_reply
 from discreet.federated.transport import Failure, MessagesTooLarge
-from discreet.privacy.noise import seeded_source
+from discreet.privacy.randomness import seeded_source
 from strategies.dp_fedavg import GridExchange, VirtualClients
 
 

@@ -11,7 +11,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor, nn
 
 from discreet.config import load_config
-from discreet.privacy.noise import RandomSource, seeded_source
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model

@@ -18,7 +18,15 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.noise import CHUNK, PAIRS, RandomSource, box_muller, laplace_values, secure_source, seeded_source
+from discreet.privacy.randomness import (
+    CHUNK,
+    PAIRS,
+    RandomSource,
+    box_muller,
+    laplace_values,
+    secure_source,
+    seeded_source,
+)
 
 ALARM = 1e-4
 PIECE = 2 * PAIRS  # words that make normal values at a time
