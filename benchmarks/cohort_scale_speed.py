@@ -26,7 +26,7 @@ from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
 from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
 from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
-from discreet.federated.training_run import Tally
+from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
@@ -86,7 +86,7 @@ def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> Serve
         for number in range(1, count + 1):
             cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
-            updates = Tally().accept(replies)
+            updates = RoundReport().accept(replies)
             state, _ = dp_fedavg_round(
                 state, updates, round_settings(run), source=secure_source(), charge=lambda _: None
             )

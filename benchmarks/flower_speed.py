@@ -34,17 +34,16 @@ from flwr.simulation import run_simulation
 
 from deployment.flower_run import REPOSITORY, nodes_of
 from discreet.config import RunConfig, config_to_json, load_config
+from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
-from discreet.federated.training_run import Tally
-from discreet.federated.transport import Exchange
+from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
 from simulation.cohort import BatchedExchange
 from simulation.engine import engine_of
 from simulation.in_process import InProcessExchange
-from strategies.dp_fedavg import GridExchange, VirtualClients
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[str], int], list[tuple[float, int]]]
@@ -109,7 +108,7 @@ def call_alone(way: Rounds, words: Sequence[str], count: int) -> list[tuple[floa
         return pool.submit(way, words, count).result()
 
 
-def _timed_rounds(run: RunConfig, exchange: Exchange, count: int) -> list[tuple[float, int]]:
+def _timed_rounds(run: RunConfig, exchange: Transport, count: int) -> list[tuple[float, int]]:
     """Seconds and cohort of each round: what the server does from drawing the cohort to the new parameters."""
     task = load_task(run.data.name, path=run.data.path)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
@@ -118,7 +117,7 @@ def _timed_rounds(run: RunConfig, exchange: Exchange, count: int) -> list[tuple[
         started = time.perf_counter()
         cohort = cohort_sampling(run).draw(exchange.members(), source)
         replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
-        updates = Tally().accept(replies)
+        updates = RoundReport().accept(replies)
         state, metrics = dp_fedavg_round(state, updates, round_settings(run), source=source, charge=lambda _: None)
         if metrics.replies != len(cohort):
             raise RuntimeError(f"{metrics.replies} of {len(cohort)} clients replied")
@@ -164,7 +163,7 @@ def _under_ray(words: Sequence[str], count: int, client_app: ClientApp) -> list[
             virtual = VirtualClients(run.data.num_clients, folder)
             settings, clients = config_to_json(run), run.population_size
             timeout = run.server.round_timeout
-            exchange = GridExchange(grid, settings, timeout=timeout, population_size=clients, virtual=virtual)
+            exchange = GridTransport(grid, settings, timeout=timeout, population_size=clients, virtual=virtual)
             found.extend(_timed_rounds(run, exchange, count))
 
         resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}

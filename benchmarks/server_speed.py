@@ -30,7 +30,7 @@ from discreet.config import RunConfig, load_config
 from discreet.federated.messages import Reply, decode_reply, encode_reply
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.round_settings import round_settings
-from discreet.federated.training_run import Tally
+from discreet.federated.transport import RoundReport
 from discreet.privacy.clipped_sum import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.randomness import secure_source
@@ -72,7 +72,7 @@ def one_round(noise: str, size: int, cohort: int) -> float:
     run = _run(noise, cohort)
     state = initial_state(torch.zeros(size), clip_norm=CLIP_NORM)
     started = time.perf_counter()
-    updates = Tally().accept(replies(cohort, size))
+    updates = RoundReport().accept(replies(cohort, size))
     dp_fedavg_round(state, updates, round_settings(run), source=secure_source(), charge=lambda _: None)
     return time.perf_counter() - started
 

@@ -15,6 +15,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from discreet.config import ConfigError, RunConfig, config_to_json
 from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
 from discreet.federated.run_status import note_interruption
 from discreet.federated.session import Session, finish, prepare
@@ -22,7 +23,7 @@ from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
 from discreet.object_pauses import look_for_objects_soon
-from strategies.dp_fedavg import DPFedAvg, GridExchange, VirtualClients
+from strategies.dp_fedavg import DPFedAvg
 
 logger = logging.getLogger("discreet")
 
@@ -78,7 +79,7 @@ def check_secure(config: RunConfig) -> None:
 def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
     config = session.config
     virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
-    exchange = GridExchange(
+    transport = GridTransport(
         grid,
         config_to_json(config),
         timeout=config.server.round_timeout,
@@ -86,7 +87,7 @@ def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )
-    strategy = DPFedAvg(session.training(exchange), exchange, checkpoint=session.checkpoint)
+    strategy = DPFedAvg(session.training(transport), transport, checkpoint=session.checkpoint)
     try:
         with _metrics(session):
             strategy.start(grid)

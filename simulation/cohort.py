@@ -33,7 +33,7 @@ PIECE = 2**17
 
 
 class BatchedExchange:
-    """An `Exchange` that trains chunks of the cohort, each as one computation.
+    """An `Transport` that trains chunks of the cohort, each as one computation.
 
     The replies are those of `InProcessExchange`: with a seed every client draws from its own streams, and without one
     the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:

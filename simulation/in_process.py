@@ -19,7 +19,7 @@ from discreet.federated.guarantees import accounts_itself
 from discreet.federated.messages import Order, Reply
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
-from discreet.federated.transport import Exchange, Failure
+from discreet.federated.transport import Failure, Transport
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedExchange
 from simulation.engine import CHUNK_BYTES, engine_of, learned_stack
@@ -31,7 +31,7 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 @dataclass(frozen=True)
 class InProcessExchange:
-    """An `Exchange` that calls each client where it stands."""
+    """An `Transport` that calls each client where it stands."""
 
     run: RunConfig
     state_folder: str
@@ -69,7 +69,7 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
         _refuse_uncovered(config, uncovered)
         if config.engine == "one_by_one" or uncovered:
             logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
-            exchange: Exchange = InProcessExchange(session.config, str(session.folder.path))
+            exchange: Transport = InProcessExchange(session.config, str(session.folder.path))
         else:
             exchange = stack.enter_context(batched(session))
         outcome = session.training(exchange, progress=progress).run(session.checkpoint)

@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "a Poisson cohort is drawn again until it is not empty",
-        "discreet/federated/cohort_sampling.py",
+        "discreet/federated/round.py",
         "return poisson_cohort(members, self.probability, source)",
         "return poisson_cohort(members, self.probability, source) or self.draw(members, source)",
         ("tests/federated/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",),
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "a fixed-size cohort is drawn from who is connected",
-        "discreet/federated/cohort_sampling.py",
+        "discreet/federated/round.py",
         "places = range(self.population_size)",
         "return fixed_size_cohort(members, round(self.probability * len(members)), source)",
         (

@@ -12,7 +12,7 @@ from tests.planted import MUTANTS, Mutant
 
 HARMLESS = Mutant(
     "another word in a docstring",
-    "discreet/federated/cohort_sampling.py",
+    "discreet/federated/round.py",
     "How a cohort is drawn.",
     "How cohorts are drawn.",
     ("tests/federated/test_cohort_sampling.py::test_each_connected_client_keeps_its_chance_whoever_else_is_there",),

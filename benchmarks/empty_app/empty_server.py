@@ -10,8 +10,8 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import Reply
-from strategies.dp_fedavg import GridExchange
 
 app = ServerApp()
 
@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     """Rounds with every node; writes seconds and replies to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
-    exchange = GridExchange(grid, "{}", timeout=float(settings["timeout"]), population_size=nodes, min_nodes=nodes)
+    exchange = GridTransport(grid, "{}", timeout=float(settings["timeout"]), population_size=nodes, min_nodes=nodes)
     seconds, replies = [], []
     for number in range(1, rounds + 1):
         started, total, count = time.monotonic(), torch.zeros(size), 0

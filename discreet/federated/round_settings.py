@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.cohort_sampling import CohortSampling
 from discreet.federated.guarantees import PRIVACY_DRAWS, count_stddev, user_event
-from discreet.federated.round import RoundSettings, UserPrivacy
+from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 
 
 def round_settings(config: RunConfig) -> RoundSettings:

@@ -26,7 +26,7 @@ from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder, open_run
 from discreet.federated.run_lock import only_writer
 from discreet.federated.run_status import write_end
 from discreet.federated.training_run import Outcome, Plan, TrainingRun
-from discreet.federated.transport import Exchange
+from discreet.federated.transport import Transport
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.settings import PrivacyConfig
 from discreet.shares import partition_of
@@ -61,13 +61,13 @@ class Session:
     checkpoint: Checkpoint
     source: RandomSource
 
-    def training(self, exchange: Exchange, *, progress: TextIO | None = None) -> TrainingRun:
-        """The rounds, with the clients that `exchange` asks; `progress` as `TrainingRun` takes it."""
+    def training(self, transport: Transport, *, progress: TextIO | None = None) -> TrainingRun:
+        """The rounds, with the clients that `transport` asks; `progress` as `TrainingRun` takes it."""
         return TrainingRun(
             plan_of(self.config, num_classes=self.task.num_classes),
             self.folder,
             ledger=self.ledger,
-            exchange=exchange,
+            transport=transport,
             evaluate=self._evaluation(),
             source=self.source,
             progress=progress if self.config.operations.log_format == "text" else None,

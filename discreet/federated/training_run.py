@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TextIO
 
 from torch import Tensor
 
-from discreet.federated.cohort_sampling import CohortSampling
-from discreet.federated.cohort_sum import PartialSum
-from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.messages import EPSILONS, Reply
 from discreet.federated.progress import Progress
-from discreet.federated.round import ClientUpdate, RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
+from discreet.federated.round import (
+    CohortSampling,
+    RoundMetrics,
+    RoundSettings,
+    ServerState,
+    dp_fedavg_round,
+)
 from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
-from discreet.federated.transport import Exchange, Failure, Replies
+from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.metrics import Evaluation
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("discreet")
 
+PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
+FACTOR = 2.0  # times the loss of a model that gives every class the same chance
 BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
 
 
@@ -50,44 +54,6 @@ class Plan:
     chance_loss: float
     client_guarantees: tuple[str, ...] = ()
     finite_epsilons: tuple[str, ...] = ()
-
-
-@dataclass
-class Tally:
-    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
-
-    cohort: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    reasons: list[str] = field(default_factory=list)
-    refused: set[int] = field(default_factory=set)
-    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
-    finite: tuple[str, ...] = ()
-    unaccounted: set[int] = field(default_factory=set)
-
-    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
-        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
-        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
-        for reply in replies:
-            if isinstance(reply, Failure):
-                self._fail(reply)
-                if reply.kind == "refused":
-                    self.refused.add(reply.client)
-                continue
-            # The clients of a simulation's chunk are this process's own: what they report is so.
-            none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
-            for name in set(EPSILONS).difference(none):
-                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
-            if isinstance(reply, Replies):
-                yield reply.part
-                continue
-            if none:
-                self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
-                self.unaccounted.add(reply.client)
-            yield ClientUpdate(reply.update, reply.below)
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures[failure.kind] += 1
-        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
 
 
 class BudgetSpentError(RuntimeError):
@@ -121,7 +87,7 @@ class TrainingRun:
       plan: the public constants.
       folder: where everything is written.
       ledger: of the server.
-      exchange: asks the clients.
+      transport: asks the clients.
       evaluate: loss and accuracy of parameters on the server's public test set.
       source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs
         no stored random state.
@@ -134,13 +100,13 @@ class TrainingRun:
         folder: RunFolder,
         *,
         ledger: DurableLedger,
-        exchange: Exchange,
+        transport: Transport,
         evaluate: Callable[[Tensor], Evaluation],
         source: RandomSource,
         progress: TextIO | None = None,
     ) -> None:
         self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.exchange, self.evaluate, self.source = exchange, evaluate, source
+        self.transport, self.evaluate, self.source = transport, evaluate, source
         self.progress = Progress(progress, plan.rounds)
         before = read_status(folder) or RunStatus("running", plan.rounds)
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
@@ -177,15 +143,15 @@ class TrainingRun:
                 return Outcome(checkpoint, str(spent))
             self.wait_for_members()
             started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-            replies = self.exchange.ask(
+            replies = self.transport.ask(
                 round_number=checkpoint.round + 1,
                 params=checkpoint.params,
                 clip_norm=checkpoint.clip_norm,
                 cohort=cohort,
             )
-            checkpoint, tally = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
-            if self.plan.settings.user is None and tally.refused and self.nobody_left():
-                return Outcome(checkpoint, f"every client refuses; the last one: {tally.reasons[-1]}")
+            checkpoint, report = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
+            if self.plan.settings.user is None and report.refused and self.nobody_left():
+                return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_best()
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
@@ -224,7 +190,7 @@ class TrainingRun:
 
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""
-        self.members = self.exchange.members()
+        self.members = self.transport.members()
         self.connected = len(self.members)
 
     def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
@@ -243,27 +209,27 @@ class TrainingRun:
         *,
         cohort_size: int,
         started: float | None = None,
-    ) -> tuple[Checkpoint, Tally]:
+    ) -> tuple[Checkpoint, RoundReport]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
-        tally = Tally(cohort=cohort_size, finite=self.plan.finite_epsilons)
+        report = RoundReport(cohort=cohort_size, finite=self.plan.finite_epsilons)
         state, metrics = dp_fedavg_round(
             _state(checkpoint),
-            tally.accept(self.progress.counted(replies, cohort=cohort_size)),
+            report.accept(self.progress.counted(replies, cohort=cohort_size)),
             self.plan.settings,
             source=self._draw(checkpoint).child("noise"),
             charge=self._charge(checkpoint.round + 1),
         )
-        self.out |= tally.refused
+        self.out |= report.refused
         self._look_at_ceiling(state.clip_norm)
-        after = _after(checkpoint, state, tally)
-        evaluation = self._report(after, metrics, tally, started)
+        after = _after(checkpoint, state, report)
+        evaluation = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after)
         if math.isfinite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
             self.best = score
             self.folder.save_best(after)
-        return after, tally
+        return after, report
 
     def _look_at_ceiling(self, clip_norm: float) -> None:
         """Says once that the clip norm is as large as it may become."""
@@ -283,7 +249,7 @@ class TrainingRun:
     def _charge(self, number: int) -> Callable[[DpEvent], None]:
         return lambda event: self.ledger.charge([Charge(number, USER, "", event)])
 
-    def _report(self, after: Checkpoint, metrics: RoundMetrics, tally: Tally, started: float) -> Evaluation:
+    def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Evaluation:
         evaluation = self.evaluate(after.params)
         row: dict[str, object] = {
             "round": after.round,
@@ -291,7 +257,7 @@ class TrainingRun:
             "accuracy": evaluation.accuracy,
             "clip_norm": metrics.clip_norm,
             "fraction_below": metrics.fraction_below,
-            "cohort": tally.cohort,
+            "cohort": report.cohort,
             "replies": metrics.replies,
             "epsilon_user": self.epsilon_user(self.spent()),
             "epsilon_example": self._by_clients(EXAMPLE, largest_reported(after, "epsilon_example")),
@@ -300,24 +266,24 @@ class TrainingRun:
         }
         self.folder.append_metrics(row)
         self.losses.append(evaluation.loss)
-        last_failure = tally.reasons[-1] if tally.reasons else None
+        last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(
-            self.status, number=after.round, nodes=self.connected, failures=tally.failures, last_failure=last_failure
+            self.status, number=after.round, nodes=self.connected, failures=report.failures, last_failure=last_failure
         )
         write_status(self.folder, self.status)
-        fields = {"event": "round", **row, "failures": dict(tally.failures)}
+        fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
-        for reason in tally.reasons[:3]:
+        for reason in report.reasons[:3]:
             logger.warning("  %s", reason)
-        if len(tally.reasons) > 3:
-            logger.warning("  and %d more: %s", len(tally.reasons) - 3, dict(tally.failures))
+        if len(report.reasons) > 3:
+            logger.warning("  and %d more: %s", len(report.reasons) - 3, dict(report.failures))
         return evaluation
 
 
-def _after(before: Checkpoint, state: ServerState, tally: Tally) -> Checkpoint:
+def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Checkpoint:
     # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
-    spent = {name: max(getattr(before, name), tally.epsilons[name]) for name in EPSILONS}
-    unaccounted = sorted({*before.unaccounted, *tally.unaccounted})
+    spent = {name: max(getattr(before, name), report.epsilons[name]) for name in EPSILONS}
+    unaccounted = sorted({*before.unaccounted, *report.unaccounted})
     moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
     return replace(before, **moved, **spent, unaccounted=unaccounted)
 
@@ -354,3 +320,30 @@ def round_line(row: dict[str, object], *, rounds: int) -> str:
 
 def _epsilon(value: object) -> str:
     return "none" if not isinstance(value, float) or math.isinf(value) else f"{value:.3f}"
+
+
+def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
+    """Why training is lost after rounds with these losses, in words; None while it is not.
+
+    It is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times `chance_loss` and
+    the last of them is above the first: a model that starts badly and gets better is not lost. `chance_loss` is the
+    loss of a model that gives every class the same chance.
+
+    A function of public numbers alone, so that a run that is resumed comes to the same end.
+
+    >>> divergence([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
+    'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
+    >>> divergence([2.2, math.nan], chance_loss=2.3)
+    'the loss on the public test set is nan after round 2'
+    >>> divergence([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
+    True
+    """
+    last, best = losses[-PATIENCE:], min(losses, default=0.0)
+    if last and not math.isfinite(last[-1]):
+        return f"the loss on the public test set is {last[-1]} after round {len(losses)}"
+    if len(last) < PATIENCE or min(last) <= FACTOR * chance_loss or last[-1] <= last[0]:
+        return None
+    return (
+        f"the loss on the public test set diverged: {last[-1]:.4g} after round {len(losses)}, "
+        f"{best:.4g} after round {losses.index(best) + 1}"
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
-from discreet.federated.cohort_sum import PartialSum
-from discreet.federated.messages import Reply
+from discreet.federated.messages import EPSILONS, Reply
+from discreet.federated.round import ClientUpdate, PartialSum
 
 
 class MessagesTooLarge(OSError):
@@ -44,7 +46,7 @@ class Replies:
     epsilon_local_pure: float = 0.0
 
 
-class Exchange(Protocol):
+class Transport(Protocol):
     """Asks clients for their updates."""
 
     def members(self) -> Sequence[int]:
@@ -54,3 +56,41 @@ class Exchange(Protocol):
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
     ) -> Iterable[Reply | Replies | Failure]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once."""
+
+
+@dataclass
+class RoundReport:
+    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+
+    cohort: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+    finite: tuple[str, ...] = ()
+    unaccounted: set[int] = field(default_factory=set)
+
+    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
+        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
+        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
+        for reply in replies:
+            if isinstance(reply, Failure):
+                self._fail(reply)
+                if reply.kind == "refused":
+                    self.refused.add(reply.client)
+                continue
+            # The clients of a simulation's chunk are this process's own: what they report is so.
+            none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
+            for name in set(EPSILONS).difference(none):
+                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            if isinstance(reply, Replies):
+                yield reply.part
+                continue
+            if none:
+                self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
+                self.unaccounted.add(reply.client)
+            yield ClientUpdate(reply.update, reply.below)
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures[failure.kind] += 1
+        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")

@@ -9,7 +9,7 @@ from collections import Counter
 
 from scipy import stats
 
-from discreet.federated.cohort_sampling import CohortSampling
+from discreet.federated.round import CohortSampling
 from discreet.privacy.randomness import seeded_source
 
 DRAWS, ALARM = 3000, 1e-9

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from discreet.federated.cohort_sum import CohortSum
+from discreet.federated.round import CohortSum
 from discreet.privacy.grid import Grid
 
 GRIDS = [None, Grid(2.0**-20)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.cohort_sum import PartialSum
 from discreet.federated.messages import Reply
 from discreet.federated.progress import Progress
+from discreet.federated.round import PartialSum
 from discreet.federated.transport import Failure, Replies
 from discreet.logs import ERASE
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import Reply, encode_reply
 from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_status import read_status
@@ -26,7 +27,7 @@ from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks import models
-from strategies.dp_fedavg import DPFedAvg, GridExchange
+from strategies.dp_fedavg import DPFedAvg
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
@@ -38,7 +39,7 @@ Answer = Callable[[int, int], Reply | Failure]
 
 @dataclass(frozen=True)
 class Scripted:
-    """An exchange whose clients answer by a function of the round and the client."""
+    """A transport whose clients answer by a function of the round and the client."""
 
     answer: Answer
     clients: int = CLIENTS
@@ -56,9 +57,9 @@ def session(folder: Path, *words: str) -> Session:
     return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
 
 
-def run(folder: Path, exchange: Scripted, *words: str) -> Checkpoint:
+def run(folder: Path, transport: Scripted, *words: str) -> Checkpoint:
     ready = session(folder, *words)
-    outcome = ready.training(exchange).run(ready.checkpoint)
+    outcome = ready.training(transport).run(ready.checkpoint)
     assert outcome.stopped is None
     return outcome.checkpoint
 
@@ -213,7 +214,7 @@ def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
     ready = session(tmp_path / "run", *FIXED)
     training = ready.training(Scripted(replies))
     return DPFedAvg(
-        training, GridExchange(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
+        training, GridTransport(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
     )  # type: ignore[arg-type]
 
 

@@ -12,12 +12,12 @@ import torch
 from flwr.app import Array, Message
 from flwr.supercore.task_identity import TaskIdentity
 
-import strategies.dp_fedavg
+import discreet.federated.grid_transport
+from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import Reply, encode_reply
 from discreet.federated.round import RoundSettings, dp_fedavg_round, initial_state
-from discreet.federated.training_run import Tally
+from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import seeded_source
-from strategies.dp_fedavg import GridExchange
 
 SIZE, AT_ONCE = 100, 4
 
@@ -55,7 +55,7 @@ class EagerGrid:
 def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(strategies.dp_fedavg, "PULL_FLOATS", AT_ONCE * SIZE)
+    monkeypatch.setattr(discreet.federated.grid_transport, "PULL_FLOATS", AT_ONCE * SIZE)
     gc.disable()
     yield
     gc.enable()
@@ -64,12 +64,12 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize("clients", [10, 50])
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
-    exchange = GridExchange(grid, "{}", timeout=60, population_size=clients)  # type: ignore[arg-type]
+    transport = GridTransport(grid, "{}", timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
-    replies = exchange.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(exchange.members()))
+    replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
     settings = RoundSettings(clients, learning_rate=1.0, momentum=0.0, user=None)
     after, metrics = dp_fedavg_round(
-        state, Tally().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
+        state, RoundReport().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
     )
     assert metrics.replies == len(grid.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))

@@ -14,9 +14,8 @@ from torch import nn
 
 from client_app import nodes
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.cohort_sum import PartialSum
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.round import empty_sum
+from discreet.federated.round import PartialSum, empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure, Replies
 from discreet.tasks.models import MODELS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from discreet.federated.cohort_sampling import CohortSampling
+from discreet.federated.round import CohortSampling
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.round import PartialSum
 from discreet.federated.transport import Replies
 from simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 
@@ -102,7 +102,7 @@ def _killed(params: Tensor, work: int) -> Replies:
 ORPHANS = """
 import os, sys, torch
 from simulation.workers import ForkedWorkers
-from discreet.federated.cohort_sum import PartialSum
+from discreet.federated.round import PartialSum
 from discreet.federated.transport import Replies
 
 def tell(params, work):

@@ -1,4 +1,4 @@
-"""The exchange over Flower's grid: whatever a client sends, the round goes on and its noise stays."""
+"""The transport over Flower's grid: whatever a client sends, the round goes on and its noise stays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.cohort_sampling import CohortSampling
+from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.messages import REFUSED_CODE, Reply, decode_order, encode_reply
+from discreet.federated.round import CohortSampling
 from discreet.federated.transport import Failure, MessagesTooLarge
 from discreet.privacy.randomness import seeded_source
-from strategies.dp_fedavg import GridExchange, VirtualClients
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +87,9 @@ def silent(message: Message) -> None:
 
 
 def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[Reply | Failure]:
-    exchange = GridExchange(grid, "{}", timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
-    exchange.members()
-    return list(exchange.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
+    transport = GridTransport(grid, "{}", timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
+    transport.members()
+    return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
 
 
 def kinds(replies: list[Reply | Failure]) -> list[str]:
@@ -151,13 +151,13 @@ def test_a_failure_says_its_reason_in_one_line() -> None:
 
 def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
     grid = FakeGrid({1: good, 2: good, 3: good})
-    exchange = GridExchange(grid, "{}", timeout=0.1, population_size=2)  # type: ignore[arg-type]
+    transport = GridTransport(grid, "{}", timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
         TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
     ):
-        exchange.members()
+        transport.members()
     grid.answers.pop(3)
-    assert exchange.members() == [1, 2]
+    assert transport.members() == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["poisson", "fixed", "everyone"])
@@ -170,10 +170,10 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
-    exchange = GridExchange(grid, "{}", timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
-    assert list(exchange.members()) == [0, 1, 2, 3, 4]
+    transport = GridTransport(grid, "{}", timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    assert list(transport.members()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
-    list(exchange.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
+    list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
     sent = [(decode_order(m.content)[0].client_id, m.metadata.dst_node_id) for m in grid.sent.values()]
     assert sent == [(0, 10), (3, 20), (4, 10)]
 
@@ -181,12 +181,12 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     virtual = VirtualClients(5, "folder")
     grid = FakeGrid({10: silent})
-    exchange = GridExchange(grid, "{}", timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
+    transport = GridTransport(grid, "{}", timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
-        exchange.members()
+        transport.members()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
     grid.answers[10] = worker
-    assert list(exchange.members()) == [0, 1, 2, 3, 4]
+    assert list(transport.members()) == [0, 1, 2, 3, 4]
 
 
 def test_a_real_federation_is_told_no_client_and_no_folder() -> None:

@@ -1,0 +1,206 @@
+"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they come."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from discreet.federated.messages import (
+    REFUSED_CODE,
+    MalformedMessage,
+    Order,
+    Reply,
+    decode_reply,
+    encode_order,
+    parameters_record,
+)
+from discreet.federated.transport import Failure, MessagesTooLarge
+
+logger = logging.getLogger("discreet")
+
+# What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
+NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
+POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """In a simulation: `num_clients` clients on however many nodes there are, and where they keep their ledger.
+
+    Client c runs on the node c modulo the number of nodes, so that a node that is one client is the usual case, and a
+    simulation with fewer nodes still has the population that its configuration declares.
+    """
+
+    num_clients: int
+    state_folder: str
+
+
+@dataclass
+class GridTransport:
+    """Asks clients through Flower's grid, and yields replies as they arrive.
+
+    Attributes:
+      grid: Flower's.
+      settings: the resolved configuration as JSON, the same for every message.
+      timeout: seconds until a round's deadline; who has not replied by then is `late`.
+      virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
+      population_size: how many clients there are by declaration. One node is one client, so that no more may be
+        connected; virtual clients are as many as declared, on any number of nodes.
+      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
+    """
+
+    grid: Grid
+    settings: str
+    timeout: float
+    population_size: int
+    virtual: VirtualClients | None = None
+    min_nodes: int = 1
+    nodes: list[int] = field(default_factory=list)
+
+    def members(self) -> Sequence[int]:
+        """Virtual clients, or the connected nodes.
+
+        Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
+        budget on nothing, and a node that is gone for good must not stop the others. While more nodes are connected
+        than clients are declared it waits too: one may be a client's second, and delta is for the declared number.
+
+        Raises:
+          TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
+        """
+        started, wanted, seen = time.monotonic(), 1 if self.nodes else self.min_nodes, -1
+        while True:
+            nodes = sorted(self.grid.get_node_ids())
+            fault = self._miscounted(len(nodes), wanted)
+            if fault is None:
+                if self.virtual and not self.nodes:
+                    self._wait_for_workers(nodes[: os.cpu_count()])
+                self.nodes = nodes
+                return range(self.virtual.num_clients) if self.virtual else nodes
+            if len(nodes) != seen:
+                seen = len(nodes)
+                logger.info("waiting for nodes: %s", fault)
+            waited = time.monotonic() - started
+            if waited > self.timeout:
+                raise TimeoutError(f"after {self.timeout:g} s (server.round_timeout) {fault}")
+            time.sleep(pause_after(waited))
+
+    def _miscounted(self, connected: int, wanted: int) -> str | None:
+        if connected < wanted:
+            return f"{connected} of {wanted} nodes are connected (sampling.min_nodes)"
+        if connected > self.population_size and not self.virtual:
+            return (
+                f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
+                "declared: disconnect nodes, or start a run with a larger data.num_clients"
+            )
+        return None
+
+    def _wait_for_workers(self, nodes: Sequence[int]) -> None:
+        """Until one client for each of Flower's workers has refused to evaluate: that tells that they are there."""
+        logger.info("starting Ray, which trains the clients")
+        started = time.monotonic()
+        asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
+        waiting = set(self.grid.push_messages(asked))
+        while waiting := waiting - {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}:
+            waited = time.monotonic() - started
+            if waited > self.timeout:
+                raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
+            time.sleep(pause_after(waited))
+        logger.info("Ray has started, after %.0f s", time.monotonic() - started)
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+    ) -> Iterator[Reply | Failure]:
+        """Sends the order to each client and decodes replies as they come, until all are there or the deadline is.
+
+        Raises:
+          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
+        """
+        messages = list(self.messages(round_number, params, clip_norm, cohort))
+        numbers = list(self.grid.push_messages(messages)) if messages else []
+        del messages
+        if len(numbers) != len(cohort):
+            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
+            raise MessagesTooLarge(
+                f"the messages of round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each, were "
+                "refused as too large (HTTP 413): raise the limit of what stands before the SuperLink, or take a "
+                "smaller model or cohort"
+            )
+        waiting: dict[str, int] = {}
+        for number, client in zip(numbers, cohort, strict=True):
+            if number:
+                waiting[number] = client
+            else:
+                yield Failure(client, "error", "the SuperLink took no message for it: it has left")
+        started = time.monotonic()
+        while waiting:
+            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // params.numel())):
+                # Popped: a second reply to the same message is not counted again.
+                answered = waiting.pop(message.metadata.reply_to_message_id, None)
+                if answered is not None:
+                    yield read_reply(message, answered, round_number=round_number, num_params=params.numel())
+            waited = time.monotonic() - started
+            if waiting and waited > self.timeout:
+                reason = f"no reply within {self.timeout:g} s"
+                yield from (Failure(client, "late", reason) for client in waiting.values())
+                return
+            if waiting:
+                time.sleep(pause_after(waited))
+
+    def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
+        """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""
+        for start in range(0, len(numbers), at_once):
+            arrived = deque(self.grid.pull_messages(numbers[start : start + at_once]))
+            while arrived:
+                yield arrived.popleft()
+
+    def messages(self, number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Message]:
+        """One training message for each client; the parameters are encoded once."""
+        arrays = parameters_record(params)
+        for client in cohort:
+            order = Order(number, clip_norm, self.settings)
+            node = client
+            if self.virtual:
+                order = Order(number, clip_norm, self.settings, client, self.virtual.state_folder)
+                node = self.nodes[client % len(self.nodes)]
+            content = encode_order(order, arrays)
+            yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next look, after so many of waiting.
+
+    >>> pause_after(0.0), pause_after(4.0), pause_after(600.0)
+    (0.05, 0.2, 0.5)
+    """
+    return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
+
+
+def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> Reply | Failure:
+    """A message from a client as a checked reply, or as the failure that it is."""
+    if message.has_error():
+        return Failure(client, _kind_of(message.error.code), _one_line(message.error.reason or ""))
+    try:
+        return replace(decode_reply(message.content, round_number=round_number, num_params=num_params), client=client)
+    except MalformedMessage as error:
+        return Failure(client, "malformed", str(error))
+
+
+def _kind_of(code: int) -> str:
+    return "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
+
+
+def _one_line(reason: str) -> str:
+    # Written by a client, read on a terminal: only what can be printed, and not much of it.
+    lines = reason.strip().splitlines()
+    return "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""
