@@ -102,7 +102,7 @@ def verify(run: Path) -> int:
         faults = ledger.verify()
         code = code or (1 if faults else 0)
         print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
-        print(f"  head {ledger.head()}")
+        print(f"  head {ledger.mark().head}")
     return code
 
 
@@ -116,7 +116,7 @@ def export(run: Path) -> None:
 
 def create(path: Path) -> None:
     """Makes a node's ledger."""
-    print(f"{path}: nothing is spent yet; head {DurableLedger.create(path).head()}")
+    print(f"{path}: nothing is spent yet; head {DurableLedger.create(path).mark().head}")
 
 
 def adopt(run: Path) -> None:

@@ -237,8 +237,8 @@ MUTANTS = (
     Mutant(
         "a charge goes through although another was made since the budget was looked at",
         "discreet/federated/durable_ledger.py",
-        "if charged != releases:",
-        "if charged < releases:",
+        "_releases_of(connection, charges[0]) != after:",
+        "_releases_of(connection, charges[0]) < after:",
         ("tests/client_app/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
     ),
     Mutant(

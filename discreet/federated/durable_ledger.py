@@ -18,18 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from discreet.federated.known_ledgers import (
-    LOCK_SECONDS,
-    LedgerError,
-    Mark,
-    another_at,
-    enter,
-    make_database,
-    note,
-    recall,
-)
+from discreet.federated.known_ledgers import LOCK_SECONDS, KnownLedgers, LedgerError, Mark, make_database
 from discreet.privacy.events import event_from_json, event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
@@ -108,9 +99,18 @@ class DurableLedger:
                 f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
                 f"node is made by `python -m scripts.ledger create {path}`"
             )
-        self.mark()
+        with self._connect() as connection:
+            stored, _ = _settings(connection)
         if facts is not None:
-            self._check_facts(facts)
+            self._check_facts(stored, facts)
+
+    def _check_facts(self, stored: Mapping[str, str], facts: Mapping[str, object]) -> None:
+        was = {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+        wanted = json.loads(json.dumps(dict(facts)))
+        differing = [name for name in sorted({*was, *wanted}) if was.get(name) != wanted.get(name)]
+        if differing:
+            parts = [f"{name} was {was.get(name)}, is {wanted.get(name)}" for name in differing]
+            raise LedgerError(f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}")
 
     @classmethod
     def create(cls, path: Path, *, facts: Mapping[str, object] | None = None) -> Self:
@@ -119,9 +119,9 @@ class DurableLedger:
         Raises:
           LedgerError: there is a file already, or none can be made.
         """
-        settings = {name: json.dumps(value) for name, value in (facts or {}).items()}
-        settings["identity"] = json.dumps(secrets.token_hex(16))
-        mark = Mark(json.loads(settings["identity"]), 0, _digest("", sorted(settings.items())))
+        identity = secrets.token_hex(16)
+        settings = {name: json.dumps(value) for name, value in {**(facts or {}), "identity": identity}.items()}
+        mark = Mark(identity, 0, _digest("", sorted(settings.items())))
         rows = [*settings.items(), ("head", mark.head), ("rows", "0")]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,8 @@ class DurableLedger:
             _flush_folder(path.parent)
         except (OSError, sqlite3.DatabaseError) as error:
             raise LedgerError(f"{path} can't be made: {error}") from error
-        enter(mark, path)
+        with KnownLedgers.opened() as here:
+            here.enter(mark, path)
         return cls(path)
 
     @contextmanager
@@ -144,47 +145,34 @@ class DurableLedger:
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"{self.path} can't be used as a ledger: {error}") from error
 
-    def facts(self) -> dict[str, Any]:
-        """The settings that the ledger was made with."""
-        with self._connect() as connection:
-            rows = dict(connection.execute("select name, value from facts"))
-        return {name: json.loads(value) for name, value in rows.items() if name not in ("head", "rows", "identity")}
-
-    def _check_facts(self, facts: Mapping[str, object]) -> None:
-        stored, wanted = self.facts(), json.loads(json.dumps(dict(facts)))
-        differing = [name for name in sorted({*stored, *wanted}) if stored.get(name) != wanted.get(name)]
-        if differing:
-            parts = [f"{name} was {stored.get(name)}, is {wanted.get(name)}" for name in differing]
-            raise LedgerError(f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}")
-
     def charge(self, charges: Sequence[Charge]) -> None:
         """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
-        if not charges:
-            return
-        with self._connect() as connection, _transaction(connection):
-            known = self._known(connection)
-            mark = _append(connection, charges)
-        self._note(mark, known)
+        if charges:
+            self._charge(charges, after=None)
 
     def charge_after(self, releases: int, charge: Charge) -> bool:
-        """Appends one charge where its holder has been charged for exactly so many releases, and says whether it did.
+        """Appends one charge if its holder has been charged for exactly so many releases, and says whether it did.
 
         So a budget that was looked at before still holds: nobody else has charged in between.
         """
-        query = "select coalesce(sum(count), 0) from releases where guarantee = ? and holder = ?"
-        with self._connect() as connection, _transaction(connection):
-            (charged,) = connection.execute(query, (charge.guarantee, charge.holder)).fetchone()
-            if charged != releases:
-                return False
-            known = self._known(connection)
-            mark = _append(connection, [charge])
-        self._note(mark, known)
+        return self._charge([charge], after=releases)
+
+    def _charge(self, charges: Sequence[Charge], *, after: int | None) -> bool:
+        with KnownLedgers.opened() as here, self._connect() as connection:
+            with _transaction(connection):
+                if after is not None and _releases_of(connection, charges[0]) != after:
+                    return False
+                known = self._known(connection, here)
+                mark = _append(connection, charges)
+            # If another process was faster, it has charged this very file, or else another copy of it.
+            while known.rows < mark.rows and not here.note(mark, self.path, since=known):
+                known = self._known(connection, here)
         return True
 
-    def _known(self, connection: sqlite3.Connection) -> Mark:
+    def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
         """What this machine knows of the ledger, all of which it holds."""
-        mark = _mark(connection)
-        known = recall(mark.identity)
+        _, mark = _settings(connection)
+        known = here.recall(mark.identity)
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
@@ -199,28 +187,21 @@ class DurableLedger:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
         return known
 
-    def _note(self, mark: Mark, known: Mark) -> None:
-        # Where another process was faster, it has charged this very file, or else another copy of it.
-        while known.rows < mark.rows and note(mark, self.path, since=known) != mark:
-            with self._connect() as connection:
-                known = self._known(connection)
-
     def check(self) -> None:
         """Looks whether the ledger may be gone on with.
 
         Raises:
           LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.
         """
-        faults = self.verify()
-        if faults:
-            raise LedgerError(f"{self.path} is damaged: {faults[0]}")
-        with self._connect() as connection:
-            known = self._known(connection)
-        if another_at(self.path, known.identity):
-            raise LedgerError(
-                f"{self.path} is not the ledger that this machine charged there before. If it is the right one and was "
-                f"moved there, `python -m scripts.ledger adopt {self.path}` lets it go on"
-            )
+        with KnownLedgers.opened() as here, self._connect() as connection:
+            for fault in _faults(connection):
+                raise LedgerError(f"{self.path} is damaged: {fault}")
+            known = self._known(connection, here)
+            if here.another_at(self.path, known.identity):
+                raise LedgerError(
+                    f"{self.path} is not the ledger that this machine charged there before. If it is the right one and "
+                    f"was moved there, `python -m scripts.ledger adopt {self.path}` lets it go on"
+                )
 
     def adopt(self) -> None:
         """Lets this machine go on with a ledger that it never charged, or knows elsewhere.
@@ -228,20 +209,23 @@ class DurableLedger:
         Raises:
           LedgerError: its chain does not hold, or this machine knows more of it than is there.
         """
-        known = recall(self.mark().identity)
-        if known is None or self.contains(known):
-            enter(self.mark(), self.path)
+        mark = self.mark()
+        with KnownLedgers.opened() as here:
+            known = here.recall(mark.identity)
+            if known is None or self.contains(known):
+                here.enter(mark, self.path)
         self.check()
 
     def contains(self, mark: Mark) -> bool:
         """Whether this is the ledger of a mark, and has not been turned back behind it."""
         with self._connect() as connection:
-            return _mark(connection).identity == mark.identity and _head_at(connection, mark.rows) == mark.head
+            _, own = _settings(connection)
+            return own.identity == mark.identity and _head_at(connection, mark.rows) == mark.head
 
     def mark(self) -> Mark:
-        """How far the ledger has come."""
+        """How far the ledger has come. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
         with self._connect() as connection:
-            return _mark(connection)
+            return _settings(connection)[1]
 
     def spent(self, guarantee: str, *, holder: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one holder, equal events merged."""
@@ -265,36 +249,21 @@ class DurableLedger:
             return [Release(*row) for row in connection.execute("select * from releases order by number")]
 
     def verify(self) -> list[str]:
-        """What is wrong with the file: one sentence for each fault, none where the chain holds.
+        """What is wrong with the file, in one sentence; empty if the chain holds.
 
         The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
         file with a new chain: compare the head digest with a copy kept elsewhere for that.
         """
         with self._connect() as connection:
-            known = dict(connection.execute("select name, value from facts"))
-        head, count = known.pop("head", ""), known.pop("rows", "0")
-        digest = _digest("", sorted(known.items()))
-        rows = self.releases()
-        for position, row in enumerate(rows, start=1):
-            content = (row.number, row.round, row.guarantee, row.holder, row.event, row.count, row.nonce)
-            digest = _digest(digest, content)
-            if row.number != position:
-                return [f"row {position} is missing: the next one is numbered {row.number}"]
-            if row.digest != digest:
-                return [f"row {position} does not fit the chain: it, a row before it, or the settings were changed"]
-        if len(rows) != int(count) or digest != head:
-            return [f"the last rows are missing: {len(rows)} of {count} are there, and the head digest differs"]
-        return []
-
-    def head(self) -> str:
-        """The digest of the last row: a copy kept elsewhere proves later that nothing before it was rewritten."""
-        return self.mark().head
+            return _faults(connection)
 
 
-def _mark(connection: sqlite3.Connection) -> Mark:
-    facts = dict(connection.execute("select name, value from facts where name in ('identity', 'rows', 'head')"))
+def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], Mark]:
+    """The facts that the ledger was made with, as JSON, its identity among them; and how far it has come."""
+    facts = dict(connection.execute("select name, value from facts"))
     try:
-        return Mark(json.loads(facts["identity"]), int(facts["rows"]), facts["head"])
+        head, rows = facts.pop("head"), int(facts.pop("rows"))
+        return facts, Mark(json.loads(facts["identity"]), rows, head)
     except (KeyError, ValueError) as error:
         raise sqlite3.DatabaseError("it has no identity") from error
 
@@ -302,14 +271,18 @@ def _mark(connection: sqlite3.Connection) -> Mark:
 def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
     """The digest of the row of that number; of the settings for 0."""
     if rows == 0:
-        facts = connection.execute("select name, value from facts where name not in ('head', 'rows')")
-        return _digest("", sorted(facts.fetchall()))
+        return _digest("", sorted(_settings(connection)[0].items()))
     row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
     return None if row is None else str(row[0])
 
 
+def _releases_of(connection: sqlite3.Connection, charge: Charge) -> int:
+    query = "select coalesce(sum(count), 0) from releases where guarantee = ? and holder = ?"
+    return int(connection.execute(query, (charge.guarantee, charge.holder)).fetchone()[0])
+
+
 def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
-    before = _mark(connection)
+    _, before = _settings(connection)
     head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
     for charge in charges:
         number += 1
@@ -318,9 +291,25 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
         head = _digest(head, content)
         rows.append((*content, head))
     connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    connection.execute("update facts set value = ? where name = 'head'", (head,))
-    connection.execute("update facts set value = ? where name = 'rows'", (str(number),))
+    changed = [(head, "head"), (str(number), "rows")]
+    connection.executemany("update facts set value = ? where name = ?", changed)
     return Mark(before.identity, number, head)
+
+
+def _faults(connection: sqlite3.Connection) -> list[str]:
+    with _transaction(connection, "deferred"):  # all that is read is of one moment
+        settings, mark = _settings(connection)
+        rows = connection.execute("select * from releases order by number").fetchall()
+    digest = _digest("", sorted(settings.items()))
+    for position, (*content, found) in enumerate(rows, start=1):
+        digest = _digest(digest, content)
+        if content[0] != position:
+            return [f"row {position} is missing: the next one is numbered {content[0]}"]
+        if found != digest:
+            return [f"row {position} does not fit the chain: it, a row before it, or the settings were changed"]
+    if len(rows) != mark.rows or digest != mark.head:
+        return [f"the last rows are missing: {len(rows)} of {mark.rows} are there, and the head digest differs"]
+    return []
 
 
 def _flush_folder(path: Path) -> None:
@@ -332,8 +321,8 @@ def _flush_folder(path: Path) -> None:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
     # "immediate": two processes that append take turns, and each chains to the row that is really the last.
-    connection.execute("begin immediate")
+    connection.execute(f"begin {kind}")
     with connection:
         yield

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 STATE_VARIABLE = "DISCREET_STATE"
 LOCK_SECONDS = 60.0  # how long a process waits for the others that use the same file
@@ -48,55 +49,71 @@ def state_folder() -> Path:
         raise LedgerError(f"{STATE_VARIABLE} must name a folder: this user has no home") from error
 
 
-def recall(identity: str) -> Mark | None:
-    """How far a ledger had come when this machine charged it last; None for one that it never charged."""
-    with _notes() as notes:
-        row = notes.execute("select identity, rows, head from ledgers where identity = ?", (identity,)).fetchone()
-    return None if row is None else Mark(*row)
+@dataclass(frozen=True)
+class KnownLedgers:
+    """An open connection to what this machine knows; close it soon, other processes wait for it."""
 
+    path: Path
+    connection: sqlite3.Connection
 
-def another_at(path: Path, identity: str) -> bool:
-    """Whether the ledger that this machine knows at a path is another one."""
-    with _notes() as notes:
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Makes the file if it is missing.
+
+        Raises:
+          LedgerError: it can't be made or used; so does everything below.
+        """
+        path = state_folder() / "ledgers.db"
+        try:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                make_database(path, SCHEMA)
+            connection = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise _unusable(path, error) from error
+        with closing(connection):
+            known = cls(path, connection)
+            # A note is not flushed to disk: if a power cut takes it away, the ledger is ahead of it, which is no fault.
+            known._execute("pragma synchronous = normal")
+            yield known
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        try:
+            return self.connection.execute(statement, values)
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from error
+
+    def recall(self, identity: str) -> Mark | None:
+        """How far a ledger had come when this machine charged it last; None if it never did."""
+        query = "select identity, rows, head from ledgers where identity = ?"
+        row = self._execute(query, (identity,)).fetchone()
+        return None if row is None else Mark(*row)
+
+    def another_at(self, path: Path, identity: str) -> bool:
+        """Whether the ledger that this machine knows at a path is another one."""
         query = "select count(*) from ledgers where path = ? and identity != ?"
-        (count,) = notes.execute(query, (str(path.resolve()), identity)).fetchone()
-    return bool(count)
+        (count,) = self._execute(query, (str(path.resolve()), identity)).fetchone()
+        return bool(count)
+
+    def enter(self, mark: Mark, path: Path) -> None:
+        """Notes a ledger that is new to this machine, or at a new path. Of another one there the path is forgotten."""
+        self._execute("begin immediate")
+        with self.connection:
+            self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
+            row = (mark.identity, str(path.resolve()), mark.rows, mark.head)
+            self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
+
+    def note(self, mark: Mark, path: Path, *, since: Mark) -> bool:
+        """Notes that a ledger has come from `since` to `mark`; False if another process noted a step from `since`."""
+        change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
+        values = (str(path.resolve()), mark.rows, mark.head, mark.identity, since.head)
+        return self._execute(change, values).rowcount == 1
 
 
-def enter(mark: Mark, path: Path) -> None:
-    """Takes down a ledger that is new to this machine, or at a new path. Of another one there the path is forgotten."""
-    with _notes() as notes, notes:
-        notes.execute("begin immediate")
-        notes.execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
-        row = (mark.identity, str(path.resolve()), mark.rows, mark.head)
-        notes.execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
-
-
-def note(mark: Mark, path: Path, *, since: Mark) -> Mark | None:
-    """Takes down that a ledger has come from `since` to `mark`, and gives what is known of it then.
-
-    That is something else than `mark` where another process has noted another step from `since` meanwhile.
-    """
-    change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
-    with _notes() as notes:
-        notes.execute(change, (str(path.resolve()), mark.rows, mark.head, mark.identity, since.head))
-    return recall(mark.identity)
-
-
-@contextmanager
-def _notes() -> Iterator[sqlite3.Connection]:
-    path = state_folder() / "ledgers.db"
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            make_database(path, SCHEMA)
-        # Not flushed to disk: where a power cut takes a note away, the ledger is ahead of it, which is no fault.
-        with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as notes:
-            notes.execute("pragma synchronous = normal")
-            yield notes
-    except (OSError, sqlite3.DatabaseError) as error:
-        what = f"{path}, where this machine notes how far its ledgers have come, can't be used: {error}"
-        raise LedgerError(f"{what}; {STATE_VARIABLE} names another folder") from error
+def _unusable(path: Path, error: Exception) -> LedgerError:
+    what = f"{path}, where this machine notes how far its ledgers have come, can't be used: {error}"
+    return LedgerError(f"{what}; {STATE_VARIABLE} names another folder")
 
 
 def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()) -> bool:

@@ -52,7 +52,7 @@ def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) ->
         "accountant": config.privacy.accountant,
         "seed": config.seed,
         "protects_nobody": config.seed is not None,
-        "ledger_head": ledger.head(),
+        "ledger_head": ledger.mark().head,
         "guarantees": [_facts(guarantee, config, ledger, outcome.checkpoint) for guarantee in guarantees_of(config)],
     }
 

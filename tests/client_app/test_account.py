@@ -70,10 +70,10 @@ def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path
 def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     mine, budget = account(tmp_path / "ledger.db"), oracle((STEP, 10))
     mine.charge(EXAMPLE, STEP, count=8, round_number=1, budgets=[Budget(budget, DELTA)])
-    head = mine.ledger.head()
+    head = mine.ledger.mark().head
     with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
         mine.charge(EXAMPLE, STEP, count=4, round_number=2, budgets=[Budget(budget, DELTA)])
-    assert mine.ledger.head() == head
+    assert mine.ledger.mark().head == head
     assert mine.charge(EXAMPLE, STEP, count=1, round_number=3, budgets=[Budget(budget, DELTA)]) <= budget
 
 

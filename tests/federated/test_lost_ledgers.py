@@ -15,9 +15,8 @@ from dp_accounting import GaussianDpEvent
 
 from client_app.nodes import node_client
 from discreet.config import RunConfig, load_config
-from discreet.federated import durable_ledger
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.known_ledgers import STATE_VARIABLE, Mark, recall
+from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
 from scripts.ledger import main as ledger_command
 from simulation.in_process import simulate
@@ -164,14 +163,14 @@ def test_a_ledger_that_was_moved_goes_on_where_its_owner_says_so(node: Path) -> 
 def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, note = copied(node.parent, node.parent.parent / "copy") / "ledger.db", durable_ledger.note
+    copy, note = copied(node.parent, node.parent.parent / "copy") / "ledger.db", KnownLedgers.note
 
-    def late(mark: Mark, path: Path, *, since: Mark) -> Mark | None:
-        monkeypatch.setattr(durable_ledger, "note", note)
+    def late(here: KnownLedgers, mark: Mark, path: Path, *, since: Mark) -> bool:
+        monkeypatch.setattr(KnownLedgers, "note", note)
         one_more(node)
-        return note(mark, path, since=since)
+        return note(here, mark, path, since=since)
 
-    monkeypatch.setattr(durable_ledger, "note", late)
+    monkeypatch.setattr(KnownLedgers, "note", late)
     with pytest.raises(LedgerError, match="another copy was gone on with"):
         one_more(copy)
     assert charges_of(node) == 3
@@ -180,17 +179,18 @@ def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
 def test_processes_that_charge_one_file_at_the_same_moment_leave_nothing_unknown(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = durable_ledger.note
+    note = KnownLedgers.note
 
-    def faster(mark: Mark, path: Path, *, since: Mark) -> Mark | None:
+    def faster(here: KnownLedgers, mark: Mark, path: Path, *, since: Mark) -> bool:
         # The other one noted the row before this one, after this one had looked.
-        monkeypatch.setattr(durable_ledger, "note", note)
-        note(Mark(mark.identity, 3, str(DurableLedger(path).releases()[2].digest)), path, since=since)
-        return note(mark, path, since=since)
+        monkeypatch.setattr(KnownLedgers, "note", note)
+        note(here, Mark(mark.identity, 3, str(DurableLedger(path).releases()[2].digest)), path, since=since)
+        return note(here, mark, path, since=since)
 
-    monkeypatch.setattr(durable_ledger, "note", faster)
+    monkeypatch.setattr(KnownLedgers, "note", faster)
     DurableLedger(node).charge([Charge(1, "example", "", GaussianDpEvent(2.0))] * 2)
-    assert recall(DurableLedger(node).mark().identity) == DurableLedger(node).mark()
+    with KnownLedgers.opened() as here:
+        assert here.recall(DurableLedger(node).mark().identity) == DurableLedger(node).mark()
 
 
 def test_a_ledger_is_made_by_an_explicit_act_and_never_over_another(
