@@ -20,6 +20,7 @@ from dp_accounting.rdp import RdpAccountant
 from rich.console import Console
 from rich.table import Table
 
+from discreet.privacy.accountants import ACCOUNTANTS, PLD, RDP
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
@@ -34,34 +35,33 @@ def rows() -> list[dict[str, Any]]:
 
 def _cases() -> list[tuple[str, PrivacyLedger, tuple[str, ...]]]:
     """Ledgers that share no event, so that none finds another's work done."""
-    both = ("pld", "rdp")
     return [
-        ("1 event, 100 rounds", _ledger([poisson_round_event(0.051, noise_multiplier=1.01)], 100), both),
+        ("1 event, 100 rounds", _ledger([poisson_round_event(0.051, noise_multiplier=1.01)], 100), ACCOUNTANTS),
         (
             "1 event, 10,000 rounds",
             _ledger([poisson_round_event(0.0101, noise_multiplier=1.02)], 10_000),
-            both,
+            ACCOUNTANTS,
         ),
         (
             "1 event, 1,000,000 rounds",
             _ledger([poisson_round_event(0.00101, noise_multiplier=1.03)], 10**6),
-            both,
+            ACCOUNTANTS,
         ),
         (
             "20 events, 50 rounds each",
             _ledger([poisson_round_event(0.02 + i / 1000, noise_multiplier=1.04) for i in range(20)], 50),
-            both,
+            ACCOUNTANTS,
         ),
-        ("100 Laplace events, once each", _ledger([LaplaceDpEvent(50.5 + i) for i in range(100)], 1), both),
+        ("100 Laplace events, once each", _ledger([LaplaceDpEvent(50.5 + i) for i in range(100)], 1), ACCOUNTANTS),
         (
             "everybody, 10,000 rounds",
             _ledger([poisson_round_event(1.0, noise_multiplier=40.5)], 10_000),
-            both,
+            ACCOUNTANTS,
         ),
         (
             "fixed cohort, 10,000 rounds",
             _ledger([fixed_size_round_event(101, population_size=10_007, noise_multiplier=2.1)], 10_000),
-            ("rdp",),
+            (RDP,),
         ),
     ]
 
@@ -97,7 +97,7 @@ def _timed(work: Callable[[], float]) -> tuple[float, float]:
 def _dp_accounting_epsilon(ledger: PrivacyLedger, accountant: str) -> float:
     replaces = any("WithoutReplacement" in type(event).__name__ for event, _ in ledger.entries)
     relation = NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
-    theirs = PLDAccountant(relation) if accountant == "pld" else RdpAccountant(neighboring_relation=relation)
+    theirs = PLDAccountant(relation) if accountant == PLD else RdpAccountant(neighboring_relation=relation)
     for event, count in ledger.entries:
         theirs.compose(event, count)
     return float(theirs.get_epsilon(DELTA))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.privacy.accounting import ACCOUNTANTS
+from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import poisson_round_event
 
 DELTA = 1e-5

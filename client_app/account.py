@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.privacy.accountants import exceeds
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -33,7 +34,7 @@ def check_budgets(guarantee: str, budgets: Sequence[Budget], epsilon: Callable[[
     """
     for budget in budgets:
         after = epsilon(budget.delta)
-        if after > budget.epsilon * (1 + 1e-9):
+        if exceeds(after, budget.epsilon):
             raise Refused(
                 f"the {guarantee}-level budget is spent: this round would reach epsilon {after:.4g} "
                 f"of {budget.epsilon:g} at delta {budget.delta:g}"

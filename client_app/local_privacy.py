@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from client_app.account import Refused
 from discreet.config import RunConfig
 from discreet.federated.guarantees import PRIVACY_DRAWS
+from discreet.privacy.accountants import exceeds
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.grid import grid_for
@@ -101,7 +102,7 @@ def check_pure_total(config: RunConfig, privacy: LocalPrivacy, *, spent: Privacy
     from discreet.privacy.accounting import pure_epsilon
 
     after = pure_epsilon(spent.record(privacy.event).entries)
-    if local.epsilon * (1 + 1e-9) < after < math.inf:
+    if exceeds(after, local.epsilon) and after < math.inf:
         total = f"a pure epsilon of {after:.4g} of {local.epsilon:g}"
         raise Refused(f"the local-level budget is spent: this round would reach {total}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TextIO, cast
 
+from discreet.json_numbers import json_ready
 from discreet.settings import LOG_FORMATS
 
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
@@ -36,7 +36,7 @@ class JsonLines:
             "message": record.getMessage(),
         }
         fields: Mapping[str, object] = getattr(record, FIELDS, {})
-        entry |= {name: _plain(value) for name, value in fields.items() if name not in entry}
+        entry |= {name: json_ready(value) for name, value in fields.items() if name not in entry}
         if record.exc_info:
             entry["exception"] = logging.Formatter().formatException(record.exc_info)
         return json.dumps(entry, default=str)
@@ -77,7 +77,3 @@ def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
     if isinstance(error, BrokenPipeError):
         raise error  # nobody reads: logging would print a traceback for this line and for each that follows
     logging.Handler.handleError(handler, record)
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from discreet.privacy.accountants import ACCOUNTANTS, PLD, RDP
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
 
 PARTITIONS = ("iid", "dirichlet", "shards", "natural", "sampled")
 SAMPLINGS = ("poisson", "fixed", "everyone")
 CLIPS = ("adaptive", "fixed")
-ACCOUNTANTS = ("pld", "rdp")
 NOISES = ("float", "grid", "secure_sum")
 LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
@@ -267,7 +267,7 @@ class PrivacyConfig:
     """The three guarantees, and how their epsilon is computed."""
 
     delta: float = 1e-3
-    accountant: str = "pld"
+    accountant: str = PLD
     noise: str = "grid"
     user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
@@ -392,8 +392,8 @@ def _check_guarantees(config: RunConfig) -> None:
         _require(len(schedule) == config.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")
     if config.sampling.kind == "fixed" and privacy.user.enabled:
         _require(
-            privacy.accountant == "rdp",
+            privacy.accountant == RDP,
             "privacy.accountant",
-            "rdp with sampling.kind=fixed",
+            f"{RDP} with sampling.kind=fixed",
             privacy.accountant,
         )

@@ -24,7 +24,8 @@ from typing import Any
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import GUARANTEES
 from discreet.federated.run_folder import CONFIG, RunFolder
-from discreet.privacy.accounting import ACCOUNTANTS, pure_epsilon
+from discreet.privacy.accountants import ACCOUNTANTS
+from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.events import event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 

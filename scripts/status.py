@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_status import read_status
+from discreet.json_numbers import json_ready
 
 Facts = dict[str, object]
 
@@ -97,12 +97,6 @@ def _epsilon_line(name: str, values: dict[str, float | None] | None) -> str:
     return f"epsilon    {name} {spent:.4g} spent, {tail}"
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main(words: Sequence[str]) -> int:
     """Prints the status; 2 where there is no run."""
     parser = argparse.ArgumentParser(prog="python -m scripts.status", description=__doc__)
@@ -111,7 +105,7 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     folder = RunFolder(arguments.folder.expanduser().resolve())
     try:
-        print(json.dumps(_plain(status_facts(folder))) if arguments.json else "\n".join(status_lines(folder)))
+        print(json.dumps(json_ready(status_facts(folder))) if arguments.json else "\n".join(status_lines(folder)))
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2

@@ -38,6 +38,7 @@ from discreet.federated.guarantees import USER, resolve_noise, user_event
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.run_status import OVER, state_of
 from discreet.logs import log_to
+from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount, selection_event
@@ -135,10 +136,10 @@ def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int =
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
     delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
-    one = max(epsilon_spent(entries, delta=delta, accountant="rdp") for entries in spent)
+    one = max(epsilon_spent(entries, delta=delta, accountant=RDP) for entries in spent)
     try:
         event = selection_event(spent, trials=trials)
-        return Cost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant="rdp"), event)
+        return Cost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=RDP), event)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -17,12 +17,13 @@ from discreet.federated.guarantees import USER, deciding_settings
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import Checkpoint, RunFolder, replace_file
 from discreet.federated.training_run import Outcome
+from discreet.privacy.accountants import RDP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 SELECTION_FILE = "selection.json"
-ACCOUNTANT = "rdp"  # the only one that knows the choice among trials
+ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.federated.run_folder import Checkpoint
 from discreet.federated.training_run import Outcome, largest_reported
-from discreet.privacy.accounting import ACCOUNTANTS
+from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
 from discreet.privacy.grid import grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger

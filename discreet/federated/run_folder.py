@@ -24,7 +24,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
@@ -35,6 +34,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER, accounts_itself, deciding_settings
+from discreet.json_numbers import json_ready
 
 CONFIG, ASKED = "config.yaml", "asked.yaml"
 METRICS = (
@@ -259,7 +259,7 @@ class RunFolder:
 
     def write_privacy(self, facts: Mapping[str, Any]) -> None:
         """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
-        replace_file(self.path / "privacy.json", (json.dumps(_plain(facts), indent=2) + "\n").encode())
+        replace_file(self.path / "privacy.json", (json.dumps(json_ready(facts), indent=2) + "\n").encode())
 
     def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         """`model.safetensors`, with what is needed to build the model again."""
@@ -328,13 +328,3 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def _cell(value: object) -> str:
     return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    return value.item() if isinstance(value, torch.Tensor) else value

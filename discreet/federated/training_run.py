@@ -25,6 +25,7 @@ from discreet.federated.round import (
 from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.metrics import Evaluation
@@ -36,7 +37,6 @@ logger = logging.getLogger("discreet")
 
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
 FACTOR = 2.0  # times the loss of a model that gives every class the same chance
-BUDGET_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class TrainingRun:
             return
         spent = self.spent()
         after = spent.record(user.event).epsilon(self.plan.delta, self.plan.accountant)
-        if after > budget * (1 + BUDGET_ROUNDING):
+        if exceeds(after, budget):
             left = max(0.0, budget - self.epsilon_user(spent))
             raise BudgetSpentError(
                 f"the next round would reach a user-level epsilon of {after:.4g}, beyond privacy.user.max_epsilon="

@@ -40,6 +40,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
+from discreet.privacy.accountants import ACCOUNTANTS, PLD, RDP
 from discreet.privacy.loss_distribution import composed_epsilon
 
 Entries = Sequence[tuple[DpEvent, int]]
@@ -55,7 +56,7 @@ _NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
 _NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
 
 
-def epsilon_spent(entries: Entries, *, delta: float, accountant: str = "pld") -> float:
+def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> float:
     """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the module).
 
     ``entries`` are events and how often each was released; their order, and whether equal events are merged,
@@ -77,7 +78,7 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = "pld") ->
     counts = _merged(entries)
     if NonPrivateDpEvent() in counts:
         return math.inf
-    return ACCOUNTANTS[accountant](counts, delta)
+    return _BY_NAME[accountant](counts, delta)
 
 
 def pure_epsilon(entries: Entries) -> float:
@@ -238,7 +239,7 @@ def _rdp(counts: Counts, delta: float) -> float:
     return _improved_conversion(RDP_ORDERS, _summed_rdp(counts, RDP_ORDERS), delta)
 
 
-ACCOUNTANTS: dict[str, Callable[[Counts, float], float]] = {"pld": _pld, "rdp": _rdp}
+_BY_NAME: dict[str, Callable[[Counts, float], float]] = {PLD: _pld, RDP: _rdp}
 
 
 def _improved_conversion(orders: tuple[float, ...], rdp: NDArray[np.float64], delta: float) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from discreet.privacy.accountants import PLD
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def noise_multiplier_for_epsilon(
     make_event: Callable[[float], DpEvent],
     count: int,
     delta: float,
-    accountant: str = "pld",
+    accountant: str = PLD,
 ) -> float:
     """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at
     most a target.
@@ -103,7 +104,7 @@ def rounds_within(
     *,
     event: DpEvent,
     delta: float,
-    accountant: str = "pld",
+    accountant: str = PLD,
     spent: PrivacyLedger = _NOTHING_SPENT,
 ) -> int:
     """How many more releases of ``event`` fit after ``spent`` before the epsilon at ``delta`` passes

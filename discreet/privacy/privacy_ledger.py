@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from discreet.privacy.accountants import PLD
 from discreet.privacy.events import event_to_json, releases_in
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class PrivacyLedger:
         """
         return PrivacyLedger((*self.entries, (event, count)))
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def epsilon(self, delta: float, accountant: str = PLD) -> float:
         """The epsilon at ``delta`` of all releases together: 0 where nothing was spent, inf where a release
         had no noise.
 

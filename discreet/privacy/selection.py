@@ -16,6 +16,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEve
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 
+from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
 from discreet.privacy.randomness import RandomSource
 
@@ -108,7 +109,7 @@ def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delt
     >>> round(selection_epsilon([entries], trials=TrialCount("geometric", 5), delta=1e-6), 3)
     1.645
     """
-    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant="rdp")
+    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant=RDP)
 
 
 def _costliest(curves: NDArray[np.float64]) -> int:

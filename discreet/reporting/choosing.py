@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import Entries, epsilon_spent
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
@@ -102,7 +103,7 @@ def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dic
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:
     return max(
-        (epsilon_spent(entries, delta=delta, accountant="rdp") for entries in _distinct(spent)),
+        (epsilon_spent(entries, delta=delta, accountant=RDP) for entries in _distinct(spent)),
         default=0.0,
     )
 

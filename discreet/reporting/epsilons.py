@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import (
     PRIMIHUB_ORDERS,
     Entries,
@@ -26,8 +27,8 @@ Spent = Mapping[str, Entries]
 Accountant = Callable[[Entries, float], float]
 
 ACCOUNTANTS: dict[str, Accountant] = {
-    "pld": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="pld"),
-    "rdp": lambda entries, delta: epsilon_spent(entries, delta=delta, accountant="rdp"),
+    PLD: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=PLD),
+    RDP: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=RDP),
     "rdp, classic conversion": lambda entries, delta: rdp_epsilon_classic(entries, delta=delta),
     "pure (delta = 0)": lambda entries, delta: pure_epsilon(entries),
 }
@@ -55,7 +56,7 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
 
 def worst_holder(spent: Spent, delta: float) -> str | None:
     """The holder with the largest epsilon, or None where nobody has paid."""
-    ranked = {entries: ACCOUNTANTS["rdp"](entries, delta) for entries in {tuple(e) for e in spent.values()}}
+    ranked = {entries: ACCOUNTANTS[RDP](entries, delta) for entries in {tuple(e) for e in spent.values()}}
     return max(spent, key=lambda holder: ranked[tuple(spent[holder])], default=None)
 
 
