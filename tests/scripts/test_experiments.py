@@ -119,6 +119,7 @@ def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path, monke
     check(tmp_path / "run", {"user"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, count = SWEEPS[name]
@@ -135,6 +136,7 @@ def test_a_sweep_by_hand_is_the_product_of_its_lists(tmp_path: Path, monkeypatch
     assert found == [(noise, kind) for noise in (0.5, 1.0, 2.0) for kind in ("adaptive", "fixed")]
 
 
+@pytest.mark.slow
 def test_plain_and_noised_runs_share_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(
         monkeypatch,
