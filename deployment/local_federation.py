@@ -131,9 +131,9 @@ class Federation:
     def start_warm_clients(self) -> None:
         """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
-        self.start("clients", warm_clients.command(path))
+        process = self.start("clients", warm_clients.command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
-        wait_until(path.exists, START_SECONDS, "ClientApps can be started")
+        wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.

@@ -22,7 +22,6 @@ from discreet.federated.session import Session, finish, prepare
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
-from discreet.object_pauses import look_for_objects_soon
 from strategies.dp_fedavg import DPFedAvg
 
 logger = logging.getLogger("discreet")
@@ -37,7 +36,6 @@ def main(grid: Grid, context: Context) -> None:
     """One run. What is wrong with the configuration is said in one line before any client is asked."""
     try:
         log_to(sys.stdout)
-        look_for_objects_soon()
         config = config_of(context)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)

@@ -1,4 +1,4 @@
-"""Hands a ClientApp's command line over to `warm_clients`, and ends as that ends. Imports next to nothing."""
+"""Hands a ClientApp's command line over to `warm_clients`, and exits as that exits. It imports next to nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMMAND = "flwr-clientapp"
 
 
 def hand_over(path: str, words: list[str]) -> int | None:
-    """The exit code of the ClientApp; None where nobody took it."""
+    """The exit code of the ClientApp; None if nobody took it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(path)

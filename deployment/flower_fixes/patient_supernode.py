@@ -1,11 +1,11 @@
 """`flower-supernode` that gets over a lost ClientApp and looks for work soon, with the same words.
 
-A SuperNode of Flower 1.41 that has taken a message waits until some reply lies there, and sends it. It waits for good
-where a ClientApp ends without one, and where a reply is left over from a message that the node could not confirm (the
-SuperLink was killed meanwhile), it is one reply behind from then on: such a node is connected, and never in time again.
-Here every message is waited for until it has its own answer: the reply, or an error where no ClientApp is at work any
-more. A ClientApp that ended before it took its message is started once more. Where the process that starts ClientApps
-has ended, or the node's loop by an error, this process ends too, so that a restart policy brings all of it back.
+Flower's SuperNode that has taken a message waits until any reply is there, and sends it. If a ClientApp exits without
+replying, the node waits forever. If a reply is left over from a message that the node could not confirm (the SuperLink
+was killed meanwhile), the node sends that one, and is one reply behind from then on: it is connected, and never in time
+again. Here the node waits for each message's own answer: the reply, or an error if no ClientApp is at work any more. A
+ClientApp that ended before it took its message is started once more. If the process that starts ClientApps has ended,
+or the node's loop has failed, this process ends too, so that a restart policy brings all of it back.
 
 Flower's node looks for a message every 3 s. This one waits 0.5 s, or a fifth of the time for which it has had nothing
 to do, and 3 s at most: rounds that follow each other need not wait for it, and a node that is seldom asked looks as
@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import Status
@@ -27,11 +28,18 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
 
+from deployment.flower_fixes.applies import applies
+from deployment.flower_fixes.object_pauses import look_for_objects_soon
 from deployment.processes import STARTER, below
-from discreet.object_pauses import look_for_objects_soon
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 SHORTEST_SECONDS, IDLE_SHARE = 0.5, 0.2  # between two looks for a message; a share of the time without work
+LOOP = start_client_internal.start_client_internal
+REPLIES = (
+    *(LOOP, start_client_internal._push_messages, start_client_internal._insert_message),
+    *(InMemoryNodeState, MessageEntry),
+)
+REPLIES_EXPECTED, PAUSES_EXPECTED = "f0e6ead2168d", "9e89a6eb68fb"
 AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 Send = Callable[[Message, ObjectTree, float], tuple[set[str], str]]
@@ -49,7 +57,7 @@ class StarterEndedError(Exception):
 
 
 class CompleteReplies:
-    """The object store as a sender uses it: says so where the rest of a reply will not come, which Flower waits for."""
+    """The object store as a sender uses it: raises if the rest of a reply will not come, which Flower waits for."""
 
     def __init__(self, store: ObjectStore, at_work: Callable[[], bool]) -> None:
         self.get_object_tree, self.delete = store.get_object_tree, store.delete
@@ -125,7 +133,7 @@ def _start_again_or_give_up(
 
 
 class Pauses:
-    """`time` as the loop of a SuperNode uses it: sleeps less than it is told where there was work a moment ago."""
+    """`time` as the loop of a SuperNode uses it: sleeps less than it is told if there was work a moment ago."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         self.now, self.really_sleep = now, sleep
@@ -142,15 +150,22 @@ class Pauses:
 
 def be_patient() -> None:
     """Makes the SuperNode that this process becomes wait for every message's own reply, and for messages not long."""
-    pauses = Pauses()
+    if applies("supernode_replies", *REPLIES, expected=REPLIES_EXPECTED):
+        start_client_internal._push_messages = push_messages  # type: ignore[assignment]
+    if applies("supernode_pauses", LOOP, expected=PAUSES_EXPECTED):
+        _pause_less()
+    look_for_objects_soon()
 
-    def push(state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject) -> None:
-        push_messages(state, object_store, send, push_object)
+
+def _pause_less() -> None:
+    pauses, push_replies = Pauses(), start_client_internal._push_messages
+
+    def push(*args: Any, **kwargs: Any) -> None:
+        push_replies(*args, **kwargs)
         pauses.worked()
 
-    start_client_internal._push_messages = push  # type: ignore[assignment]
+    start_client_internal._push_messages = push
     start_client_internal.__dict__["time"] = pauses
-    look_for_objects_soon()
 
 
 if __name__ == "__main__":

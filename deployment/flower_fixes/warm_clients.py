@@ -2,8 +2,7 @@
 
 Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that process's time, so
 this one imports both, once, and forks for each message: every message still has a process of its own, which ends with
-it, and runs the app that came with the run: its own modules are kept here for the very same files alone
-(`deployment.flower_fixes.kept_modules`).
+it. No module of the app is loaded beforehand: what runs is the code that came with the run.
 """
 
 from __future__ import annotations
@@ -20,16 +19,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deployment.flower_fixes.kept_modules import KeptModules
+from flwr.supercore.superexec.executor import SubprocessExecutor
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-# Flower's command, the app for what it imports in turn, and what these import late: connections, gradients, accounting.
+from deployment.flower_fixes.applies import applies
+from deployment.flower_fixes.object_pauses import look_for_objects_soon
+
+# Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
-    *("flwr.supernode.cli.flwr_clientapp", "client_app.client_app", "httpcore"),
-    *("torch.fx.experimental.symbolic_shapes", "dp_accounting.pld", "dp_accounting.rdp"),
-    *("discreet.privacy.accounting", "discreet.privacy.calibration"),
+    *("flwr.supernode.cli.flwr_clientapp", "httpcore", "torch", "torch.fx.experimental.symbolic_shapes"),
+    *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3"),
 )
-OF_THE_APP = ("client_app", "discreet")
-COMMANDS = "scripts"  # forgotten: an app may bring a package of this name
+OURS = "deployment"  # forgotten: an app may bring a package of this name
+REPLACED = (SubprocessExecutor.launch, flwr_clientapp, run_clientapp)
+EXPECTED = "2c846da98195"
 LOOK_SECONDS = 1.0
 
 
@@ -39,18 +43,12 @@ def command(path: Path) -> list[str]:
 
 
 def load() -> None:
-    """Imports what ClientApps need; the app's own modules for those alone that have the same ones.
-
-    No library starts a thread meanwhile, which a fork would leave behind with its locks.
-    """
+    """Imports what ClientApps need. No library starts a thread meanwhile, whose locks a fork would leave behind."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in LOADED:
         importlib.import_module(name)
-    from discreet.object_pauses import look_for_objects_soon
-
     look_for_objects_soon()
-    sys.meta_path.insert(0, KeptModules(OF_THE_APP))
-    for name in [name for name in sys.modules if name.split(".")[0] == COMMANDS]:
+    for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
         del sys.modules[name]
 
 
@@ -112,8 +110,6 @@ def _received(connection: socket.socket) -> dict[str, Any]:
 
 
 def _run() -> int:
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-
     try:
         flwr_clientapp()
     except SystemExit as end:
@@ -122,10 +118,12 @@ def _run() -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Loads, listens, and serves."""
+    """Loads, listens, and serves; returns at once if it does not apply, and Flower starts ClientApps itself."""
     parser = argparse.ArgumentParser(prog="python -m deployment.flower_fixes.warm_clients", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="where to listen; its folder is nobody else's")
     arguments = parser.parse_args(words)
+    if not applies("warm_clients", *REPLACED, expected=EXPECTED):
+        return 0
     load()
     serve(arguments.socket)
     return 0

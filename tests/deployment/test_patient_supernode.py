@@ -20,7 +20,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from deployment.flower_fixes import patient_supernode
-from deployment.flower_fixes.patient_supernode import LOOK_SECONDS, Pauses, be_patient, push_messages
+from deployment.flower_fixes.patient_supernode import LOOK_SECONDS, Pauses, push_messages
 
 RUN, NODE = 7, 11
 WAIT_SECONDS = 30.0
@@ -91,13 +91,6 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, RUN)
     return Node()
-
-
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_push_messages", "time"):
-        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
-    monkeypatch.setattr(patient_supernode, "look_for_objects_soon", lambda: None)
 
 
 def wait_for(holds: Callable[[], object]) -> None:
@@ -186,15 +179,6 @@ def test_a_node_whose_starter_has_ended_ends(node: Node, monkeypatch: pytest.Mon
     node.takes("order")
     with pytest.raises(patient_supernode.StarterEndedError, match="flower-superexec has ended"):
         push_messages(node.state, node.store, node._send, lambda *_: None)
-
-
-@pytest.mark.usefixtures("patience")
-def test_it_stands_where_flower_calls_its_own() -> None:
-    assert {"_push_messages", "time", "sleep"} <= set(start_client_internal.start_client_internal.__code__.co_names)
-    before = start_client_internal._push_messages
-    be_patient()
-    assert start_client_internal._push_messages is not before
-    assert isinstance(start_client_internal.__dict__["time"], Pauses)
 
 
 def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:

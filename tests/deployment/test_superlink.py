@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore import sql_mixin
+from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
@@ -17,7 +18,7 @@ from deployment.superlink import server_apps
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := SQLITE_PRAGMAS)
     be_patient()
     store = SqlObjectStore(":memory:")
     store.initialize()

@@ -17,7 +17,7 @@ from deployment.local_federation import wait_until
 
 SHIM = REPOSITORY / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
-OF_THE_APP = ("client_app", "discreet", "strategies", "simulation", "server_app", "scripts", "conf")
+OF_THE_APP = ("client_app", "discreet", "strategies", "simulation", "server_app", "scripts", "deployment")
 
 # A parent of its own, so that a test can end it.
 PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]]); sys.stdin.read()"
@@ -66,14 +66,16 @@ def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stdout) == (7, "own word\n")
 
 
-def test_the_apps_own_modules_are_set_aside_and_no_thread_runs() -> None:
+def test_no_module_of_the_app_is_loaded_beforehand_all_that_it_imports_is_and_no_thread_runs() -> None:
     code = (
         "import os, sys; from deployment.flower_fixes.warm_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
-        "print('torch' in sys.modules, len(os.listdir('/proc/self/task')))"
+        "print(len(os.listdir('/proc/self/task'))); "
+        "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "
+        f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - sys.stdlib_module_names)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\nTrue 1\n"
+    assert ran.stdout == "[]\n1\nset()\n"
 
 
 def test_it_ends_with_the_process_that_started_it(listening: tuple[subprocess.Popen[bytes], Path]) -> None:

@@ -1,0 +1,129 @@
+"""Each replacement of Flower's behaviour is made, can be switched off, and steps aside if Flower is another one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from flwr.supercore import sql_mixin
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
+from flwr.supernode import start_client_internal
+
+from deployment.flower_fixes import patient_superlink, patient_supernode, warm_clients
+from deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
+from deployment.flower_fixes.object_pauses import look_for_objects_soon
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Fix:
+    make: Callable[[], object]
+    state: Callable[[], object]
+
+
+FIXES = {
+    "database_patience": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["busy_timeout"]),
+    "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
+    "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
+    "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+    for name in ("_push_messages", "time"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
+    for function in (pull_objects, pull_and_inflate_object_from_tree):
+        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__ or {}))
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_it_is_made(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    before = FIXES[name].state()
+    FIXES[name].make()
+    assert FIXES[name].state() != before
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_it_can_be_switched_off_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The shorter pauses wrap whatever sends replies: without them Flower's own function is there again.
+    monkeypatch.setenv(SWITCH, f"-{name}" if name != "supernode_replies" else "-supernode_replies -supernode_pauses")
+    before = FIXES[name].state()
+    FIXES[name].make()
+    assert FIXES[name].state() == before
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", FIXES)
+@pytest.mark.parametrize("version", ["1.43.0", None])
+def test_it_steps_aside_with_a_warning_if_version_or_source_differ(
+    name: str, version: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if version:
+        monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    else:
+        monkeypatch.setattr("inspect.getsource", lambda _: "def another(): ...")
+        monkeypatch.setattr(patient_superlink, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
+    before = FIXES[name].state()
+    with caplog.at_level(logging.WARNING):
+        FIXES[name].make()
+    assert FIXES[name].state() == before
+    assert any(name in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("how", ["off", "another version"])
+def test_clients_are_not_kept_warm_if_that_is_off_or_flower_starts_them_differently(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "off":
+        monkeypatch.setenv(SWITCH, "-warm_clients")
+    else:
+        monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
+    assert warm_clients.main(["--socket", str(tmp_path / "clients")]) == 0
+    assert not (tmp_path / "clients").exists()
+
+
+def test_a_superlink_finds_a_server_app_that_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    patient_superlink.start_server_apps_patiently()
+    found = shutil.which("flwr-serverapp")
+    assert found is not None
+    assert Path(found).parent.name == "flower_fixes"
+    helped = subprocess.run([found, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Run a Flower ServerApp" in helped.stdout
+
+
+def test_without_that_a_superlink_finds_flowers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.setenv(SWITCH, "-all")
+    patient_superlink.start_server_apps_patiently()
+    assert Path(shutil.which("flwr-serverapp") or "").parent == Path(sys.executable).parent
+
+
+@pytest.mark.parametrize("words", ["warm_clients", "-warm_client"])
+def test_a_word_that_is_no_replacement_is_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=f"{SWITCH} takes -all or some of .*got {words}"):
+        switched_off(words)
+
+
+def test_a_fingerprint_changes_with_source_and_value() -> None:
+    assert len({fingerprint(switched_off), fingerprint(fingerprint), fingerprint((1,)), fingerprint((2,))}) == 4
+
+
+def test_the_page_tells_of_each_and_names_the_versions() -> None:
+    page = (ROOT / "docs" / "flower_fixes.md").read_text()
+    assert all(f"## {name}\n" in page for name in NAMES)
+    assert all(version in page for version in VERSIONS)
