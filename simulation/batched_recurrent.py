@@ -40,7 +40,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """An LSTM layer as in `discreet.tasks.recurrent_model`: (k, steps, n, width) to (k, steps, n, hidden), from zeros.
+    """An LSTM layer as in `discreet/privacy/rules`: (k, steps, n, width) to (k, steps, n, hidden), from zeros.
 
     Its parameters are, from number `weight` on, the weights of the inputs (k, 4 * hidden, width), those of the hidden
     state (k, 4 * hidden, hidden), and the bias (k, 4 * hidden); gates stand in the order input, forget, cell, output.

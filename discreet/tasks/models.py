@@ -1,37 +1,28 @@
-"""Models by name, ours or one's own. None mixes the examples of a batch: every example has a gradient of its own."""
+"""Models by name, ours or one's own, and their parameters as one vector.
+
+None mixes the examples of a batch: every example has a gradient of its own.
+"""
 
 from __future__ import annotations
 
 import importlib
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
 from discreet.tasks.examples import Task
-from discreet.tasks.parameters import check_model, flatten_parameters, load_parameters, named_parameters_of
-from discreet.tasks.recurrent_model import character_lstm
 from discreet.tasks.scattering import Scattering
-
-__all__ = [
-    "MODELS",
-    "build_model",
-    "check_fits",
-    "check_model",
-    "flatten_parameters",
-    "load_parameters",
-    "named_parameters_of",
-]
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 
-
-def _logistic_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def _perceptron(*hidden: int) -> Builder:
@@ -63,18 +54,9 @@ def _cnn8(channels: int, num_classes: int) -> nn.Module:
 
 def _cnn28(channels: int, num_classes: int) -> nn.Module:
     """The MNIST network of Papernot et al. 2021 and Tramer and Boneh 2021: 26 010 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.Tanh(),
-        nn.Linear(32, num_classes),
-    )
+    first = [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+    second = [nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, num_classes))
 
 
 def _cnn32(channels: int, num_classes: int) -> nn.Module:
@@ -84,6 +66,23 @@ def _cnn32(channels: int, num_classes: int) -> nn.Module:
         blocks += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
         blocks += [nn.Conv2d(after, after, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, num_classes))
+
+
+def character_lstm(num_tokens: int, *, embedding: int = 8, hidden: int = 128, layers: int = 2) -> nn.Sequential:
+    """Next-character logits (n, num_tokens) from token ids (n, steps), int64, with at least one step.
+
+    An embedding, LSTM layers, and a linear output from the last step, after McMahan et al. 2017, section 3
+    (embedding 8, two layers of 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
+    """
+    widths = [embedding] + [hidden] * layers
+    return nn.Sequential(
+        OrderedDict(
+            embedding=nn.Embedding(num_tokens, embedding),
+            recurrent=nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths))),
+            last=LastStep(),
+            output=nn.Linear(hidden, num_tokens),
+        )
+    )
 
 
 def _lstm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -102,7 +101,7 @@ def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 MODELS: dict[str, Builder] = {
-    "logistic_regression": _logistic_regression,
+    "logistic_regression": _perceptron(),
     "mlp": _perceptron(128),
     # Two layers of 200, as in TensorFlow Federated's tutorials and McMahan et al. 2017 ("2NN").
     "mlp200": _perceptron(200, 200),
@@ -122,7 +121,7 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, se
 
     `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
     number of classes to a module. The same `seed` gives the same initial parameters; the global random generator is
-    left as it was. Raises ValueError for an unknown name, or where the model cannot take the input shape, naming both.
+    left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
     builder = MODELS.get(name) or _own_builder(name)
     with torch.random.fork_rng(devices=[]):
@@ -138,31 +137,30 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, se
 
 
 def _own_builder(name: str) -> Builder:
-    if OWN not in name:
+    module, mark, function = name.partition(OWN)
+    if not mark:
         known = f"{', '.join(MODELS)}, or package.module:function"
         raise ValueError(f"model.name: no model {name!r}; known are {known}")
-    module, _, function = name.partition(OWN)
     here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
     if here not in sys.path:
         sys.path.append(here)
     try:
-        builder = getattr(importlib.import_module(module), function)
+        builder: Builder = getattr(importlib.import_module(module), function)
     except (ImportError, SyntaxError, ValueError) as error:
         raise ValueError(f"model.name: {module!r} of {name} can't be imported: {error}") from error
     except AttributeError as error:
         raise ValueError(f"model.name: {module} has no {function!r}") from error
     if not callable(builder):
         raise ValueError(f"model.name: {name} is a {type(builder).__name__}, not a function")
-    found: Builder = builder
-    return found
+    return builder
 
 
 def check_fits(name: str, task: Task) -> None:
-    """Raise ValueError, naming the model and the data set, where model `name` cannot learn the task.
+    """Raise ValueError, naming the model and the data set, if model `name` cannot learn the task.
 
-    Shapes are tried on three examples of the public test set, and text models need token ids where the others need
-    numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of
-    logits for each example, an example that changes the outputs of another, and random numbers drawn in the model.
+    Shapes are tried on three examples of the public test set. Text models read token ids and the others numbers, which
+    a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of logits for each
+    example, an example that changes the outputs of another, and a model that draws random numbers.
     """
     reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
@@ -171,7 +169,7 @@ def check_fits(name: str, task: Task) -> None:
     try:
         model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
         check_model(model)
-        _check_chain(name, model)
+        _check_sequence(name, model)
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
@@ -183,7 +181,7 @@ def num_params_of(name: str, task: Task) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _check_chain(name: str, model: nn.Module) -> None:
+def _check_sequence(name: str, model: nn.Module) -> None:
     """The simulation trains an nn.Sequential by its layers, each with parameters of its own and nothing around it."""
     if type(model) is not nn.Sequential:
         return
@@ -205,8 +203,8 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
     wanted = (len(inputs), task.num_classes)
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != wanted:
-        given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not logits of shape {wanted}")
     if not torch.equal(logits, again):
         raise ValueError(f"model.name: {name} draws random numbers (dropout), which no seed here controls")
@@ -214,3 +212,69 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         raise ValueError(
             f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
         )
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ValueError with the reason if `model` cannot be trained with per-example clipping.
+
+    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists;
+    any other buffer that is saved with the model, since it would leave a client outside the clipped update;
+    no trainable parameters; parameters that are NaN or infinite from the start; frozen parameters, since they are
+    part of the vector that travels; parameters that are not floats.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BATCH_NORMS):
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
+                "no gradient of a single example exists to be clipped. Use GroupNorm or LayerNorm"
+            )
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]
+    if saved:
+        raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
+    if not any(parameter.numel() for parameter in model.parameters()):
+        raise ValueError("the model has no trainable parameters")
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
+        if not parameter.requires_grad:
+            raise ValueError(
+                f"the parameter {name} is frozen, and noise would be added to it all the same. Train it, or "
+                "compute the frozen part once as features of the data"
+            )
+
+
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """All parameters as one float32 vector (num_params,), a detached copy in the order of model.parameters().
+
+    Tied parameters are counted once. A model without parameters gives an empty vector.
+    """
+    parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in model.parameters()]
+    return torch.cat([torch.empty(0), *parts])
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, vector: Tensor) -> None:
+    """Write `vector`, (num_params,) as from `flatten_parameters`, into the model's parameters, in place.
+
+    Values are converted to each parameter's type and device; NaN and infinities are written as they are.
+    Raises ValueError unless the length is exactly the number of parameters; the model is then unchanged.
+    """
+    for parameter, part in zip(model.parameters(), _split(model, vector), strict=True):
+        parameter.copy_(part)
+
+
+def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """`vector` cut into copies named and shaped like the model's parameters, tied ones once."""
+    names = (name for name, _ in model.named_parameters())
+    return {name: part.clone() for name, part in zip(names, _split(model, vector), strict=True)}
+
+
+def _split(model: nn.Module, vector: Tensor) -> list[Tensor]:
+    parameters = list(model.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    if vector.shape != (sum(sizes),):
+        raise ValueError(f"the model has {sum(sizes)} parameters; a vector of shape {tuple(vector.shape)} does not fit")
+    return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]

@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.tasks.models import build_model
-from discreet.tasks.parameters import (
-    check_model,
-    flatten_parameters,
-    load_parameters,
-    named_parameters_of,
-)
+from discreet.tasks.models import build_model, check_model, flatten_parameters, load_parameters, named_parameters_of
 
 
 class Tied(nn.Module):

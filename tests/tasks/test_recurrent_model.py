@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from discreet.privacy.rules.recurrent import LSTMLayer
-from discreet.tasks.models import flatten_parameters
-from discreet.tasks.recurrent_model import character_lstm
+from discreet.tasks.models import character_lstm, flatten_parameters
 
 GENERATOR = torch.Generator().manual_seed(50077)
 

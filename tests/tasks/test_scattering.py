@@ -10,8 +10,7 @@ import torch
 from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.tasks.datasets import load_task
-from discreet.tasks.models import build_model
-from discreet.tasks.parameters import check_model
+from discreet.tasks.models import build_model, check_model
 from discreet.tasks.scattering import Scattering, features_of, split_fixed
 from simulation.in_process import simulate
 
