@@ -12,30 +12,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from discreet.tasks.examples import Examples
-from discreet.tasks.folder import (
-    DESCRIPTION,
-    FOLDER,
-    FolderError,
-    TaskShape,
-    examples_of,
-    read_description,
-    read_table,
-    shape_of,
-)
+from discreet.tasks.examples import SHAPES, Examples, TaskShape
+from discreet.tasks.folder import FOLDER, FolderError, read_examples
 
 NodeDataError = FolderError  # of a node's own folder: for its owner's eyes
-
-# Known without loading the demonstration data, which a node with its own does not have.
-SHAPES = {
-    "digits": TaskShape((1, 8, 8), 10),
-    "breast_cancer": TaskShape((30,), 2, scale=(-1.0, 1.0)),
-    "mnist": TaskShape((1, 28, 28), 10),
-    "fashion_mnist": TaskShape((1, 28, 28), 10),
-    "cifar10": TaskShape((3, 32, 32), 10),
-    "femnist": TaskShape((1, 28, 28), 62),
-    "shakespeare": TaskShape((80,), 98, tokens=True),
-}
 
 
 def load_node_data(folder: Path, task: str) -> Examples:
@@ -53,18 +33,7 @@ def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     return _load(folder.expanduser().resolve(), task)
 
 
-@lru_cache(maxsize=4)
-def _load(folder: Path, task: str) -> tuple[Examples, TaskShape]:
-    if task not in (*SHAPES, FOLDER):
-        known = ", ".join(sorted((*SHAPES, FOLDER)))
-        raise NodeDataError(f"no task {task!r}; data of a node's own can be given for {known}")
-    description = read_description(folder)
-    if description.task not in (None, task):
-        raise NodeDataError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
-    table = read_table(folder, description)
-    shape = SHAPES[task] if task != FOLDER else shape_of(description, table, folder)
-    what = f"{folder / description.file} and the task {task}"
-    return examples_of(table, description, shape=shape, what=what), shape
+_load = lru_cache(maxsize=4)(read_examples)
 
 
 def main(words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 
 from client_app.account import ClientAccount, Refused
 from client_app.client import DPClient
-from client_app.node_data import SHAPES, NodeDataError, node_table
+from client_app.node_data import NodeDataError, node_table
 from client_app.policy import ClientPolicy, policy_from
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
@@ -20,7 +20,7 @@ from discreet.federated.messages import Order
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import SHAPES, Examples, Task
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.models import OWN, build_model
 from discreet.tasks.partition import client_examples

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from discreet.federated.predictions import SavedModel
-from discreet.tasks.folder import SCALE, FolderError, TaskShape, read_more
-from discreet.tasks.tabular import scale_breast_cancer
+from discreet.tasks.datasets import scale_breast_cancer
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.folder import SCALE, FolderError, read_more
 
 TARGET = "target"
 _NAMES_SHOWN = 5

@@ -6,14 +6,14 @@
     inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
     low = 0                         # public ranges, one for all inputs or one for each: low..high becomes what the
     high = 16                       # task's inputs lie in, 0..1 or -1..1
-    classes = ["benign", "malign"]  # where classes are words: their numbers are their places in this list
+    classes = ["benign", "malign"]  # if classes are words: their numbers are their places in this list
     task = "digits"                 # left out: any task that they fit
 
-and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 where low and high are given):
+and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 if low and high are given):
 
     test = "test.csv"               # the public test set, of the same form
     test_target = "test-labels"     # for idx: the file of its labels
-    num_classes = 3                 # where classes are numbers
+    num_classes = 3                 # if classes are numbers
     shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
     owner = "patient"               # the column or array of whose each example is, for data.partition=natural
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
@@ -28,46 +28,33 @@ import difflib
 import logging
 import math
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.idx import read_idx
+from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
+from discreet.tasks.images import read_idx
 
 logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
 DESCRIPTION = "data.toml"
 SCALE = (-1.0, 1.0)
+FORMATS = ("csv", "parquet", "npz", "idx")
+_COLUMNS = ("csv", "parquet")  # the formats whose inputs are columns
+_REQUIRED = ("format", "file", "target")
+_TEXTS = (*_REQUIRED, "test", "test_target", "owner", "model")
 
 
 class FolderError(ValueError):
     """Data in a folder are missing, can't be read, or do not fit. The message may hold values of the data."""
-
-
-@dataclass(frozen=True)
-class TaskShape:
-    """What a task expects of an example.
-
-    Attributes:
-      input_shape, num_classes: as in `discreet.tasks.examples.Task`.
-      scale: what inputs lie in, where they are numbers.
-      tokens: inputs are whole numbers in [0, num_classes), as in text.
-    """
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-    scale: tuple[float, float] = (0.0, 1.0)
-    tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +77,8 @@ class DataDescription:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in READERS:
-            raise FolderError(f"format must be one of {', '.join(READERS)} (got {self.format!r})")
+        if self.format not in FORMATS:
+            raise FolderError(f"format must be one of {', '.join(FORMATS)} (got {self.format!r})")
         if (self.low is None) != (self.high is None):
             raise FolderError("low and high must be given together")
         if self.low is not None and self.high is not None:
@@ -112,10 +99,10 @@ class DataDescription:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """What a file holds: inputs (n, ...), numbered targets (n,), owners (n,) where the description names them.
+class _Table:
+    """What a file holds: inputs (n, ...), numbered targets (n,), and owners (n,) if the description names them.
 
-    targets are None in a file without them, which only `read_more` takes.
+    targets are None in a file without them.
     """
 
     inputs: Array
@@ -124,7 +111,7 @@ class Table:
 
 
 def load_folder(path: str | None) -> Task:
-    """The task that the folder `path` describes: training examples, public test set, owners where it names them.
+    """The task that the folder `path` describes: training examples, public test set, owners if it names them.
 
     Raises:
       FolderError: what is wrong, with the file, the row or the class.
@@ -137,29 +124,50 @@ def load_folder(path: str | None) -> Task:
         raise FolderError(f"{folder / DESCRIPTION} must give test, the file of the public test set")
     target = description.test_target or description.target
     test_set = replace(description, file=description.test, target=target, owner=None)
-    table, test_table = read_table(folder, description), read_table(folder, test_set)
-    shape = shape_of(description, table, folder)
+    table, test_table = _read_labelled(folder, description), _read_labelled(folder, test_set)
+    shape = _shape_of(description, table, folder)
     owners = None if table.owners is None else np.unique(table.owners, return_inverse=True)[1]
     return Task(
         name=FOLDER,
-        train=examples_of(table, description, shape=shape, what=str(folder / description.file)),
-        test=examples_of(test_table, description, shape=shape, what=str(folder / description.test)),
+        train=_examples_of(table, description, shape, str(folder / description.file)),
+        test=_examples_of(test_table, description, shape, str(folder / description.test)),
         num_classes=shape.num_classes,
         input_shape=shape.input_shape,
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
     )
 
 
-def shape_of(description: DataDescription, table: Table, folder: Path) -> TaskShape:
-    """The task's shape as a folder describes it.
+def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
+    """The training examples in a folder, and their shape, for a task of `SHAPES` or the one that the folder describes
+    (`data.name=folder`).
 
     Raises:
-      FolderError: it does not say how many classes there are.
+      FolderError: what is wrong, with the file, the row or the class.
     """
-    num_classes = description.num_classes or len(description.classes)
-    if num_classes < 2:
-        raise FolderError(f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public")
-    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE)
+    if task not in (*SHAPES, FOLDER):
+        known = ", ".join(sorted((*SHAPES, FOLDER)))
+        raise FolderError(f"no task {task!r}; data of a node's own can be given for {known}")
+    description = read_description(folder)
+    if description.task not in (None, task):
+        raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
+    table = _read_labelled(folder, description)
+    shape = SHAPES[task] if task != FOLDER else _shape_of(description, table, folder)
+    return _examples_of(table, description, shape, f"{folder / description.file} and the task {task}"), shape
+
+
+def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Inputs (n, *input_shape) of another file as the task of `folder` reads them, and targets if it has them.
+    The file ends in .csv, .parquet or .npz. Columns are found by the names that they have in the training table.
+
+    Raises:
+      FolderError: what is wrong.
+    """
+    description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "parquet", "npz"):
+        raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
+    table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
+    inputs = _inputs_of(table.inputs, description, shape, str(file))
+    return inputs, None if table.targets is None else _targets_of(table.targets, shape, str(file))
 
 
 def read_description(folder: Path) -> DataDescription:
@@ -180,76 +188,30 @@ def read_description(folder: Path) -> DataDescription:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             raise FolderError(f"{path} has an unknown key {key}" + (f"; did you mean {close[0]}?" if close else ""))
-    missing = [key for key in ("format", "file", "target") if not isinstance(settings.get(key), str)]
-    if missing:
-        raise FolderError(f"{path} must give {missing[0]} as a text")
-    words = [key for key in ("test", "test_target", "owner", "model") if not isinstance(settings.get(key, ""), str)]
-    if words:
-        raise FolderError(f"{path} must give {words[0]} as a text")
+    for key in _TEXTS:
+        if not isinstance(settings.get(key, None if key in _REQUIRED else ""), str):
+            raise FolderError(f"{path} must give {key} as a text")
     try:
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
         return DataDescription(**values)
-    except (FolderError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise FolderError(f"{path}: {error}") from error
 
 
-def read_table(folder: Path, description: DataDescription) -> Table:
-    """The table that a description names, with targets.
-
-    Raises:
-      FolderError: the file is missing, can't be read, or lacks what the description names.
-    """
-    path, table = folder / description.file, _read(folder, description)
-    if table.targets is None:
-        raise FolderError(f"{path} has no column or array {description.target}")
-    if len(table.inputs) != len(table.targets):
-        raise FolderError(f"{path} has {len(table.inputs)} rows of inputs and {len(table.targets)} targets")
-    return table
+def _shape_of(description: DataDescription, table: _Table, folder: Path) -> TaskShape:
+    num_classes = description.num_classes or len(description.classes)
+    if num_classes < 2:
+        raise FolderError(f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public")
+    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE)
 
 
-def _read(folder: Path, description: DataDescription) -> Table:
-    return _guarded(READERS[description.format], folder, description)
-
-
-def _guarded(read: Callable[[Path, DataDescription], T], folder: Path, description: DataDescription) -> T:
-    path = _file(folder, description.file)
-    try:
-        return read(folder, description)
-    except (OSError, ValueError) as error:
-        raise error if isinstance(error, FolderError) else FolderError(f"{path} can't be read: {error}") from error
-
-
-def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Inputs (n, *input_shape) of another file as the task of `folder` reads them, and targets where it has them.
-    The file ends in .csv, .parquet or .npz. Columns are found by the names that they have in the training table.
-
-    Raises:
-      FolderError: what is wrong.
-    """
-    description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "parquet", "npz"):
-        raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
-    table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
-    inputs = inputs_of(table.inputs, description, shape=shape, what=str(file))
-    return inputs, None if table.targets is None else _targets(table.targets, shape, str(file))
-
-
-def examples_of(table: Table, description: DataDescription, *, shape: TaskShape, what: str) -> Examples:
-    """A table with targets as a task of this shape reads it, scaled; `what` names it in errors.
-
-    Raises:
-      FolderError: a number, a shape or a class does not fit.
-    """
+def _examples_of(table: _Table, description: DataDescription, shape: TaskShape, what: str) -> Examples:
+    """A table with targets as a task of this shape reads it, scaled; `what` names it in errors."""
     assert table.targets is not None
-    return Examples(inputs_of(table.inputs, description, shape=shape, what=what), _targets(table.targets, shape, what))
+    return Examples(_inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, shape, what))
 
 
-def inputs_of(values: Array, description: DataDescription, *, shape: TaskShape, what: str) -> torch.Tensor:
-    """Inputs (n, ...) as a task of this shape reads them, scaled.
-
-    Raises:
-      FolderError: their number does not fit, or one is missing or not finite.
-    """
+def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
     size, found = math.prod(shape.input_shape), math.prod(values.shape[1:])
     if found != size:
         raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
@@ -262,11 +224,11 @@ def inputs_of(values: Array, description: DataDescription, *, shape: TaskShape, 
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(wrong):
         raise FolderError(f"{what} do not fit: an input of row {wrong[0]} is missing, NaN or infinite")
-    scaled = _scale(numbers, description, shape, what=what)
+    scaled = _scale(numbers, description, shape.scale, what)
     return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
-def _scale(numbers: Array, description: DataDescription, shape: TaskShape, *, what: str) -> Array:
+def _scale(numbers: Array, description: DataDescription, scale: tuple[float, float], what: str) -> Array:
     if description.low is None:
         return numbers
     low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
@@ -278,20 +240,57 @@ def _scale(numbers: Array, description: DataDescription, shape: TaskShape, *, wh
     if outside:
         logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
     share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
-    return np.asarray(shape.scale[0] + share * (shape.scale[1] - shape.scale[0]))
+    return np.asarray(scale[0] + share * (scale[1] - scale[0]))
 
 
-def _targets(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
+def _targets_of(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
     if values.ndim != 1:
         raise FolderError(f"{what}: targets must be one number a row, not an array of shape {values.shape}")
     if not np.isfinite(values).all():
         raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
-    whole = np.asarray(values).astype(np.int64)
+    whole = values.astype(np.int64)
     outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= shape.num_classes))
     if len(outside):
         row = int(outside[0])
         raise FolderError(f"{what}: the class in row {row} is {values[row]}, not one of 0 to {shape.num_classes - 1}")
     return torch.from_numpy(whole)
+
+
+def _read_labelled(folder: Path, description: DataDescription) -> _Table:
+    path, table = folder / description.file, _read(folder, description)
+    if table.targets is None:
+        raise FolderError(f"{path} has no column or array {description.target}")
+    if len(table.inputs) != len(table.targets):
+        raise FolderError(f"{path} has {len(table.inputs)} rows of inputs and {len(table.targets)} targets")
+    return table
+
+
+def _read(folder: Path, description: DataDescription) -> _Table:
+    path, owner = _file(folder, description.file), description.owner
+    with _reading(path):
+        if description.format == "idx":
+            if owner is not None:
+                raise FolderError("owner must be left out with idx, which holds one array a file")
+            return _Table(read_idx(path), _numbered(read_idx(_file(folder, description.target)), description))
+        found = _open(path, description.format)
+        names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
+        for name in (*names, owner):
+            if name is not None and name not in found:
+                raise FolderError(f"{path.name} has no {kind} {name}")
+        inputs = _stacked(found, names, path.name) if description.format in _COLUMNS else found[names[0]]
+        given = found.get(description.target) if description.target not in names else None
+        targets = None if given is None else _numbered(np.asarray(given), description)
+        return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FolderError:
+        raise
+    except (OSError, ValueError) as error:
+        raise FolderError(f"{path} can't be read: {error}") from error
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -303,77 +302,55 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _arrow_table(folder: Path, description: DataDescription) -> Any:
+def _open(path: Path, form: str) -> dict[str, Any]:
+    """The columns or arrays of a file by their names."""
+    if form == "npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
 
-    path = _file(folder, description.file)
-    return parquet.read_table(path) if description.format == "parquet" else csv.read_csv(path)
+    table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
+    return {name: table.column(name) for name in table.column_names}
 
 
-def _names(table: Any, description: DataDescription) -> tuple[str, ...]:
-    """The columns of inputs of a table, where the description does not list them."""
-    return tuple(name for name in table.column_names if name not in (description.target, description.owner))
+def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
+    """The inputs that the description names; by default all columns but target and owner, or the array `inputs`."""
+    if description.format == "npz":
+        if isinstance(description.inputs, tuple):
+            raise FolderError("inputs must be the name of one array in an npz file")
+        return (description.inputs or "inputs",)
+    if description.inputs is None:
+        return tuple(name for name in found if name not in (description.target, description.owner))
+    return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
 
 
 def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
-    """The description with the inputs that it leaves out: the columns of the training table but target and owner."""
-    if description.inputs is not None or READERS[description.format] is not _read_columns:
+    """The description with the columns of inputs that the training table has, if it leaves them out."""
+    if description.inputs is not None or description.format not in _COLUMNS:
         return description
-    return replace(description, inputs=_names(_guarded(_arrow_table, folder, description), description))
+    path = _file(folder, description.file)
+    with _reading(path):
+        return replace(description, inputs=_input_names(_open(path, description.format), description))
 
 
-def _numbers(table: Any, name: str, file: str) -> Array:
+def _stacked(columns: Mapping[str, Any], names: tuple[str, ...], file: str) -> Array:
+    rows = len(next(iter(columns.values()), ()))
+    return np.stack([_numbers(columns[name], name, file) for name in names], axis=1) if names else np.zeros((rows, 0))
+
+
+def _numbers(column: Any, name: str, file: str) -> Array:
     """A column of inputs as numbers; a FolderError names the first cell that is none. Row 0 is below the header."""
     with suppress(TypeError, ValueError):
-        quick = np.asarray(table.column(name).to_numpy(), np.float64)
+        quick = np.asarray(column.to_numpy(), np.float64)
         if np.isfinite(quick).all():
             return quick
-    for row, cell in enumerate(table.column(name).to_pylist()):
+    for row, cell in enumerate(column.to_pylist()):
         with suppress(TypeError, ValueError):
             if math.isfinite(float(cell)):
                 continue
         said = "is missing" if cell in (None, "") else f"is {cell!r}, no finite number"
         raise FolderError(f"{file}: the input in column {name}, row {row} {said}")
     raise FolderError(f"{file}: the column {name} does not hold numbers")
-
-
-def _read_columns(folder: Path, description: DataDescription) -> Table:
-    table, given = _arrow_table(folder, description), description.inputs
-    names = (given,) if isinstance(given, str) else given if given is not None else _names(table, description)
-    for name in (*names, *_owner(description)):
-        if name not in table.column_names:
-            raise FolderError(f"{description.file} has no column {name}")
-    parts = [_numbers(table, name, description.file) for name in names]
-    inputs = np.stack(parts, axis=1) if parts else np.zeros((table.num_rows, 0))
-    found = {name: table.column(name).to_numpy() for name in table.column_names if name not in names}
-    return _labelled(inputs, found, description)
-
-
-def _read_npz(folder: Path, description: DataDescription) -> Table:
-    name = description.inputs if description.inputs is not None else "inputs"
-    if not isinstance(name, str):
-        raise FolderError("inputs must be the name of one array in an npz file")
-    with np.load(_file(folder, description.file), allow_pickle=False) as arrays:
-        for wanted in (name, *_owner(description)):
-            if wanted not in arrays:
-                raise FolderError(f"{description.file} has no array {wanted}")
-        return _labelled(arrays[name], arrays, description)
-
-
-def _read_idx(folder: Path, description: DataDescription) -> Table:
-    if description.owner is not None:
-        raise FolderError("owner must be left out with idx, which holds one array a file")
-    labels = read_idx(_file(folder, description.target))
-    return Table(read_idx(_file(folder, description.file)), _numbered(labels, description))
-
-
-def _owner(description: DataDescription) -> tuple[str, ...]:
-    return () if description.owner is None else (description.owner,)
-
-
-def _labelled(inputs: Array, found: Mapping[str, Array], description: DataDescription) -> Table:
-    targets = _numbered(found[description.target], description) if description.target in found else None
-    return Table(inputs, targets, None if description.owner is None else found[description.owner])
 
 
 def _numbered(targets: Array, description: DataDescription) -> Array:
@@ -388,11 +365,3 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
         return np.asarray(targets, np.float64)
     except ValueError as error:
         raise FolderError(f"{description.file}: classes that are words must be listed in classes") from error
-
-
-READERS: Mapping[str, Callable[[Path, DataDescription], Table]] = {
-    "csv": _read_columns,
-    "parquet": _read_columns,
-    "npz": _read_npz,
-    "idx": _read_idx,
-}

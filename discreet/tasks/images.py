@@ -6,60 +6,53 @@ release without an account.
 
 from __future__ import annotations
 
+import gzip
+import math
 import pickle
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.idx import find_idx, read_idx
+from discreet.tasks.examples import Examples, Task, task_of
 
 Array = np.ndarray[Any, Any]
 
+# Where the hub keeps a data set, and the names of its columns of images and labels.
+_HUB = {
+    "mnist": ("ylecun/mnist", "image", "label"),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
+    "cifar10": ("uoft-cs/cifar10", "img", "label"),
+    "femnist": ("flwrlabs/femnist", "image", "character"),
+}
 # Writers whose examples make up the public test set of FEMNIST. Whole writers, so that nobody is both public
 # and protected; chosen by a fixed draw, the same in every run.
 _TEST_WRITERS = 0.1
 _WRITER_SEED = 40961
-_CIFAR_TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 # A pickle can call anything; these are all that the CIFAR files need. Old numpy called its core numpy.core.
 _CIFAR_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
+_UNSIGNED_BYTE = 0x08
 
 
-@dataclass(frozen=True)
-class _Hub:
-    """Where the hub keeps a data set, and what its columns are called."""
-
-    repository: str
-    image: str
-    label: str
-
-
-_MNIST = _Hub("ylecun/mnist", "image", "label")
-_FASHION_MNIST = _Hub("zalando-datasets/fashion_mnist", "image", "label")
-_CIFAR10 = _Hub("uoft-cs/cifar10", "img", "label")
-_FEMNIST = _Hub("flwrlabs/femnist", "image", "character")
-
-
-def load_mnist(path: str | None) -> Task:
-    """MNIST: 60000 and 10000 images (1, 28, 28) in [0, 1], 10 classes.
+def load_mnist(path: str | None, *, name: str = "mnist") -> Task:
+    """MNIST, or `name` in the same form: 60000 and 10000 images (1, 28, 28) in [0, 1], 10 classes.
 
     `path` is a folder with the four IDX files under their standard names, with or without .gz; None loads
-    ylecun/mnist from the hub.
+    ylecun/mnist (zalando-datasets/fashion_mnist) from the hub.
     """
-    return _idx_task("mnist", path, _MNIST)
-
-
-def load_fashion_mnist(path: str | None) -> Task:
-    """Fashion-MNIST: 60000 and 10000 images (1, 28, 28) in [0, 1], 10 classes; `path` as for MNIST."""
-    return _idx_task("fashion_mnist", path, _FASHION_MNIST)
+    if path is None:
+        return _from_hub(name)
+    folder = Path(path).expanduser()
+    files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    images, labels, test_images, test_labels = (read_idx(find_idx(folder, file)) for file in files)
+    return task_of(name, _examples(images, labels), _examples(test_images, test_labels))
 
 
 def load_cifar10(path: str | None) -> Task:
@@ -69,11 +62,11 @@ def load_cifar10(path: str | None) -> Task:
     pickles are read with nothing but numpy arrays allowed in them. None loads uoft-cs/cifar10 from the hub.
     """
     if path is None:
-        return _image_task("cifar10", _from_hub(_CIFAR10, "train"), _from_hub(_CIFAR10, "test"))
+        return _from_hub("cifar10")
     folder = Path(path).expanduser()
-    train = [_read_cifar(folder, name) for name in _CIFAR_TRAIN_FILES]
+    train = [_read_cifar(folder / f"data_batch_{number}") for number in range(1, 6)]
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    return _image_task("cifar10", (images, labels), _read_cifar(folder, "test_batch"))
+    return task_of("cifar10", _examples(images, labels), _examples(*_read_cifar(folder / "test_batch")))
 
 
 def load_femnist(path: str | None) -> Task:
@@ -84,9 +77,8 @@ def load_femnist(path: str | None) -> Task:
     and `writers` (n,); None loads flwrlabs/femnist from the hub (814 000 images, 2.6 GB of memory).
     """
     if path is None:
-        split = _load_split(_FEMNIST, "train")
-        images, labels = _columns(split, _FEMNIST)
-        return _femnist_task(images, labels, np.asarray(split["writer_id"][:]))
+        split = _load_split("femnist", "train")
+        return _femnist_task(*_columns("femnist", split), np.asarray(split["writer_id"][:]))
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"data.path: no file {file}; femnist expects an .npz of images, labels, writers")
@@ -97,25 +89,6 @@ def load_femnist(path: str | None) -> Task:
         return _femnist_task(table["images"], table["labels"], table["writers"])
 
 
-def _idx_task(name: str, path: str | None, hub: _Hub) -> Task:
-    if path is None:
-        return _image_task(name, _from_hub(hub, "train"), _from_hub(hub, "test"))
-    folder = Path(path).expanduser()
-    train, test = (
-        (
-            read_idx(find_idx(folder, f"{part}-images-idx3-ubyte")),
-            read_idx(find_idx(folder, f"{part}-labels-idx1-ubyte")),
-        )
-        for part in ("train", "t10k")
-    )
-    return _image_task(name, train, test)
-
-
-def _image_task(name: str, train: tuple[Array, Array], test: tuple[Array, Array]) -> Task:
-    first = _examples(*train)
-    return Task(name, first, _examples(*test), num_classes=10, input_shape=tuple(first.inputs.shape[1:]))
-
-
 def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     if not len(images) == len(labels) == len(writers):
         raise ValueError(f"femnist: {len(images)} images, {len(labels)} labels and {len(writers)} writers do not fit")
@@ -124,15 +97,9 @@ def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
         raise ValueError(f"femnist: at least 2 writers are needed, one of them for the test set, not {len(names)}")
     order = np.random.default_rng(_WRITER_SEED).permutation(len(names))
     public = np.isin(numbers, order[: max(1, int(_TEST_WRITERS * len(names)))])
-    train = _examples(images[~public], labels[~public])
-    return Task(
-        name="femnist",
-        train=train,
-        test=_examples(images[public], labels[public]),
-        num_classes=62,
-        input_shape=tuple(train.inputs.shape[1:]),
-        owners=torch.from_numpy(np.unique(numbers[~public], return_inverse=True)[1]),
-    )
+    owners = torch.from_numpy(np.unique(numbers[~public], return_inverse=True)[1])
+    train, test = _examples(images[~public], labels[~public]), _examples(images[public], labels[public])
+    return task_of("femnist", train, test, owners)
 
 
 def _examples(images: Array, labels: Array) -> Examples:
@@ -146,25 +113,27 @@ def _examples(images: Array, labels: Array) -> Examples:
     return Examples(channels_first.float(), torch.from_numpy(np.array(labels, dtype=np.int64)))
 
 
-def _from_hub(hub: _Hub, split: str) -> tuple[Array, Array]:
-    return _columns(_load_split(hub, split), hub)
+def _from_hub(name: str) -> Task:
+    train, test = (_examples(*_columns(name, _load_split(name, split))) for split in ("train", "test"))
+    return task_of(name, train, test)
 
 
-def _load_split(hub: _Hub, split: str) -> Any:
+def _load_split(name: str, split: str) -> Any:
     """A split in its order on the hub; ConnectionError says what to do without a network."""
     from flwr_datasets import FederatedDataset
 
     try:
-        return FederatedDataset(dataset=hub.repository, partitioners={}, shuffle=False).load_split(split)
+        return FederatedDataset(dataset=_HUB[name][0], partitioners={}, shuffle=False).load_split(split)
     except OSError as error:
         raise ConnectionError(
-            f"{hub.repository} could not be had from the hub; set data.path to read it from local files"
+            f"{_HUB[name][0]} could not be had from the hub; set data.path to read it from local files"
         ) from error
 
 
-def _columns(split: Any, hub: _Hub) -> tuple[Array, Array]:
-    images: Mapping[str, Array] = split.select_columns([hub.image]).with_format("numpy")[:]
-    return images[hub.image], np.asarray(split[hub.label][:])
+def _columns(name: str, split: Any) -> tuple[Array, Array]:
+    _, image, label = _HUB[name]
+    images: Mapping[str, Array] = split.select_columns([image]).with_format("numpy")[:]
+    return images[image], np.asarray(split[label][:])
 
 
 class _CifarUnpickler(pickle.Unpickler):
@@ -176,10 +145,11 @@ class _CifarUnpickler(pickle.Unpickler):
         return _CIFAR_GLOBALS[module, name]
 
 
-def _read_cifar(folder: Path, name: str) -> tuple[Array, Array]:
-    file = folder / name
+def _read_cifar(file: Path) -> tuple[Array, Array]:
     if not file.is_file():
-        raise FileNotFoundError(f"data.path: no {name} in {folder}; cifar10 expects the files of its python version")
+        raise FileNotFoundError(
+            f"data.path: no {file.name} in {file.parent}; cifar10 expects the files of its python version"
+        )
     try:
         with file.open("rb") as stream:
             batch = _CifarUnpickler(stream, encoding="bytes").load()
@@ -188,3 +158,37 @@ def _read_cifar(folder: Path, name: str) -> tuple[Array, Array]:
         raise ValueError(f"data.path: {file} is not a batch of CIFAR-10's python version: {error}") from error
     images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return images, np.asarray(labels)
+
+
+def find_idx(folder: Path, name: str) -> Path:
+    """The file `name` or `name`.gz in `folder`; FileNotFoundError says what was expected and where."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data.path: {folder} is not a folder; expected {name} or {name}.gz in it")
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(f"data.path: neither {name} nor {name}.gz is in {folder}")
+
+
+def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The unsigned bytes in an IDX file (a magic number, the dimensions, then bytes), unzipped if it ends in .gz.
+
+    Raises ValueError naming the file if it is not IDX, holds another type, is cut short or too long.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+    if len(content) < 4 or content[:2] != b"\0\0":
+        raise ValueError(f"{path} is not an IDX file: it does not start with two zero bytes")
+    if content[2] != _UNSIGNED_BYTE:
+        raise ValueError(f"{path} holds IDX type 0x{content[2]:02x}; only unsigned bytes (0x08) are read")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError(f"{path} is cut short: it ends within the header")
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
+    if len(content) - start != math.prod(shape):
+        raise ValueError(f"{path} should hold {math.prod(shape)} bytes for shape {shape}, not {len(content) - start}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

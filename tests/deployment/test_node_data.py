@@ -12,10 +12,11 @@ import torch
 from pyarrow import parquet
 
 from client_app.account import Refused
-from client_app.node_data import SHAPES, NodeDataError, load_node_data, main
+from client_app.node_data import NodeDataError, load_node_data, main
 from client_app.nodes import model_of, node_examples
 from discreet.config import load_config
 from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import SHAPES
 
 PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
 CLASSES = np.array([0, 7, 9])

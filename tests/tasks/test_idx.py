@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.tasks.idx import find_idx, read_idx
+from discreet.tasks.images import find_idx, read_idx
 
 HEADER = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03"
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.datasets import load_task
-from discreet.tasks.tabular import BREAST_CANCER_RANGES, scale_breast_cancer
+from discreet.tasks.datasets import BREAST_CANCER_RANGES, load_task, scale_breast_cancer
 
 
 def test_digits_are_images_in_the_unit_range() -> None:
