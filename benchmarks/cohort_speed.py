@@ -42,6 +42,7 @@ from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Replies
 from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.randomness import secure_source
+from discreet.settings import DataConfig
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
@@ -80,7 +81,7 @@ def rows(
 ) -> list[Row]:
     """Clients a second for each model and way, and ratios to one by one and to pfl-research."""
     task = digits_like(examples)
-    parts = partition_indices(task.train.targets, clients, kind="iid", seed=SEED)
+    parts = partition_indices(task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED))
     found = []
     with TemporaryDirectory() as folder:
         for name in models:

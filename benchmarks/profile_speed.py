@@ -23,6 +23,7 @@ from client_app.client import local_settings
 from discreet.config import load_config
 from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.randomness import secure_source
+from discreet.settings import DataConfig
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
 from simulation.batches import table_of
@@ -96,7 +97,7 @@ def _profiled(name: str, repetitions: int, limit: float) -> Row:
 def _cohort(name: str) -> tuple[Callable[[], Tensor], int]:
     """Trains a cohort in this thread, which the profiler sees, and adds it up; and how many examples that are."""
     run, task = load_config([*WORK, f"model.name={name}"]), digits_like()
-    views = PartitionViews(partition_indices(task.train.targets, CLIENTS, kind="iid", seed=SEED))
+    views = PartitionViews(partition_indices(task.train.targets, DataConfig(num_clients=CLIENTS, partition_seed=SEED)))
     start = flatten_parameters(build_model(name, task.input_shape, task.num_classes, seed=SEED))
     engine, draws = engine_of(run, task, views=views), SecureDraws(secure_source())
     settings = local_settings(run, len(task.train) // CLIENTS)

@@ -18,7 +18,6 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.guarantees import accounts_itself
 from discreet.federated.messages import Order
 from discreet.privacy.randomness import secure_source, seeded_source
-from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES, Examples, Task
 from discreet.tasks.folder import FOLDER, read_description
@@ -108,7 +107,7 @@ def node_model(run: RunConfig, node_config: Mapping[str, object]) -> nn.Module:
 
 def share_of(run: RunConfig, client_id: int) -> Examples:
     """One client's examples of the demonstration data. Loaded and dealt once per process."""
-    return client_examples(_task(run), partition_of(run.data), client_id)
+    return client_examples(_task(run), run.data, client_id)
 
 
 def model_of(run: RunConfig) -> nn.Module:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.config import RunConfig
-from discreet.shares import partition_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model
 from discreet.tasks.scattering import features_of, split_fixed
@@ -70,7 +69,7 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
         logger.info("the fixed features of %d examples are computed once", len(task.train))
         data = resident(features_of(fixed, task.train), device)
     if views is None:
-        views = views_of(task, partition_of(run.data))
+        views = views_of(task, run.data)
     stack = learned_stack(model, task.input_shape)
     if stack is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")

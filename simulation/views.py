@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.settings import DataConfig
 from discreet.tasks.examples import Task
-from discreet.tasks.partition import Partition, sampled_indices, task_partition
+from discreet.tasks.partition import sampled_indices, task_partition
 
 Numbers = NDArray[np.int64]
 
@@ -97,8 +98,8 @@ class SampledViews:
         return numbers
 
 
-def views_of(task: Task, partition: Partition) -> Views:
+def views_of(task: Task, data: DataConfig) -> Views:
     """What each client of a partition holds."""
-    if partition.examples_per_client is None:
-        return PartitionViews(task_partition(task, partition))
-    return SampledViews(partition.num_clients, len(task.train), partition.examples_per_client, partition.seed)
+    if data.examples_per_client is None:
+        return PartitionViews(task_partition(task, data))
+    return SampledViews(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)

@@ -29,8 +29,8 @@ BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.tasks", "discreet.t
 LIBRARY = {"discreet", *ROOMS}
 MAY = {
     "discreet.privacy": set[str](),
-    "discreet.tasks": {"discreet.privacy"},
-    "discreet": {"discreet.privacy", "discreet.tasks"},
+    "discreet": {"discreet.privacy"},
+    "discreet.tasks": {"discreet", "discreet.privacy"},
     "discreet.training": {"discreet", "discreet.privacy", "discreet.tasks"},
     "discreet.federated": BELOW_FEDERATED,
     "discreet.reporting": BELOW_FEDERATED | {"discreet.federated"},

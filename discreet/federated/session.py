@@ -29,7 +29,6 @@ from discreet.federated.training_run import Outcome, Plan, TrainingRun
 from discreet.federated.transport import Transport
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.settings import PrivacyConfig
-from discreet.shares import partition_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate
@@ -118,7 +117,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         check_fits(config.model.name, task)
         check_noise(asked, num_params=num_params_of(config.model.name, task))
         if config.data.partition in COUNTED:
-            task_partition(task, partition_of(config.data))
+            task_partition(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     _check_shares(config, len(task.train))

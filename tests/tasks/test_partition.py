@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discreet.settings import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.partition import Partition, client_examples, partition_indices
+from discreet.tasks.partition import client_examples, partition_indices
 
 TARGETS = torch.arange(1437) % 10
 DRAWN = ("iid", "dirichlet", "shards")
+
+
+def deal(
+    num_clients: int,
+    kind: str,
+    *,
+    seed: int = 7,
+    alpha: float = 0.5,
+    targets: torch.Tensor = TARGETS,
+    owners: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    data = DataConfig(num_clients=num_clients, partition=kind, partition_seed=seed, alpha=alpha)
+    return partition_indices(targets, data, owners=owners)
+
+
+def view_of(client: int, each: int, num_clients: int = 4) -> Examples:
+    data = DataConfig(num_clients=num_clients, partition="sampled", partition_seed=5, examples_per_client=each)
+    return client_examples(load_task("digits"), data, client)
 
 
 def classes(part: torch.Tensor) -> int:
@@ -34,7 +51,7 @@ def test_every_example_has_exactly_one_client_and_none_is_empty(
 ) -> None:
     clients = min(clients, examples // 2)
     targets = torch.arange(examples) % 3
-    parts = partition_indices(targets, clients, kind=kind, alpha=alpha, seed=seed)
+    parts = deal(clients, kind, alpha=alpha, seed=seed, targets=targets)
     assert len(parts) == clients
     assert min(len(part) for part in parts) >= 1
     assert torch.cat(parts).sort().values.tolist() == list(range(examples))
@@ -42,87 +59,77 @@ def test_every_example_has_exactly_one_client_and_none_is_empty(
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_the_same_seed_deals_the_same_and_another_does_not(kind: str) -> None:
-    first, again, other = (partition_indices(TARGETS, 20, kind=kind, seed=seed) for seed in (7, 7, 8))
+    first, again, other = (deal(20, kind, seed=seed) for seed in (7, 7, 8))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:
-    sizes = [len(part) for part in partition_indices(TARGETS, 200, kind="iid", seed=7)]
+    sizes = [len(part) for part in deal(200, "iid")]
     assert sorted(set(sizes)) == [7, 8]
 
 
 def test_iid_shuffles_data_that_is_sorted_by_class() -> None:
-    parts = partition_indices(TARGETS.sort().values, 10, kind="iid", seed=7)
+    parts = deal(10, "iid", targets=TARGETS.sort().values)
     assert all(len(TARGETS.sort().values[part].unique()) == 10 for part in parts)
 
 
 def test_a_small_alpha_gives_clients_fewer_classes_than_a_large_one() -> None:
-    few, many = (
-        torch.tensor([classes(part) for part in partition_indices(TARGETS, 20, kind="dirichlet", alpha=a, seed=7)])
-        for a in (0.05, 50.0)
-    )
+    few, many = (torch.tensor([classes(part) for part in deal(20, "dirichlet", alpha=a)]) for a in (0.05, 50.0))
     assert few.float().mean() < 4
     assert many.min() >= 8
 
 
 def test_clients_that_dirichlet_leaves_empty_get_one_example() -> None:
-    parts = partition_indices(TARGETS, 400, kind="dirichlet", alpha=0.01, seed=7)
+    parts = deal(400, "dirichlet", alpha=0.01)
     assert min(len(part) for part in parts) == 1
 
 
 def test_a_client_of_shards_has_at_most_two_classes() -> None:
     # 1400 examples, 140 of a class, in 20 shards of 70: a shard is half a class.
-    parts = partition_indices(TARGETS[:1400], 10, kind="shards", seed=7)
+    parts = deal(10, "shards", targets=TARGETS[:1400])
     assert max(classes(part) for part in parts) == 2
 
 
 def test_shards_deal_two_of_equal_size_where_the_examples_divide() -> None:
-    parts = partition_indices(TARGETS[:1400], 70, kind="shards", seed=7)
+    parts = deal(70, "shards", targets=TARGETS[:1400])
     assert {len(part) for part in parts} == {20}
 
 
 def test_natural_clients_are_the_owners_in_sorted_order() -> None:
     owners = torch.tensor([5, 2, 5, 9, 2, 5])
-    parts = partition_indices(torch.zeros(6, dtype=torch.int64), 3, kind="natural", seed=7, owners=owners)
+    parts = deal(3, "natural", targets=torch.zeros(6, dtype=torch.int64), owners=owners)
     assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
 
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_dealing_prints_nothing(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
-    partition_indices(TARGETS, 20, kind=kind, seed=7)
+    deal(20, kind)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "kind", "alpha", "seed", "message"),
+    ("num_clients", "kind", "message"),
     [
-        (1438, "iid", 0.5, 7, "1438 clients cannot share 1437 training examples"),
-        (719, "shards", 0.5, 7, "1437 training examples are too few for 719 clients"),
-        (0, "iid", 0.5, 7, "data.num_clients must be at least 1, not 0"),
-        (20, "iids", 0.5, 7, "data.partition must be one of iid, dirichlet, shards, natural, sampled, not 'iids'"),
-        (20, "dirichlet", 0.0, 7, "data.alpha must be positive and finite, not 0.0"),
-        (20, "dirichlet", float("nan"), 7, "data.alpha must be positive and finite, not nan"),
-        (20, "dirichlet", float("inf"), 7, "data.alpha must be positive and finite, not inf"),
-        (20, "iid", 0.5, -1, "data.partition_seed must be at least 0"),
-        (20, "natural", 0.5, 7, "natural needs data with owners"),
+        (1438, "iid", "1438 clients cannot share 1437 training examples"),
+        (719, "shards", "1437 training examples are too few for 719 clients"),
+        (20, "natural", "natural needs data with owners"),
+        (20, "sampled", "given with data.partition=sampled"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_with_the_reason(
-    num_clients: int, kind: str, alpha: float, seed: int, message: str
-) -> None:
+def test_what_cannot_be_dealt_is_refused_with_the_reason(num_clients: int, kind: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        partition_indices(TARGETS, num_clients, kind=kind, alpha=alpha, seed=seed)
+        deal(num_clients, kind)
 
 
 def test_natural_refuses_another_number_of_clients_than_owners() -> None:
     with pytest.raises(ValueError, match=r"data\.num_clients must be 7 .*, not 8"):
-        partition_indices(TARGETS, 8, kind="natural", seed=7, owners=torch.arange(1437) % 7)
+        deal(8, "natural", owners=torch.arange(1437) % 7)
 
 
 def test_clients_together_hold_the_training_set() -> None:
     task = load_task("digits")
-    tables = [client_examples(task, Partition(200, "iid", seed=7), client) for client in range(200)]
+    tables = [client_examples(task, DataConfig(num_clients=200), client) for client in range(200)]
     joined = torch.cat([table.inputs.flatten(1) for table in tables])
     whole = task.train.inputs.flatten(1)
     assert sorted(joined.tolist()) == sorted(whole.tolist())
@@ -132,36 +139,21 @@ def test_inputs_and_targets_stay_together() -> None:
     numbers = torch.arange(60)
     table = Examples(numbers[:, None].float(), numbers)
     task = Task("numbers", table, table, num_classes=60, input_shape=(1,))
-    part = client_examples(task, Partition(7, "iid", seed=7), 3)
+    part = client_examples(task, DataConfig(num_clients=7), 3)
     assert part.inputs[:, 0].tolist() == part.targets.tolist()
 
 
 @pytest.mark.parametrize("client_id", [-1, 200])
 def test_a_client_outside_the_partition_is_refused(client_id: int) -> None:
     with pytest.raises(ValueError, match=r"client_id must lie in \[0, 200\)"):
-        client_examples(load_task("digits"), Partition(200, "iid", seed=7), client_id)
-
-
-def test_a_partition_is_a_value() -> None:
-    partition = Partition(20, "dirichlet", seed=7, alpha=0.3)
-    assert partition == dataclasses.replace(partition)
-    assert hash(partition) != hash(dataclasses.replace(partition, seed=8))
+        client_examples(load_task("digits"), DataConfig(num_clients=200), client_id)
 
 
 def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None:
-    task = load_task("digits")
-    few, many = (Partition(clients, "sampled", seed=5, examples_per_client=30) for clients in (10, 10**6))
-    assert torch.equal(client_examples(task, few, 3).inputs, client_examples(task, many, 3).inputs)
-    rows = client_examples(task, many, 999_999).inputs.flatten(1)
-    assert len(rows.unique(dim=0)) == 30
-
-
-@pytest.mark.parametrize("each", [None, 0])
-def test_a_sampled_partition_needs_the_size_of_a_view(each: int | None) -> None:
-    with pytest.raises(ValueError, match=r"data\.examples_per_client must be at least 1"):
-        Partition(4, "sampled", seed=5, examples_per_client=each)
+    assert torch.equal(view_of(3, 30, num_clients=10).inputs, view_of(3, 30, num_clients=10**6).inputs)
+    assert len(view_of(999_999, 30, num_clients=10**6).inputs.flatten(1).unique(dim=0)) == 30
 
 
 def test_a_view_larger_than_the_data_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a view of 1438 of 1437 training examples"):
-        client_examples(load_task("digits"), Partition(4, "sampled", seed=5, examples_per_client=1438), 0)
+        view_of(0, 1438)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from discreet.config import load_config
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.settings import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model
-from discreet.tasks.partition import Partition, client_examples
+from discreet.tasks.partition import client_examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
 from simulation.in_process import simulate
 from tests.client_app.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
@@ -168,7 +169,7 @@ def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -
     outcome = simulate(load_config([*words, "privacy.user.enabled=false", f"output_dir={tmp_path / 'run'}"]))
 
     task = load_task("digits", path=None)
-    shares = [client_examples(task, Partition(4, "iid", 20611), number) for number in range(4)]
+    shares = [client_examples(task, DataConfig(num_clients=4), number) for number in range(4)]
     model = build_model("logistic_regression", task.input_shape, task.num_classes, seed=7703)
     params = params_of(model)
     for _ in range(2):
