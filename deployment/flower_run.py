@@ -26,8 +26,7 @@ from deployment.processes import kept
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import check_output, with_output_folder
-from discreet.federated.run_status import OVER, read_status, state_of
+from discreet.federated.run_folder import OVER, check_output, read_status, state_of, with_output_folder
 from discreet.federated.session import checked
 from discreet.logs import log_to
 

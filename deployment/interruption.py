@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from deployment.processes import heard
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_lock import only_writer
-from discreet.federated.run_status import note_interruption
+from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
 from discreet.logs import log_to
 from discreet.settings import ConfigError
 

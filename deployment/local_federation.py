@@ -32,8 +32,7 @@ from deployment.superlink import CONNECTION, write_connection
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder, check_output, with_output_folder
-from discreet.federated.run_status import OVER, read_status, state_of
+from discreet.federated.run_folder import OVER, RunFolder, check_output, read_status, state_of, with_output_folder
 from discreet.federated.session import checked
 from discreet.logs import log_to
 from server_app.server_app import check_secure

@@ -12,8 +12,7 @@ from pathlib import Path
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
 
 Facts = dict[str, object]

@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, hydra_on_conf, load_config
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import RunFolder, read_status
 from simulation.in_process import check
 
 PLAN = "multirun.yaml"

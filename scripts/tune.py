@@ -35,8 +35,7 @@ from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import ACCOUNTANT, Choice, state_choice
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import USER, resolve_noise, user_event
-from discreet.federated.run_folder import RunFolder, replace_file
-from discreet.federated.run_status import OVER, state_of
+from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.logs import log_to
 from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import epsilon_spent

@@ -17,7 +17,7 @@ from discreet.config import ConfigError, RunConfig, config_to_json
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
-from discreet.federated.run_status import note_interruption
+from discreet.federated.run_folder import note_interruption
 from discreet.federated.session import Session, finish, prepare
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge

@@ -50,9 +50,9 @@ def state_choice(folder: Path, choice: Choice, *, named: Path) -> None:
         raise ConfigError(f"{folder} holds no round: there is nothing to publish")
     config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
     ledger = _new_ledger(files, config, Charge(checkpoint.round, USER, "", choice.event))
-    for save, state in ((files.save_checkpoint, checkpoint), (files.save_best, files.load_best())):
-        if state is not None:
-            save(state)
+    files.save_checkpoint(checkpoint)
+    if (best := files.load_checkpoint(best=True)) is not None:
+        files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": choice.epsilon} for row in files.read_metrics()])
     files.write_config(config)
     _state_privacy(files, config, checkpoint, ledger=ledger, choice=choice)

@@ -4,7 +4,8 @@ config.yaml          the configuration, resolved
 asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
 ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
-lock                 held by the one process that writes the run (`run_lock`)
+lock                 held by the one process that writes the run
+status.json          how the run stands: whoever watches can read it at any time
 metrics.csv          a row a round
 checkpoint/          the state after the last whole round, and after the one that was best on the public test set
 privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
@@ -17,13 +18,16 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
@@ -36,20 +40,17 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import USER, accounts_itself, deciding_settings
 from discreet.json_numbers import json_ready
 
-CONFIG, ASKED = "config.yaml", "asked.yaml"
+CONFIG, ASKED, STATUS = "config.yaml", "asked.yaml", "status.json"
+STATES = ("running", "finished", "stopped", "interrupted")
+OVER = ("finished", "stopped")  # the files of the run folder are complete
+TENSORS = ("params", "velocity")  # of a checkpoint
+LOCK_SECONDS = 30.0
 METRICS = (
-    "round",
-    "loss",
-    "accuracy",
-    "clip_norm",
-    "fraction_below",
-    "cohort",
-    "replies",
-    "epsilon_user",
-    "epsilon_example",
-    "epsilon_local",
-    "seconds",
+    *("round", "loss", "accuracy", "clip_norm", "fraction_below", "cohort", "replies"),
+    *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
 )
+
+logger = logging.getLogger("discreet")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,27 +83,23 @@ class RunFolder:
 
     @property
     def ledger_path(self) -> Path:
-        """The server's ledger."""
         return self.path / "ledger.db"
 
     @property
     def clients_ledger_path(self) -> Path:
-        """The accounts of a simulation's virtual clients."""
         return self.path / CLIENTS_LEDGER
 
     @property
     def checkpoint_path(self) -> Path:
-        """The state after the last whole round."""
         return self.path / "checkpoint" / "state.safetensors"
 
     @property
     def best_path(self) -> Path:
-        """The state after the round with the best accuracy on the public test set, or before the first round."""
+        """The state after the round that was best on the public test set, or before the first round."""
         return self.path / "checkpoint" / "best.safetensors"
 
     @property
     def metrics_path(self) -> Path:
-        """A row a round."""
         return self.path / "metrics.csv"
 
     def ledger(self, config: RunConfig) -> DurableLedger:
@@ -167,61 +164,37 @@ class RunFolder:
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replaces the checkpoint: after a crash either the old or the new one is there, whole."""
-        self._save(checkpoint, self.checkpoint_path)
-
-    def save_best(self, checkpoint: Checkpoint) -> None:
-        """Replaces the best checkpoint in the same way."""
-        self._save(checkpoint, self.best_path)
-
-    def _save(self, checkpoint: Checkpoint, path: Path) -> None:
-        numbers = {
-            field.name: getattr(checkpoint, field.name)
-            for field in dataclasses.fields(checkpoint)
-            if field.name not in ("params", "velocity")
-        }
+    def save_checkpoint(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
+        """Replaces the last or the best checkpoint: after a crash either the old or the new one is there, whole."""
+        path = self.best_path if best else self.checkpoint_path
+        numbers = {field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}
+        tensors = {name: numbers.pop(name) for name in TENSORS}
         ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
         marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
-        metadata = {"state": json.dumps(numbers), "ledgers": json.dumps(marks)}
-        tensors = {"params": checkpoint.params, "velocity": checkpoint.velocity}
         path.parent.mkdir(exist_ok=True)
-        replace_file(path, save(tensors, metadata=metadata))
+        replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
 
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The last checkpoint, or None before the first round is done.
-
-        Raises:
-          LedgerError: the file is damaged.
-        """
-        return self._load(self.checkpoint_path)
-
-    def load_best(self) -> Checkpoint | None:
-        """The best checkpoint, or None before a run has started.
+    def load_checkpoint(self, *, best: bool = False) -> Checkpoint | None:
+        """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
 
         Raises:
           LedgerError: the file is damaged.
         """
-        return self._load(self.best_path)
-
-    def _load(self, path: Path) -> Checkpoint | None:
+        path = self.best_path if best else self.checkpoint_path
         if not path.exists():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                params, velocity = file.get_tensor("params"), file.get_tensor("velocity")
-            return Checkpoint(params=params, velocity=velocity, **_checkpoint_facts(path, "state"))
+                tensors = {name: file.get_tensor(name) for name in TENSORS}
+            return Checkpoint(**tensors, **_checkpoint_facts(path, "state"))
         except (SafetensorError, TypeError) as error:
             raise LedgerError(f"{path} is damaged: {error}") from error
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it."""
-        new = not self.metrics_path.exists()
+        header = not self.metrics_path.exists()
         with self.metrics_path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, METRICS)
-            if new:
-                writer.writeheader()
-            writer.writerow({name: _cell(row.get(name)) for name in METRICS})
+            file.write(_table([row], header=header))
             file.flush()
             os.fsync(file.fileno())
 
@@ -245,17 +218,9 @@ class RunFolder:
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
 
-    def drop_metrics_after(self, round_number: int) -> None:
-        """Forgets the rows of rounds that a resumed run does again."""
-        self.replace_metrics([row for row in self.read_metrics() if (row["round"] or 0) <= round_number])
-
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, METRICS)
-        writer.writeheader()
-        writer.writerows({name: _cell(row.get(name)) for name in METRICS} for row in rows)
-        replace_file(self.metrics_path, text.getvalue().encode())
+        replace_file(self.metrics_path, _table(rows, header=True).encode())
 
     def write_privacy(self, facts: Mapping[str, Any]) -> None:
         """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
@@ -279,7 +244,7 @@ def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> Run
     """The configuration with an absolute run folder, named by the time if none is given."""
     stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
     path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
-    return dataclasses.replace(config, output_dir=str(path))
+    return replace(config, output_dir=str(path))
 
 
 def check_output(config: RunConfig) -> RunFolder:
@@ -288,27 +253,110 @@ def check_output(config: RunConfig) -> RunFolder:
     Raises:
       ConfigError: `output_dir` holds a run already and `resume` is off, or there is nothing to resume.
     """
-    path = Path(str(with_output_folder(config).output_dir))
-    there = (path / "ledger.db").exists() or (path / "config.yaml").exists()
+    folder = RunFolder(Path(str(with_output_folder(config).output_dir)))
+    there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if config.resume and not there:
-        raise ConfigError(f"resume=true, but output_dir={path} holds no run")
+        raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
     if there and not config.resume:
-        raise ConfigError(f"output_dir={path} holds a run already: resume=true goes on with it")
-    return RunFolder(path)
+        raise ConfigError(f"output_dir={folder.path} holds a run already: resume=true goes on with it")
+    return folder
 
 
-def open_run_folder(config: RunConfig) -> RunFolder:
-    """Makes the run folder of a configuration, or opens it to resume.
+@contextmanager
+def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process.
+
+    A server that was thought dead must not write beside the one that took over. A SuperLink that is killed leaves its
+    ServerApp running for a moment, so whoever resumes waits `patience` seconds.
 
     Raises:
-      ConfigError: see `check_output`; or it can't be made.
+      ConfigError: another process still holds the folder, or it can't be made.
     """
-    folder = check_output(config)
+    lock = FileLock(path / "lock", thread_local=False)
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.info("waiting for the process that still writes %s", path)
+            lock.acquire(timeout=patience)
+    except Timeout as error:
+        raise ConfigError(f"output_dir={path} is in use: another process is writing this run") from error
     except OSError as error:
-        raise ConfigError(f"output_dir={folder.path} can't be made: {error.strerror}") from error
-    return folder
+        raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What is known of a run besides its metrics and its ledger.
+
+    Attributes:
+      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
+        `reason`), `interrupted` (the server was asked to end, or could not go on; `reason` says which). A server that
+        was killed leaves `running` behind, with an old `updated`.
+      rounds: how many are planned.
+      nodes: connected when the last cohort was drawn; None before the first one.
+      failures: of clients that were asked, over the whole run, by kind.
+      last_failure, last_failure_round: the latest of them in words.
+      reason: why the run stopped or was interrupted.
+      updated: when this was written, ISO 8601, UTC.
+    """
+
+    state: str
+    rounds: int
+    nodes: int | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)
+    last_failure: str | None = None
+    last_failure_round: int | None = None
+    reason: str | None = None
+    updated: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)} (got {self.state})")
+
+
+def read_status(folder: RunFolder) -> RunStatus | None:
+    """The last status; None if the run has written none yet, or the file is not one."""
+    try:
+        return RunStatus(**json.loads((folder.path / STATUS).read_text()))
+    except (FileNotFoundError, TypeError, ValueError):
+        return None
+
+
+def state_of(folder: RunFolder) -> str:
+    """The state of a run by its status file; empty before there is one."""
+    status = read_status(folder)
+    return status.state if status else ""
+
+
+def write_status(folder: RunFolder, status: RunStatus, *, now: datetime | None = None) -> None:
+    """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
+    stamped = replace(status, updated=(now or datetime.now(UTC)).isoformat(timespec="seconds"))
+    beside = folder.path / f".{STATUS}.{os.getpid()}"
+    beside.write_text(json.dumps(dataclasses.asdict(stamped)) + "\n")
+    os.replace(beside, folder.path / STATUS)
+
+
+def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
+    """Replaces the state of a run, and the reason for it."""
+    last = read_status(folder) or RunStatus("running", folder.read_config().rounds)
+    write_status(folder, replace(last, state=state, reason=reason))
+
+
+def note_interruption(folder: RunFolder, reason: str) -> int:
+    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
+
+    Nobody may be writing the run any more.
+    """
+    done = folder.load_checkpoint()
+    if state_of(folder) in ("", "running"):
+        change_state(folder, "interrupted", reason)
+    return done.round if done else 0
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -324,6 +372,15 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, METRICS)
+    if header:
+        writer.writeheader()
+    writer.writerows({name: _cell(row.get(name)) for name in METRICS} for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: object) -> str:

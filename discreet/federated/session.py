@@ -22,9 +22,14 @@ from discreet.federated.noise_outlook import check_noise, noise_outlook
 from discreet.federated.predictions import write_indicators, write_predictions
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
 from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
-from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder, open_run_folder
-from discreet.federated.run_lock import only_writer
-from discreet.federated.run_status import write_end
+from discreet.federated.run_folder import (
+    ASKED,
+    Checkpoint,
+    RunFolder,
+    change_state,
+    check_output,
+    only_writer,
+)
 from discreet.federated.training_run import Outcome, Plan, TrainingRun
 from discreet.federated.transport import Transport
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
@@ -89,7 +94,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
     asked, (config, task) = config, checked(config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
-    folder = open_run_folder(config)
+    folder = check_output(config)
     held.enter_context(only_writer(folder.path))
     if config.resume:
         folder.check_ledgers(config, simulated=simulated)
@@ -139,7 +144,8 @@ def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Check
         params = flatten_parameters(model)
         checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
     if config.resume:
-        folder.drop_metrics_after(checkpoint.round)
+        # The rows of rounds that are done again.
+        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
         logger.info("resumed after round %d", checkpoint.round)
     return checkpoint
 
@@ -229,7 +235,7 @@ def finish(session: Session, outcome: Outcome) -> None:
     if config.operations.predictions:
         write_predictions(folder.path)
         write_indicators(folder.path)
-    write_end(folder, outcome.stopped)
+    change_state(folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
     for line in epsilon_lines(config, session.ledger, checkpoint):

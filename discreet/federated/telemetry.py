@@ -15,8 +15,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import RunStatus, read_status
+from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 
 logger = logging.getLogger("discreet")
 

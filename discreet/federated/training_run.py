@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,8 +22,7 @@ from discreet.federated.round import (
     ServerState,
     dp_fedavg_round,
 )
-from discreet.federated.run_folder import Checkpoint, RunFolder
-from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
+from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
@@ -124,8 +123,8 @@ class TrainingRun:
         A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
         whoever called this has written its last files: see `discreet.federated.session.finish`.
         """
-        if self.folder.load_best() is None:
-            self.folder.save_best(checkpoint)
+        if self.folder.load_checkpoint(best=True) is None:
+            self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
         self.progress.begin(checkpoint.round)
         try:
@@ -152,7 +151,7 @@ class TrainingRun:
             checkpoint, report = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
             if self.plan.settings.user is None and report.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
-        best = self.folder.load_best()
+        best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
@@ -228,7 +227,7 @@ class TrainingRun:
         self.folder.save_checkpoint(after)
         if math.isfinite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
             self.best = score
-            self.folder.save_best(after)
+            self.folder.save_checkpoint(after, best=True)
         return after, report
 
     def _look_at_ceiling(self, clip_norm: float) -> None:
@@ -278,6 +277,17 @@ class TrainingRun:
         if len(report.reasons) > 3:
             logger.warning("  and %d more: %s", len(report.reasons) - 3, dict(report.failures))
         return evaluation
+
+
+def after_round(
+    status: RunStatus, *, number: int, nodes: int, failures: Mapping[str, int], last_failure: str | None
+) -> RunStatus:
+    """The status with a round's failures added."""
+    kinds = {*status.failures, *failures}
+    total = {kind: status.failures.get(kind, 0) + failures.get(kind, 0) for kind in sorted(kinds)}
+    if last_failure is None:
+        return replace(status, nodes=nodes, failures=total)
+    return replace(status, nodes=nodes, failures=total, last_failure=last_failure, last_failure_round=number)
 
 
 def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Checkpoint:

@@ -22,7 +22,7 @@ from deployment.superlink import CONNECTION
 from discreet.config import config_from_json, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import decode_order, encode_reply
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import read_status
 from scripts.status import status_facts
 from tests.deployment.raw_node import Behaviour, raw_node
 

@@ -14,8 +14,7 @@ from client_app.nodes import share_of
 from deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import RunFolder, read_status
 from scripts.status import status_lines
 from simulation.in_process import simulate
 

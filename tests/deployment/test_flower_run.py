@@ -18,8 +18,7 @@ from deployment.local_federation import wait_until
 from deployment.processes import below
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import RunStatus, read_status
+from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 from simulation.in_process import simulate
 from tests.scripts.living import check_interrupted, default_signals
 

@@ -19,9 +19,7 @@ from deployment import interruption
 from deployment.interruption import RunLostError, resumable
 from deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.config import load_config
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_lock import only_writer
-from discreet.federated.run_status import RunStatus, read_status, state_of, write_status
+from discreet.federated.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -14,8 +14,7 @@ import pytest
 from benchmarks import deployment_speed as deployment
 from deployment.local_federation import RUN_SECONDS, main, wait_until
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import state_of
+from discreet.federated.run_folder import RunFolder, state_of
 from examples.million import million
 from tests.scripts.living import MARK, default_signals, marked
 

@@ -22,10 +22,16 @@ from deployment.flower_run import free_port
 from deployment.healthy import healthy
 from deployment.healthy import main as healthy_main
 from discreet.config import load_config
-from discreet.federated.run_folder import METRICS, RunFolder
-from discreet.federated.run_lock import only_writer
-from discreet.federated.run_status import RunStatus, after_round, read_status, write_status
+from discreet.federated.run_folder import (
+    METRICS,
+    RunFolder,
+    RunStatus,
+    only_writer,
+    read_status,
+    write_status,
+)
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
+from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
 from discreet.settings import ConfigError
 from scripts.status import main as status_main
@@ -196,7 +202,7 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from discreet.federated.run_lock import only_writer\n"
+        "import sys; from pathlib import Path; from discreet.federated.run_folder import only_writer\n"
         "with only_writer(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

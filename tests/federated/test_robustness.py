@@ -20,8 +20,7 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import Reply, encode_reply
-from discreet.federated.run_folder import Checkpoint, RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
 from discreet.federated.session import Session, finish, prepare
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source

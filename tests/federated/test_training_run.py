@@ -14,8 +14,7 @@ import pytest
 from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import state_of
+from discreet.federated.run_folder import RunFolder, state_of
 from discreet.federated.session import prepare
 from discreet.federated.training_run import round_line
 from discreet.federated.transport import Failure

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import RunFolder, read_status
 
 MARK = "DISCREET_TEST_MARK"
 

@@ -16,8 +16,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_status import read_status
+from discreet.federated.run_folder import RunFolder, read_status
 from discreet.federated.transport import MessagesTooLarge
 from server_app.server_app import run
 

@@ -47,19 +47,25 @@ def plant(point: str, number: int) -> None:
         DurableLedger.charge = at_call(number, point == "before_ledger", DurableLedger.charge)  # type: ignore[method-assign]
     elif point == "before_metrics":
         RunFolder.append_metrics = at_call(number, True, RunFolder.append_metrics)  # type: ignore[method-assign]
-    elif point in ("before_checkpoint", "after_checkpoint"):
-        before = point == "before_checkpoint"
-        RunFolder.save_checkpoint = at_call(number, before, RunFolder.save_checkpoint)  # type: ignore[method-assign]
-    elif point == "in_checkpoint":
-        save = RunFolder.save_checkpoint
+    else:
+        plant_at_checkpoint(point, number)
 
-        def torn(self: RunFolder, checkpoint: Any) -> None:
-            if checkpoint.round == number:
-                # The new file is half written beside the old one, and never renamed.
-                discreet.federated.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
+
+def plant_at_checkpoint(point: str, number: int) -> None:
+    save = RunFolder.save_checkpoint
+    dying = at_call(number, point == "before_checkpoint", save)
+
+    def saved(self: RunFolder, checkpoint: Any, *, best: bool = False) -> None:
+        if best or (point == "in_checkpoint" and checkpoint.round != number):
+            save(self, checkpoint, best=best)
+        elif point == "in_checkpoint":
+            # The new file is half written beside the old one, and never renamed.
+            discreet.federated.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
             save(self, checkpoint)
+        else:
+            dying(self, checkpoint)
 
-        RunFolder.save_checkpoint = torn  # type: ignore[method-assign]
+    RunFolder.save_checkpoint = saved  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
