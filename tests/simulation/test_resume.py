@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from simulation.in_process import simulate
-from tests.simulation.crash import POINTS
+from tests.simulation.crash import POINTS, crash
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROUNDS, KILLED = 3, 2
@@ -36,12 +33,6 @@ def overrides(folder: Path, *more: str) -> list[str]:
     return [*SMALL, f"output_dir={folder}", *more]
 
 
-def crash(point: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "tests.simulation.crash", point, str(KILLED), *overrides(folder)]
-    done = subprocess.run(command, cwd=ROOT, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == -signal.SIGKILL
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     return simulate(load_config(overrides(tmp_path_factory.mktemp("whole") / "run"))).checkpoint.params
@@ -52,7 +43,7 @@ def test_a_killed_run_is_resumed_and_nothing_spent_is_forgotten(
     point: str, tmp_path: Path, undisturbed: torch.Tensor
 ) -> None:
     folder = tmp_path / "run"
-    crash(point, folder)
+    assert crash(point, KILLED, overrides(folder)) == -signal.SIGKILL
     charged = DurableLedger(folder / "ledger.db").spent("user").num_releases
     finished = 2 if point == "after_checkpoint" else 1
     assert charged == (1 if point == "before_ledger" else 2)
