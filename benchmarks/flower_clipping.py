@@ -26,8 +26,7 @@ from client_app.nodes import model_of, share_of
 from discreet.config import RunConfig, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, secure_source
-from discreet.reporting.drawing import Picture, alone, canvas, log_axis, to_svg
-from discreet.reporting.series import draw_line
+from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
 from discreet.tasks.datasets import load_task
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters, load_parameters

@@ -23,8 +23,7 @@ from discreet.config import RunConfig, load_config
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import NoiseOutlook, noise_outlook
 from discreet.federated.run_folder import RunFolder
-from discreet.reporting.drawing import INK, Picture, alone, canvas, log_axis, to_svg
-from discreet.reporting.series import draw_line
+from discreet.reporting.drawing import INK, Picture, alone, canvas, draw_line, log_axis, to_svg
 from simulation.in_process import simulate
 
 DEFAULT_PARAMS = 9610  # of the multilayer perceptron on digits

@@ -17,9 +17,9 @@ from rich.table import Table as RichTable
 
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import LedgerError
-from discreet.reporting.choosing import ChoiceCost
+from discreet.reporting.page import REPORT_FILE, Report, report_of
 from discreet.reporting.records import find_runs
-from discreet.reporting.reports import REPORT_FILE, Report, report_of
+from discreet.reporting.spending import ChoiceCost
 from discreet.reporting.table import Table, repetitions_table, swept_line
 
 OUTPUTS = Path("outputs")

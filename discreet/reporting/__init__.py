@@ -1,1 +1,1 @@
-"""Run folders to tables and pictures; `discreet/reporting/reports.py` is the way in."""
+"""Run folders to tables and pictures; `discreet/reporting/page.py` is the way in."""

@@ -1,14 +1,19 @@
-"""Pictures as SVG whose colours are CSS variables: the page decides what they are in light and in dark."""
+"""Pictures as SVG whose colours are CSS variables: the page sets them for light and for dark."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
+
+Pairs = Sequence[tuple[float, float]]
+REST = -1  # the number of a series that has no colour of its own
 
 # Stand-ins that matplotlib can draw with, and the variables that take their places in the SVG.
 INK, MUTED, GRID, PAPER = "#00fe01", "#00fe02", "#00fe03", "#00fe04"
@@ -20,12 +25,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 SIGNS = ("\u25cf", "\u25a0", "\u25b2", "\u25c6", "\u25bc", "\u271a", "\u2716", "\u2b1f")  # the same in text
 DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 4)))
 
-# Colours of similar weight on white and on black, told apart with colour blindness too (and by their markers).
-LIGHT = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
-DARK = ("#6aa8ff", "#ff8a5c", "#3ecf9f", "#b99bff", "#e0b040", "#ff86c0", "#a9cf5f", "#a9b4c2")
-LETTER = 5.0  # the width of one in a legend, about
-TICK_GAP = 6.0  # between the labels of two ticks
-AXIS_POINTS = 240.0  # the length of an x axis, about
+# Ink, muted, grid, paper, and eight series of similar weight on white and on black. Markers tell the series apart as
+# well, for readers who can't tell the colours apart.
+_LIGHT_GREYS, _DARK_GREYS = ("#1c2024", "#5f6872", "#e3e6ea", "#ffffff"), ("#e8eaed", "#9aa4af", "#333a42", "#14171a")
+LIGHT = (*_LIGHT_GREYS, "#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
+DARK = (*_DARK_GREYS, "#6aa8ff", "#ff8a5c", "#3ecf9f", "#b99bff", "#e0b040", "#ff86c0", "#a9cf5f", "#a9b4c2")
+LETTER = 5.0  # points: about the width of a letter in a legend
+TICK_GAP = 6.0  # points between the labels of two ticks
+AXIS_POINTS = 240.0  # about the length of an x axis
 SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
 
 _STYLE: Any = {
@@ -59,9 +66,9 @@ class Picture:
     Attributes:
       title: what it shows.
       svg: the drawing.
-      legend: (number of the series, what it is), for a legend in the page's own text.
+      legend: (number of the series, its label); the page writes it as text.
       note: how to read it; may be empty.
-      aside: it stands after the others.
+      aside: whether the page shows it after the others.
     """
 
     title: str
@@ -75,7 +82,7 @@ class Picture:
 def canvas(*, rows: int = 1, height: float = SIZE[1]) -> Iterator[tuple[Any, list[Any]]]:
     """A figure with `rows` axes below each other, in the style of the report.
 
-    matplotlib is imported here: it costs a second, and only who draws pays it.
+    matplotlib is imported here, because it takes a second: only a program that draws pays for it.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -87,9 +94,9 @@ def canvas(*, rows: int = 1, height: float = SIZE[1]) -> Iterator[tuple[Any, lis
 
 
 def to_svg(figure: Any, title: str) -> str:
-    """The figure as an SVG element of its own size, for reading aloud called `title`.
+    """The figure as an SVG element; a screen reader calls it `title`.
 
-    Identifiers depend on the title: two pictures of one page must not share them.
+    Identifiers depend on the title, so that two pictures of one page share none.
     """
     from matplotlib import rc_context
 
@@ -104,7 +111,7 @@ def to_svg(figure: Any, title: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{_attribute(title)}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
 
 
 def _shortened(attribute: str) -> str:
@@ -113,9 +120,9 @@ def _shortened(attribute: str) -> str:
 
 
 def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:
-    """Makes the `x` or `y` axis logarithmic, with plain numbers for ticks.
+    """Makes the `x` or `y` axis logarithmic, with plain numbers at the ticks.
 
-    They are finer where `values` span less than two decades.
+    There are more ticks if `values` span less than two decades.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -129,7 +136,7 @@ def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:
 
 
 def place_ticks(axes: Any, values: Sequence[float]) -> None:
-    """Ticks of the x axis at these values: the first, the last, and those between whose labels have room.
+    """Ticks of the x axis at these values: the first, the last, and those between that have room for a label.
 
     >>> with canvas() as (_, (axes,)):
     ...     place_ticks(axes, [0.01, 0.02, 1, 2, 3])
@@ -152,23 +159,46 @@ def place_ticks(axes: Any, values: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def variables(colours: tuple[str, ...], ink: str, *, muted: str, grid: str, paper: str) -> str:
-    """The declarations that give a theme its colours."""
-    named = {"--ink": ink, "--muted": muted, "--grid": grid, "--paper": paper}
-    named |= {f"--series-{number}": colour for number, colour in enumerate(colours)}
-    return " ".join(f"{name}: {value};" for name, value in named.items())
+def draw_line(axes: Any, pairs: Pairs, number: int, **more: Any) -> None:
+    """A line in the colour of series `number`; a thin grey one behind the others if that is `REST`."""
+    if not pairs:
+        return
+    xs, ys = zip(*pairs, strict=True)
+    if number == REST:
+        axes.plot(xs, ys, **({"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1} | more))
+        return
+    every = max(1, len(xs) // 8)
+    look = {"color": SERIES[number], "marker": MARKERS[number], "markevery": (number % every, every)}
+    axes.plot(xs, ys, **(look | more))
 
 
-_LIGHT_THEME = variables(LIGHT, "#1c2024", muted="#5f6872", grid="#e3e6ea", paper="#ffffff")
-_DARK_THEME = variables(DARK, "#e8eaed", muted="#9aa4af", grid="#333a42", paper="#14171a")
+def draw_dots(axes: Any, pairs: Pairs, number: int) -> None:
+    """Points in the colour and with the marker of series `number`."""
+    if pairs:
+        xs, ys = zip(*pairs, strict=True)
+        colour, marker = (MUTED, ".") if number == REST else (SERIES[number], MARKERS[number])
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle="none", markersize=5)
+
+
+def draw_spread(axes: Any, place: float, values: Sequence[float]) -> None:
+    """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
+    if len(values) > 1:
+        mean, deviation = statistics.fmean(values), statistics.stdev(values)
+        axes.errorbar([place], [mean], yerr=[deviation], color=INK, linewidth=0.9, capsize=3, fmt="none", zorder=3)
+
+
+def _theme(colours: Sequence[str]) -> str:
+    return " ".join(f"{name}: {colour};" for name, colour in zip(_VARIABLES.values(), colours, strict=True))
+
+
 THEMES = (
-    f":root {{ color-scheme: light dark; {_LIGHT_THEME} }} "
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_THEME} }} }}"
+    f":root {{ color-scheme: light dark; {_theme(LIGHT)} }} "
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {_theme(DARK)} }} }}"
 )
 
 
 def sign(number: int) -> str:
-    """The marker of a series as text; a dash for those without one."""
+    """The marker of a series as text; a dash if it has none."""
     return SIGNS[number] if number >= 0 else "-"
 
 
@@ -178,11 +208,11 @@ def series_variable(number: int) -> str:
 
 
 def alone(picture: Picture) -> str:
-    """The picture as a file of its own, with its legend below it, in light and dark as the reader's system asks."""
+    """The picture as an SVG file with its legend below it, in light or dark as the reader's system asks."""
     width, height = (float(number) for number in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture.svg)[0])
     lines = [
         f'<text x="12" y="{height + 12 * (line + 1):.0f}" style="font-size: 9px; fill: var(--ink)">'
-        f'<tspan style="fill: var({series_variable(number)})">{sign(number)}</tspan> {_attribute(label)}</text>'
+        f'<tspan style="fill: var({series_variable(number)})">{sign(number)}</tspan> {escape(label)}</text>'
         for line, (number, label) in enumerate(picture.legend)
     ]
     # Points of the inner drawing are the units of the outer one.
@@ -193,7 +223,3 @@ def alone(picture: Picture) -> str:
     style = f"<style>{THEMES} text {{ font-family: system-ui, sans-serif; }}</style>"
     paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
     return f"{head}{style}{paper}{drawing}{''.join(lines)}</svg>\n"
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -1,10 +1,11 @@
-"""A run folder as a value, and how runs differ: what tables and pictures are made from."""
+"""Run folders as values, and how runs differ: what tables and pictures are made from."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
 
-# Where a run is written, what it draws and where its data lies are not what was tried.
+Pairs = list[tuple[float, float]]
+# Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine")
 
 
@@ -25,11 +27,11 @@ class RunRecord:
     Attributes:
       name: how the report calls it.
       path: its folder.
-      config: with everything resolved.
-      settings: flat: dotted name to value, as they were asked for: a target epsilon where one chose the noise.
+      config: the resolved configuration.
+      settings: dotted name to value, as the user asked for them: a target epsilon if one chose the noise.
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
-      selection: selection.json, where the run was chosen by scripts.tune.
+      selection: selection.json if scripts.tune chose the run, otherwise None.
     """
 
     name: str
@@ -50,8 +52,8 @@ class RunRecord:
         """Whether its noise can be drawn again from a seed."""
         return self.config.seed is not None
 
-    def series(self, name: str) -> list[tuple[float, float]]:
-        """(round, value) of a column of metrics.csv, without what is missing or not finite."""
+    def series(self, name: str) -> Pairs:
+        """(round, value) of a column of metrics.csv, without values that are missing or not finite."""
         pairs = [(row["round"], row.get(name)) for row in self.rounds]
         return [(number, value) for number, value in pairs if number and value is not None and math.isfinite(value)]
 
@@ -64,7 +66,7 @@ class RunRecord:
         return math.fsum(row.get(name) or 0.0 for row in self.rounds)
 
     def epsilon(self, guarantee: str) -> float:
-        """After the last round, by the run's own accountant; infinity where the guarantee is off."""
+        """After the last round, by the run's own accountant; infinity if the guarantee is off."""
         value = self.last(f"epsilon_{guarantee}")
         return math.inf if value is None else value
 
@@ -155,19 +157,17 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
-    """The settings in which the runs differ, in the order of the configuration; of those that decide nothing, none."""
-    names = [
-        name for name in records[0].settings if name not in NOT_TRIED and not name.startswith(("operations.", "files."))
-    ]
-    return [name for name in names if len(_values(records, name)) > 1]
+    """The settings in which the runs differ, in the order of the configuration, without those that decide nothing."""
 
+    def values(name: str) -> set[str]:
+        return {repr(record.settings.get(name)) for record in records if matters(record, name)}
 
-def _values(records: Sequence[RunRecord], name: str) -> set[str]:
-    return {repr(record.settings.get(name)) for record in records if matters(record, name)}
+    names = [name for name in records[0].settings if not name.startswith(("operations.", "files."))]
+    return [name for name in names if name not in NOT_TRIED and len(values(name)) > 1]
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Each dotted name cut to its last parts, as far as it stays unique and says what it is of.
+    """Each dotted name cut to its last parts, as long as it stays unique and clear.
 
     >>> short_names(["privacy.user.noise_multiplier", "privacy.user.clip.kind"])
     {'privacy.user.noise_multiplier': 'noise_multiplier', 'privacy.user.clip.kind': 'clip.kind'}
@@ -203,9 +203,28 @@ class Group:
     label: str
     records: tuple[RunRecord, ...]
 
+    def values(self, column: str) -> list[float]:
+        """The last value of a column in each run."""
+        return [record.last(column) or 0.0 for record in self.records]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the runs of the accuracy of their models."""
+        return statistics.fmean(self.values("accuracy"))
+
+    def epsilon(self, guarantee: str) -> float:
+        """The largest epsilon of the runs."""
+        return max(record.epsilon(guarantee) for record in self.records)
+
+    def mean_series(self, column: str) -> Pairs:
+        """(round, mean over the runs), for the rounds that every run has."""
+        runs = [dict(record.series(column)) for record in self.records]
+        rounds = sorted(set.intersection(*(set(run) for run in runs)))
+        return [(number, statistics.fmean(run[number] for run in runs)) for number in rounds]
+
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """The runs by their settings, in order; the label says in what a group differs from the others."""
+    """The runs by their settings, in order; a group's label says how it differs from the others."""
     tried = tried_settings(records)
     names = short_names(tried)
     groups: dict[str, list[RunRecord]] = {}
@@ -218,7 +237,7 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 
 
 def matters(record: RunRecord, name: str) -> bool:
-    """Whether a setting decides anything in a run: a clip norm of a guarantee that is off does not."""
+    """Whether a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
     privacy = record.config.privacy
     if name.startswith("privacy.user.") and name != "privacy.user.enabled":
         adaptive = ("target_quantile", "learning_rate", "count_stddev")

@@ -18,21 +18,19 @@ from rich.console import Console
 
 from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder
-from discreet.reporting.choosing import choice_costs
-from discreet.reporting.drawing import canvas, log_axis, to_svg
-from discreet.reporting.effects import mean_line
-from discreet.reporting.epsilons import (
+from discreet.reporting.drawing import REST, canvas, log_axis, to_svg
+from discreet.reporting.page import Report, report_of
+from discreet.reporting.pictures import coloured, frontier, mean_line
+from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
+from discreet.reporting.spending import (
     ACCOUNTANTS,
     PRIMIHUB,
     accountants_of,
+    choice_costs,
     epsilon_curves,
     epsilons,
     spent_by_holder,
 )
-from discreet.reporting.frontier import frontier
-from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
-from discreet.reporting.reports import Report, report_of, write_run_report
-from discreet.reporting.series import REST, cast_of, mean_series
 from discreet.reporting.table import repetitions_table, runs_table, swept_line, to_csv
 from scripts.report import show
 from tests.made_runs import charge_clients, make_run
@@ -250,18 +248,18 @@ def test_points_without_a_cost_are_not_on_the_frontier() -> None:
     assert frontier([(float("inf"), 0.9), (1.0, float("nan")), (2.0, 0.5)]) == [2]
 
 
-def test_with_more_groups_than_colours_the_most_accurate_have_them(tmp_path: Path) -> None:
+def test_if_there_are_more_groups_than_colours_the_most_accurate_are_coloured(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), f"rounds={n + 1}", f"{NOISE}=1", accuracies=(n / 20,)) for n in range(12)]
-    cast = cast_of(read(*runs))
-    assert [cast.number(group) for group in cast.groups] == [REST] * 4 + list(range(8))
-    assert cast.legend[-1] == (REST, "4 more, in grey")
+    groups = coloured(read(*runs))
+    assert [groups.number(group) for group in groups.groups] == [REST] * 4 + list(range(8))
+    assert groups.legend[-1] == (REST, "4 more, in grey")
 
 
 def test_repetitions_are_drawn_as_their_mean_over_the_rounds_that_all_have(tmp_path: Path) -> None:
     make_run(tmp_path / "0", f"{NOISE}=1", "seed=3", accuracies=(0.2, 0.5, 0.9))
     make_run(tmp_path / "1", f"{NOISE}=1", "seed=4", accuracies=(0.4, 0.9))
     (group,) = group_runs(read_runs(find_runs([tmp_path])))
-    assert mean_series(group, "accuracy") == [(1.0, pytest.approx(0.3)), (2.0, pytest.approx(0.7))]
+    assert group.mean_series("accuracy") == [(1.0, pytest.approx(0.3)), (2.0, pytest.approx(0.7))]
     picture = report_of([tmp_path]).pictures[0]
     assert "Thick lines are means" in picture.note
     assert picture.svg.count("stroke-opacity: 0.35") == 2
@@ -362,7 +360,8 @@ def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
 
 def test_a_report_of_one_run_lies_in_its_folder_with_its_settings(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", f"{NOISE}=1", "seed=3", ended=False)
-    text = write_run_report(run.path).read_text()
+    report_of([run.path]).write_page(run.path / "report.html")
+    text = (run.path / "report.html").read_text()
     assert "it protects nobody" in text
     assert "had not ended" in text
     assert "privacy.user.clip.target_quantile" in text

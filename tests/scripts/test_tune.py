@@ -12,8 +12,8 @@ from safetensors import safe_open
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.selection import TrialCount
-from discreet.reporting.epsilons import epsilon_curves
-from discreet.reporting.reports import report_of
+from discreet.reporting.page import report_of
+from discreet.reporting.spending import epsilon_curves
 from scripts import tune
 from scripts.ledger import main as ledger_command
 from scripts.tune import MOST_CANDIDATES, candidates_of, cost_of, main
