@@ -40,7 +40,7 @@ from discreet.federated.messages import Order
 from discreet.federated.round import empty_sum
 from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Replies
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import DataConfig
 from discreet.tasks.examples import Examples, Task

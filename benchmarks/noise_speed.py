@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from discreet.privacy.clipping import clip_to_grid
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
@@ -58,7 +59,7 @@ def _noised_sums(params: int) -> list[_Case]:
     total, steps = torch.zeros(params), torch.zeros(params, dtype=torch.int64)
     return [
         ("a client: add to a float32 sum", params, lambda: total.add_(update)),
-        ("a client: hold to the clip, truncate, add", params, lambda: steps.add_(grid.quantise(update, 1.0))),
+        ("a client: hold to the clip, truncate, add", params, lambda: steps.add_(clip_to_grid(update, 1.0, grid=grid))),
         ("a sum: float32 noise", params, lambda: mechanism.add_noise(update, 1.0, source)),
         (
             "a sum: noise on the grid, to float32",

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.cohort_speed import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from client_app.client import local_settings
 from discreet.config import load_config
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import DataConfig
 from discreet.tasks.models import build_model, flatten_parameters

@@ -31,7 +31,7 @@ from discreet.federated.messages import Reply, decode_reply, encode_reply
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import RoundReport
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.randomness import secure_source
 

@@ -19,7 +19,7 @@ from discreet.config import RunConfig
 from discreet.federated.guarantees import PRIVACY_DRAWS
 from discreet.privacy.accountants import exceeds
 from discreet.privacy.calibration import epsilon_schedule
-from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.clipping import clip_by_norm, clip_to_grid
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import (
     Gaussian,
@@ -115,13 +115,13 @@ def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSourc
     noise.
     """
     order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.norm_clip
-    clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.norm_clip, order=order)
     if privacy.noise != "grid":
+        clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.norm_clip, order=order)
         return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
     grid = grid_for(
         privacy.norm_clip, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
     )
-    steps = grid.quantise(clipped[0], privacy.norm_clip, order=order)
+    steps = clip_to_grid(update, privacy.norm_clip, grid=grid, order=order)
     return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
 
 

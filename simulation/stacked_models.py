@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from discreet.privacy.clipping import clip_factors
 from simulation.batches import Batch
 from simulation.chain import chain_of
 from simulation.layers import Layer, Use
 from simulation.parameter_layout import ParameterLayout, layout_of
 
-# As in discreet.privacy.per_example: gradients are clipped this much shorter, so that rounding lets none pass the clip,
-# and one beyond the largest norm counts as zero.
-ROUNDING_MARGIN = 2e-6
-LARGEST_NORM = 2.0**44
+LARGEST_NORM = 2.0**44  # as in discreet.privacy.per_example, a gradient beyond it counts as zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +114,7 @@ def _norms(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
     """What brings gradients of these norms to at most `l2_norm_clip`, at most 1; 0 for norms that are not usable."""
-    scale = (l2_norm_clip * (1 - ROUNDING_MARGIN) / norms).clamp(max=1)
-    return torch.where(norms < LARGEST_NORM, scale, 0.0)
+    return torch.where(norms < LARGEST_NORM, clip_factors(norms, l2_norm_clip), 0.0)
 
 
 def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:

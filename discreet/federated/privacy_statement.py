@@ -14,9 +14,8 @@ from discreet.federated.run_folder import Checkpoint
 from discreet.federated.training_run import Outcome, largest_reported
 from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
-from discreet.privacy.grid import grid_slack, laplace_grid_slack
+from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.rounded_noise import LARGEST_SCALE
 
 
 def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:

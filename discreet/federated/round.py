@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
 from discreet.privacy.noise_ratio import noise_ratio, signal_share

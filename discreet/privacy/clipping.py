@@ -1,18 +1,50 @@
-"""Clipping: what bounds the part that one client, or one example, can have in a sum.
+"""Clipping: rows scaled to a norm, and their sums in floating point or on the integer grid.
 
-At the privacy boundary an update is one vector of shape (num_params,). The same function serves per-example gradients,
-client updates and audit canaries. Sums of clipped updates: `clipped_sum`.
+What is clipped here bounds the part that one client, or one example, can have in a sum. At the privacy boundary an
+update is one vector of shape (num_params,), so the same rule serves per-example gradients, client updates and audit
+canaries. `clip_factors` is the rule; everything else applies it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# A clipped row is scaled to this share of the clip norm, so that rounding in float32 can't lift it above the clip norm.
-ROUNDING_MARGIN = 1 - 2.0**-20
+from discreet.privacy.grid import LARGEST_CLIP, Grid
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import CHUNK, RandomSource
+
+Rows = NDArray[np.floating[Any]]
+Doubles = NDArray[np.float64]
+
+# Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
+# float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
+CLIP_MARGIN = 2e-6
+LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
+SUMMED_AT_ONCE = 2**13  # BLAS takes several threads for more, which wait for each other
+
+
+def clip_factors(norms: Tensor, norm_clip: float) -> Tensor:
+    """What rows of these norms are multiplied by: min(1, limit / norm), where limit = norm_clip * (1 - CLIP_MARGIN).
+
+    Guarantee: a row times its factor has a norm of at most `norm_clip`, even if the norm was off by 1e-6 of itself and
+    the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0.
+
+    Args:
+      norms: (n,), float32 or float64, >= 0 and not NaN.
+      norm_clip: the largest norm, >= 0; infinity clips nothing.
+
+    Source: Abadi et al. 2016, Algorithm 1.
+    """
+    limit = min(norm_clip * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
+    return (norms / limit).clamp_min_(1).reciprocal_() if limit else torch.zeros_like(norms)
 
 
 def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
@@ -22,7 +54,7 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
 
 
 def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Scales each row to a norm of at most `norm_clip`.
+    """Scales each row to a norm of at most `norm_clip`, by `clip_factors`.
 
     Guarantee: every row of the result has an L-`order` norm of at most `norm_clip`, whatever came in, so adding or
     removing one row moves the sum of the rows by at most `norm_clip` (replacing one, by at most twice that).
@@ -42,17 +74,196 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
     (5.0, 1.0)
     """
-    if math.isnan(norm_clip) or norm_clip < 0:
-        raise ValueError(f"norm_clip must be a number of at least 0 (got {norm_clip})")
+    _check_clip(norm_clip)
     if rows.dim() != 2 or not rows.is_floating_point():
         raise ValueError(f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}")
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
     rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     norms = row_norms(rows, order=order)
-    if bool(((norms <= norm_clip) & (norms < math.inf)).all()):
+    factors = clip_factors(norms, norm_clip)
+    if bool((factors == 1).all()):
         return rows.clone(), norms
-    scale = torch.where(norms > norm_clip, norm_clip * ROUNDING_MARGIN / norms, 1.0)
-    clipped = rows.to(torch.float64, copy=True).mul_(scale.unsqueeze(1))
-    # 0 * inf is NaN, so a row that is not finite is replaced, not scaled.
-    clipped[~torch.isfinite(norms)] = 0.0
+    clipped = rows.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
+    clipped[norms.isinf()] = 0.0  # 0 * inf is NaN, so a row that is not finite is replaced
     return clipped.to(rows.dtype), norms
+
+
+class ClippedSum:
+    """A float64 sum of updates (size,), each clipped to `clip_norm`.
+
+    Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to float64 rounding (about
+    1e-16 of the sum). The memory is one vector, however many updates come.
+    """
+
+    def __init__(self, size: int, clip_norm: float) -> None:
+        _check_clip(clip_norm)
+        self.clip_norm = clip_norm
+        self.total = torch.zeros(size, dtype=torch.float64)
+        self._tiles = _Tiles(size)
+
+    def add(self, rows: Tensor) -> None:
+        """Clips rows (n, size) and adds them; rows that are not finite add zero."""
+        tiles, total = self._tiles, self.total.numpy()
+        for group in tiles.groups(rows):
+            if not tiles.single and surely_within(group[0], self.clip_norm):  # a row of many tiles comes alone
+                total += group[0]
+                continue
+            kept, norms = tiles.finite(group)
+            factors = clip_factors(torch.from_numpy(norms), self.clip_norm).numpy()
+            for where in tiles.columns():
+                total[where] += _added_up(tiles.doubles(kept[:, where], factors))
+
+    def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
+        """The sum with noise for `clip_norm`, (size,), float64."""
+        return mechanism.add_noise(self.total, self.clip_norm, source)
+
+
+class GridSum:
+    """An int64 sum of updates (size,) on a grid, each clipped to `clip_norm` in exact arithmetic.
+
+    Guarantee: adding or removing one update moves the sum by at most `clip_norm` in the L-`order` norm, exactly and in
+    any order: an update counts only if its sum of |steps|^order is at most floor((clip_norm / step)^order). An update
+    within that is only truncated; another one is scaled by `clip_factors` first.
+    """
+
+    def __init__(self, size: int, clip_norm: float, *, grid: Grid, order: int = 2) -> None:
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, not {order}")
+        if not 0 < clip_norm <= LARGEST_CLIP * grid.step:
+            raise ValueError(f"clip_norm must be in (0, {LARGEST_CLIP * grid.step}] on this grid, not {clip_norm}")
+        self.clip_norm, self.grid, self.order = clip_norm, grid, order
+        self.steps = torch.zeros(size, dtype=torch.int64)
+        self._largest = float(math.floor(Fraction(clip_norm / grid.step) ** order))
+        self._tiles = _Tiles(size)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum without noise, (size,), float64."""
+        return self.grid.to_float(self.steps, torch.float64)
+
+    def add(self, rows: Tensor) -> None:
+        """Clips rows (n, size), puts them on the grid and adds them; rows that are not finite add zero."""
+        tiles, total = self._tiles, self.steps.numpy()
+        for rows_at_once in tiles.groups(rows):
+            group, factors = self._clipped(rows_at_once)
+            for where in tiles.columns():
+                # Below 2^53 in each coordinate, so that sums of a group are exact in float64.
+                total[where] += tiles.integers(_added_up(self._whole(group[:, where], factors)))
+
+    def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
+        """The sum with rounded noise for `clip_norm`, (size,), float64: every value lies on the grid."""
+        noised = mechanism.add_grid_noise(self.steps, self.clip_norm, grid=self.grid, source=source)
+        return self.grid.to_float(noised, torch.float64)
+
+    def _clipped(self, group: Rows) -> tuple[Rows, Doubles]:
+        """The rows that are finite, and what to scale them by so that each is within the clip norm on the grid."""
+        factors = np.ones(len(group))
+        if self._within(group, factors).all():
+            return group, factors
+        kept, norms = self._tiles.finite(group, order=self.order)
+        within = self._within(kept, np.ones(len(kept)))
+        factors = np.where(within, 1.0, clip_factors(torch.from_numpy(norms), self.clip_norm).numpy())
+        if not self._within(kept, factors).all():
+            raise ArithmeticError("an update that was scaled to the clip norm is above it")
+        return kept, factors
+
+    def _within(self, rows: Rows, factors: Doubles) -> NDArray[np.bool_]:
+        """Which rows are within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = (self._whole(rows[:, where], factors) for where in self._tiles.columns())
+            within: NDArray[np.bool_] = _power_sums(whole, self.order) <= self._largest
+        return within
+
+    def _whole(self, part: Rows, factors: Doubles) -> Doubles:
+        """In whole steps, truncated towards zero: the step is a power of two, so that dividing by it is exact."""
+        steps = self._tiles.doubles(part, factors / self.grid.step)
+        return np.trunc(steps, out=steps)
+
+
+def clip_to_grid(update: Tensor, norm_clip: float, *, grid: Grid, order: int = 2) -> Tensor:
+    """One update (size,), clipped and truncated to whole steps of `grid`: what it adds to a `GridSum`, int64."""
+    total = GridSum(len(update), norm_clip, grid=grid, order=order)
+    total.add(update.unsqueeze(0))
+    return total.steps
+
+
+def surely_within(row: Rows, clip_norm: float) -> bool:
+    """Whether sums in float32 tell for certain that `row` (n,) is finite and its norm at most `clip_norm`.
+
+    They read a row once, and save its way through float64. A sum of squares of m float32 values is right to m * 2^-24
+    of itself in any order (Higham 2002, "Accuracy and Stability of Numerical Algorithms", eq. 3.5), here to 2^-11, and
+    what underflows is nothing to a clip norm of 2^-30. False says nothing: the norm may be just below the clip norm.
+    """
+    if row.dtype != np.float32 or clip_norm < 2.0**-30:
+        return False
+    pieces = (row[start : start + SUMMED_AT_ONCE] for start in range(0, len(row), SUMMED_AT_ONCE))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = sum(float(np.dot(piece, piece)) for piece in pieces)
+    return math.isfinite(squares) and squares <= clip_norm**2 * (1 - 2.0**-9)
+
+
+class _Tiles:
+    """Rows of a size in tiles that stay in a core's cache, in memory that is made once.
+
+    So a sum costs little more than reading an update twice, and nothing of the update's size is made on the way.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.single = size, size <= LARGEST_TILE
+        self._width = max(1, size) if self.single else CHUNK
+        self.rows = max(1, CHUNK // self._width)
+        self._doubles = np.empty(self.rows * self._width)
+        self._integers = np.empty(self._width, dtype=np.int64)
+
+    def groups(self, rows: Tensor) -> Iterator[Rows]:
+        """Rows (n, size) in groups of as many as fit a tile, at least one."""
+        if rows.dim() != 2 or rows.shape[1] != self.size or not rows.is_floating_point():
+            wanted = f"rows must be floating point of shape (n, {self.size})"
+            raise ValueError(f"{wanted}, got {rows.dtype} of {tuple(rows.shape)}")
+        rows = rows.detach().cpu()
+        values: Rows = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+        return (values[start : start + self.rows] for start in range(0, len(values), self.rows))
+
+    def columns(self) -> Iterator[slice]:
+        """The tiles of a group, by their columns."""
+        return (slice(start, start + self._width) for start in range(0, self.size, self._width))
+
+    def doubles(self, part: Rows, factors: Doubles | None = None) -> Doubles:
+        """A tile in float64, each row times its factor. It is overwritten by the next one."""
+        tile = self._doubles[: part.size].reshape(part.shape)
+        np.copyto(tile, part)
+        if factors is not None and (factors != 1).any():
+            tile *= factors[:, None]
+        return tile
+
+    def integers(self, whole: Doubles) -> NDArray[np.int64]:
+        """Whole numbers (m,) as int64. They are overwritten by the next ones."""
+        found = self._integers[: len(whole)]
+        np.copyto(found, whole, casting="unsafe")
+        return found
+
+    def finite(self, group: Rows, *, order: int = 2) -> tuple[Rows, Doubles]:
+        """The rows whose norm is a number, and their norms."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = _power_sums((self.doubles(group[:, where]) for where in self.columns()), order) ** (1 / order)
+        found = np.isfinite(norms)
+        return (group, norms) if found.all() else (group[found], norms[found])
+
+
+def _power_sums(tiles: Iterable[Doubles], order: int) -> Doubles:
+    """The sum of |values|^order of each row, (k,), over tiles (k, m)."""
+    # Not by BLAS: its threads wait for each other longer than a tile takes.
+    each = (np.einsum("ij,ij->i", tile, tile) if order == 2 else np.abs(tile).sum(1) for tile in tiles)
+    sums: Doubles = sum(each, np.zeros(()))
+    return sums
+
+
+def _added_up(rows: Doubles) -> Doubles:
+    """The sum of rows (k, m), (m,): a single row is not copied."""
+    total: Doubles = rows[0] if len(rows) == 1 else rows.sum(0)
+    return total
+
+
+def _check_clip(norm_clip: float) -> None:
+    if math.isnan(norm_clip) or norm_clip < 0:
+        raise ValueError(f"norm_clip must be a number of at least 0 (got {norm_clip})")

@@ -1,29 +1,45 @@
-"""Mechanisms on an integer grid: exact sums and rounded noise, so that floating point has nothing to leak.
+"""The public integer grid: exact sums, and noise rounded to it, so that floating point has nothing to leak.
 
-Mironov (2012, "On significance of the least significant bits for differential privacy") showed that the low
-bits of a noised floating-point number tell which sums can have produced it. Here every update is truncated to
-multiples of a public step, the sum is exact in int64, and the noise added to it is a Gaussian rounded to the
-same multiples. For an integer sum s and a real Gaussian X, s + round(X) = round(s + X): the release is the
-exact Gaussian mechanism followed by a rounding, so its accounting holds unchanged, sampling included. What is
-left, the chance that a drawn value is not the rounding of an exact Gaussian, is bounded by `grid_slack`. The
-same holds for Laplace noise.
+Mironov (2012, "On significance of the least significant bits for differential privacy") showed that the low bits of a
+noised floating-point number tell which sums can have produced it. Here every update is truncated to multiples of a
+public step, the sum is exact in int64, and the noise added to it is a Gaussian rounded to the same multiples. For an
+integer sum s and a real Gaussian X, s + round(X) = round(s + X): the release is the exact Gaussian mechanism followed
+by a rounding, so its accounting holds unchanged, sampling included. What is left, the chance that a drawn value is not
+the rounding of an exact Gaussian, is bounded by `grid_slack`. The same holds for Laplace noise.
+
+A draw comes from one or two uniforms of 127 bits, of which 63 are looked at first, in float64. If the float's error
+could reach a rounding boundary, about once in a million draws, the other bits are made and the value is computed again
+in decimal arithmetic of 140 digits. So what is drawn is a function of the bits alone, the same on every machine. The
+first look relies on PyTorch's float64 log, sqrt, sin and cos being right to 4 units in the last place; a test compares
+them with mpmath. The time a draw takes is not constant: a second look costs a third of a millisecond.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from fractions import Fraction
+from hashlib import shake_256
 
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import CHUNK, RandomSource
-from discreet.privacy.rounded_noise import BITS, LARGEST_SCALE, rounded_laplace, rounded_normal
+from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
 
 FINENESS = 2**10  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
-LARGEST_CLIP = 2**26  # in steps: the float64 sum of squares below is exact up to 2^53
+LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
+LARGEST_SCALE = 2.0**32  # of noise, in steps: up to here at most about one draw in 1000 needs a second look
 LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
+BITS = 127  # of each uniform behind a draw
+ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
+_TAIL = 2**43  # a radius word this near to an end of its range (chance 2^-20) gets a second look whatever it says
+_FirstLook = Callable[
+    [Tensor], tuple[Tensor, Tensor]
+]  # words to values off by at most ERROR, and which may be off by more
+_SecondLook = Callable[[Tensor, int, bytes], Decimal]  # words, an index and a key for more bits to the value there
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798")
 
 
 @dataclass(frozen=True)
@@ -35,34 +51,6 @@ class Grid:
     def __post_init__(self) -> None:
         if not 2.0**-1000 <= self.step <= 2.0**1000 or math.frexp(self.step)[0] != 0.5:
             raise ValueError(f"step must be a power of two in [2^-1000, 2^1000], not {self.step}")
-
-    def quantise(self, update: Tensor, norm_clip: float | None = None, *, order: int = 2) -> Tensor:
-        """`update` in whole steps, truncated towards zero: any shape and floating-point type to int64.
-
-        No coordinate grows, so no norm does. With `norm_clip` the result is also held to it in exact
-        arithmetic, whatever rounding `update` went through before: the sum of squares is at most
-        floor((norm_clip / step)^2), for order 1 the sum of absolute values at most floor(norm_clip / step).
-        So adding or removing one update moves a sum by at most norm_clip, exactly. An update over it is
-        scaled down to it, so this clips too.
-
-        Raises:
-            TypeError: if update is not of a floating-point type.
-            ValueError: if update has a value that is not finite or reaches 2^62 steps, norm_clip is not in
-                (0, 2^26 steps], or order is not 1 or 2.
-
-        >>> Grid(0.25).quantise(torch.tensor([0.99, -0.99, 0.1]))
-        tensor([ 3, -3,  0])
-        """
-        if order not in (1, 2):
-            raise ValueError(f"order must be 1 or 2, not {order}")
-        if norm_clip is not None and not 0 < norm_clip <= LARGEST_CLIP * self.step:
-            raise ValueError(f"norm_clip must be in (0, {LARGEST_CLIP * self.step}] on this grid, not {norm_clip}")
-        whole, power_sum = self._truncate(update, order)
-        if norm_clip is None or power_sum <= math.floor(Fraction(norm_clip / self.step) ** order):
-            return whole
-        norm = float(torch.linalg.vector_norm(update.double() / self.step, order)) * self.step
-        # The norm is right to 1e-12, less than 2^-36: this truncation is below norm_clip for certain.
-        return self.quantise(update.double() * (norm_clip / norm * (1 - 2.0**-36)), norm_clip, order=order)
 
     def gaussian(self, count: int, stddev: float, source: RandomSource) -> Tensor:
         """`count` Gaussians of `stddev` (in the units of the data), rounded to steps: int64, (count,).
@@ -82,21 +70,6 @@ class Grid:
     def to_float(self, steps: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Whole steps in the units of the data: exact up to 2^53 steps, then rounded once to `dtype`."""
         return (steps.double() * self.step).to(dtype)
-
-    def _truncate(self, update: Tensor, order: int) -> tuple[Tensor, float]:
-        """`update` in whole steps, and the sum of |steps|^order, exact below 2^53."""
-        if not update.is_floating_point():
-            raise TypeError(f"update must be floating point, not {update.dtype}")
-        flat = update.detach().reshape(-1)
-        whole = torch.empty(len(flat), dtype=torch.int64, device=flat.device)
-        power_sum = 0.0
-        for start in range(0, len(flat), CHUNK):
-            steps = flat[start : start + CHUNK].double().mul_(1 / self.step).trunc_()
-            if not float(steps.abs().max()) < LARGEST_TOTAL:
-                raise ValueError(f"update must be finite and below {LARGEST_TOTAL * self.step}")
-            whole[start : start + CHUNK] = steps
-            power_sum += float(torch.dot(steps, steps) if order == 2 else steps.abs_().sum())
-        return whole.reshape(update.shape), power_sum
 
 
 def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, noise_scale: float = 0.0) -> Grid:
@@ -184,3 +157,184 @@ def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) ->
     if num_params < 0 or not 0 <= scale_in_steps < math.inf:
         raise ValueError(f"num_params and noise must be finite and >= 0, not {num_params}, {scale_in_steps}")
     return 0.0 if scale_in_steps == 0 else min(1.0, num_params * 2 * cuts * 2.0**-bits)
+
+
+def rounded_normal(count: int, stddev: float, source: RandomSource) -> Tensor:
+    """`count` independent values round(stddev * X) for standard Gaussians X, int64, shape (count,).
+
+    Args:
+        count: how many, >= 0.
+        stddev: in [0, 2^32]; 0 gives zeros.
+        source: gives about one word a value.
+
+    Raises:
+        ValueError: if count or stddev is out of range.
+    """
+    return _rounded(count, stddev, source, first=_first_normal, second=_second_normal)
+
+
+def rounded_laplace(count: int, scale: float, source: RandomSource) -> Tensor:
+    """`count` independent values round(scale * Y) for standard Laplace Y: otherwise as `rounded_normal`."""
+    return _rounded(count, scale, source, first=_first_laplace, second=_second_laplace)
+
+
+def _rounded(count: int, scale: float, source: RandomSource, *, first: _FirstLook, second: _SecondLook) -> Tensor:
+    if count < 0:
+        raise ValueError(f"count must be >= 0, not {count}")
+    if not 0 <= scale <= LARGEST_SCALE:
+        raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
+    noise = torch.zeros(count, dtype=torch.int64)
+    if scale == 0:
+        return noise
+    key = source.words(4).tobytes()
+    for start in range(0, count, CHUNK):
+        part = noise[start : start + CHUNK]
+        words = signed(source.words(len(part) + len(part) % 2))
+        rounded, unsure = _nearest(*first(words), scale)
+        for index in unsure.nonzero().flatten().tolist():
+            with localcontext(prec=140):
+                value = second(words, index, key + start.to_bytes(8, "big"))
+                rounded[index] = math.floor(Decimal(scale) * value + Decimal("0.5"))
+        part.copy_(rounded[: len(part)])
+    return noise
+
+
+def _nearest(values: Tensor, near_end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """First looks times `scale`, rounded to int64, and which of them need a second look."""
+    nearest = values.mul_(scale).round()
+    unsure = (values.sub_(nearest).abs_() >= 0.5 - scale * ERROR).logical_or_(near_end)
+    return nearest.long(), unsure
+
+
+def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Box and Muller's values, each off by at most 2^-43.9, and which have a radius word too near an end for that.
+
+    For a radius uniform u in [2^-20, 1 - 2^-20], so that R = sqrt(-2 ln u) is in [2^-9.5, 5.3]: the float u
+    is right to 2^-54 + 2^-63, which moves R by (2^-54 + 2^-63) / (u R), at most 2^-44.5 (at the large end;
+    2^-46.4 at the small end). The angle is right to 2^-49.7. That, 4 ulp in each function and half an ulp in
+    each product add 5.3 * 2^-48.2. The product with the scale adds no more than 5.3 * 2^-53.
+    """
+    half = len(words) // 2
+    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - _TAIL
+    return box_muller(words), near_end.repeat(2)
+
+
+def _second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
+    """R * cos(angle), or sin, for u = (127 bits + 1/2) / 2^127 and angle = 2 pi (128 bits + 1/2) / 2^128."""
+    half = len(words) // 2
+    pair = index % half
+    for_radius, for_angle = _more_bits(key, pair)
+    angle = _PI * (2 * ((int(words[half + pair]) << 64) + for_angle) + 1) / 2**128
+    radius = (2 * _exponential(int(words[pair]), for_radius)).sqrt()
+    return radius * _cosine(angle - _PI / 2 if index >= half else angle)
+
+
+def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
+    """-ln u or ln u by the sign bit, each off by at most 2^-43.7, and which have u < 2^-20, too near 0 for that.
+
+    The float u is right to 2^-53 u + 2^-64, which moves ln u by 2^-44 + 2^-53 at most; 4 ulp in log add 2^-47,
+    and the product with the scale no more than 14 * 2^-53.
+    """
+    return laplace_values(words), (words & LOW_63_BITS) < _TAIL
+
+
+def _second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:
+    word = int(words[index])
+    return _exponential(word, _more_bits(key, index)[0]).copy_sign(Decimal(word))
+
+
+def _more_bits(key: bytes, index: int) -> tuple[int, int]:
+    """64 more bits for each of the two uniforms at an index, from SHAKE-256 of a secret key."""
+    more = shake_256(key + index.to_bytes(8, "big")).digest(16)
+    return int.from_bytes(more[:8], "big"), int.from_bytes(more[8:], "big")
+
+
+def _exponential(word: int, more: int) -> Decimal:
+    """-ln u for u = (127 bits + 1/2) / 2^127; the 128 digits of u fit the precision, so that u is exact."""
+    bits = (word & LOW_63_BITS) << 64 | more
+    return -(Decimal(2 * bits + 1) / 2**128).ln()
+
+
+def _cosine(angle: Decimal) -> Decimal:
+    """cos by its power series, for |angle| < 5."""
+    square, term, total, degree = angle * angle, Decimal(1), Decimal(0), 0
+    while abs(term) > Decimal("1e-130"):
+        total += term
+        degree += 2
+        term *= -square / (degree * (degree - 1))
+    return total
+
+
+def discrete_gaussian(count: int, *, variance: Fraction, source: RandomSource) -> Tensor:
+    """`count` independent integers x with chance proportional to exp(-x^2 / (2 * variance)): int64, shape
+    (count,).
+
+    Added to an integer vector whose L2 norm changes by at most D between neighbours, one to each coordinate, they
+    give (D^2 / (2 * variance))-concentrated differential privacy, as a continuous Gaussian of that variance would.
+
+    Raises:
+        ValueError: if variance is not > 0.
+    """
+    if not variance > 0:
+        raise ValueError(f"variance must be > 0, not {variance}")
+    return torch.tensor([_gaussian(Fraction(variance), source) for _ in range(count)], dtype=torch.int64)
+
+
+def discrete_laplace(count: int, *, scale: Fraction, source: RandomSource) -> Tensor:
+    """`count` independent integers x with chance proportional to exp(-|x| / scale): int64, shape (count,).
+
+    Raises:
+        ValueError: if scale is not > 0.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale must be > 0, not {scale}")
+    return torch.tensor([_laplace(Fraction(scale), source) for _ in range(count)], dtype=torch.int64)
+
+
+def _gaussian(variance: Fraction, source: RandomSource) -> int:
+    """Algorithm 3: a discrete Laplace of scale floor(stddev) + 1, kept so often that it is Gaussian."""
+    scale = math.isqrt(math.floor(variance)) + 1
+    while True:
+        value = _laplace(Fraction(scale), source)
+        if _bernoulli_exp((abs(value) - variance / scale) ** 2 / (2 * variance), source):
+            return value
+
+
+def _laplace(scale: Fraction, source: RandomSource) -> int:
+    """Algorithm 2, with scale = numerator / denominator."""
+    while True:
+        rest = _uniform_below(scale.numerator, source)
+        if not _bernoulli_exp(Fraction(rest, scale.numerator), source):
+            continue
+        whole = 0
+        while _bernoulli_exp(Fraction(1), source):
+            whole += 1
+        size = (rest + scale.numerator * whole) // scale.denominator
+        is_negative = _bernoulli(Fraction(1, 2), source)
+        if not (is_negative and size == 0):
+            return -size if is_negative else size
+
+
+def _bernoulli_exp(exponent: Fraction, source: RandomSource) -> bool:
+    """True with chance exp(-exponent), exponent >= 0 (Algorithm 1)."""
+    while exponent > 1:
+        if not _bernoulli_exp(Fraction(1), source):
+            return False
+        exponent -= 1
+    tries = 1
+    while _bernoulli(exponent / tries, source):
+        tries += 1
+    return tries % 2 == 1
+
+
+def _bernoulli(probability: Fraction, source: RandomSource) -> bool:
+    return _uniform_below(probability.denominator, source) < probability.numerator
+
+
+def _uniform_below(limit: int, source: RandomSource) -> int:
+    """Uniform over 0 .. limit - 1, by rejection."""
+    bits = (limit - 1).bit_length()
+    while True:
+        value = int.from_bytes(source.words(-(-bits // 64)).tobytes(), "little") & ((1 << bits) - 1)
+        if value < limit:
+            return value

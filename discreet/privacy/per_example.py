@@ -15,6 +15,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
+from discreet.privacy.clipping import clip_factors
 from discreet.privacy.rules.any_model import built_terms
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of
 from discreet.privacy.rules.one_pass import layers_with_rules, one_pass
@@ -22,8 +23,6 @@ from discreet.privacy.rules.terms import Parts, Term
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
 
-# Norms carry rounding errors of up to about 1e-6; gradients are clipped this much shorter, so that none passes C.
-_ROUNDING_MARGIN = 2e-6
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
@@ -105,10 +104,9 @@ def _add_clipped(
 ) -> Tensor:
     """Adds the clipped gradients of n >= 1 examples to `parts`; gives the examples' norms, (n,)."""
     terms, finite_norms, norms = _finite_terms(objective, layers, batch)
-    clip = clip * (1 - _ROUNDING_MARGIN)
-    weights = finite_norms.clamp_min(clip * LOSS_SCALE).reciprocal_()
+    weights = clip_factors(finite_norms, clip * LOSS_SCALE)
     while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
-        terms.pop().add_to(parts, weights, clip)
+        terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
     return norms * _UNSCALE
 
 

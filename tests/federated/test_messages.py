@@ -21,7 +21,7 @@ from discreet.federated.messages import (
     encode_reply,
     parameters_record,
 )
-from discreet.privacy.clipped_sum import ClippedSum, GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 
 GOOD: dict[str, float | int] = {

@@ -10,9 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.discrete_gaussian import discrete_gaussian, discrete_laplace
+from discreet.privacy.grid import discrete_gaussian, discrete_laplace, rounded_normal
 from discreet.privacy.randomness import seeded_source
-from discreet.privacy.rounded_noise import rounded_normal
 
 
 def gaussian_chances(variance: Fraction) -> list[float]:

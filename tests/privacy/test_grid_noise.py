@@ -16,9 +16,9 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy import rounded_noise
+from discreet.privacy import grid
+from discreet.privacy.grid import ERROR, LARGEST_SCALE, rounded_laplace, rounded_normal
 from discreet.privacy.randomness import RandomSource, box_muller, laplace_values, seeded_source, signed
-from discreet.privacy.rounded_noise import ERROR, LARGEST_SCALE, rounded_laplace, rounded_normal
 
 Draw = Callable[[int, float, RandomSource], torch.Tensor]
 LOW = 2**63 - 1
@@ -72,13 +72,13 @@ def test_the_first_look_at_a_laplace_value_is_off_by_less_than_its_bound() -> No
 @pytest.mark.parametrize("scale", [0.4, 3.0, 2.0**20])
 def test_first_and_second_look_agree(draw: Draw, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     first = draw(301, scale, seeded_source(60169))
-    monkeypatch.setattr(rounded_noise, "ERROR", 1 / scale)
+    monkeypatch.setattr(grid, "ERROR", 1 / scale)
     assert torch.equal(draw(301, scale, seeded_source(60169)), first)
 
 
 def test_where_floats_are_too_coarse_the_second_look_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 2^49 steps floats round to a wrong integer now and then; with the bound every draw gets its second look."""
-    monkeypatch.setattr(rounded_noise, "LARGEST_SCALE", 2.0**49)
+    monkeypatch.setattr(grid, "LARGEST_SCALE", 2.0**49)
     source = seeded_source(17599)
     source.words(4)
     words = signed(source.words(400))
@@ -109,9 +109,9 @@ def test_a_gaussian_is_the_rounding_of_what_mpmath_makes_of_its_words(scale: flo
 def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
     radii = torch.tensor([0, 2**43 - 1, 2**43, 2**62, 2**63 - 2**43 + 1, 2**63 - 1])
     unsure = [True, True, False, False, True, True]
-    assert rounded_noise._first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
+    assert grid._first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
     signed_words = torch.cat((radii, radii - 2**63))
-    assert rounded_noise._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
+    assert grid._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
 
 
 def further_bits(index: int) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def test_a_second_look_uses_every_bit_in_every_quarter_turn() -> None:
             uniform = middle(((radius_word & LOW) << 64) + for_radius) / mpmath.mpf(2) ** 127
             angle = mpmath.pi * middle((turn_word << 64) + for_turn) / mpmath.mpf(2) ** 127
             for index, function in ((pair, mpmath.cos), (pair + 32, mpmath.sin)):
-                seen = mpmath.mpf(str(rounded_noise._second_normal(words, index, bytes(40))))
+                seen = mpmath.mpf(str(grid._second_normal(words, index, bytes(40))))
                 assert abs(seen - mpmath.sqrt(-2 * mpmath.log(uniform)) * function(angle)) < 1e-70
 
 
