@@ -107,7 +107,8 @@ def _cohort(name: str) -> tuple[Callable[[], Tensor], int]:
         for first in range(0, COHORT, engine.chunk):
             held = [views.examples(client) for client in range(first, min(first + engine.chunk, COHORT))]
             table = table_of(sorted(held, key=len, reverse=True))
-            total.add(stacked_updates(engine.stack, start, engine.data, Chunk(table, [settings] * len(held), draws)))
+            chunk = Chunk(engine.stack, engine.data, table, [settings] * len(held), draws)
+            total.add(stacked_updates(chunk, start))
         return start
 
     return train, int(views.sizes(np.arange(COHORT)).sum())

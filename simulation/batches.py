@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -103,39 +103,31 @@ class Batch:
     weights: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """A batch that is not read yet: rows (k, width) of a table, targets and weights as in `Batch`."""
-
-    rows: Tensor
-    targets: Tensor
-    weights: Tensor
-
-
 def read_mean(data: Resident, batch: BatchNumbers) -> Batch:
     """A batch whose weights make each client's sum a mean: 1 / count for what counts."""
-    return _read(data, read_rows(data.targets, batch))
+    return _read(data, number_mean(data.targets, batch))
 
 
 def read_sum(data: Resident, batch: BatchNumbers) -> Batch:
     """A batch with the weight 1 for what counts."""
-    return _read(data, _rows(data.targets, batch, torch.ones(len(batch.counts))))
+    return _read(data, _number(data.targets, batch, torch.ones(len(batch.counts))))
 
 
-def read_rows(targets: Tensor, batch: BatchNumbers) -> Rows:
-    """The targets and the weights 1 / count of a batch whose numbers are rows of `targets`, (m,)."""
-    return _rows(targets, batch, torch.from_numpy(1 / np.maximum(batch.counts, 1).astype(np.float32)))
+def number_mean(targets: Tensor, batch: BatchNumbers) -> Batch:
+    """As `read_mean`, but the inputs are not read: in their place are their numbers, (k, width)."""
+    return _number(targets, batch, torch.from_numpy(1 / np.maximum(batch.counts, 1).astype(np.float32)))
 
 
-def _rows(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Rows:
-    rows = torch.from_numpy(np.ascontiguousarray(batch.numbers))
-    weights, present = weight.unsqueeze(1).expand(rows.shape), batch.present()
+def _number(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Batch:
+    numbers = torch.from_numpy(np.ascontiguousarray(batch.numbers))
+    weights, present = weight.unsqueeze(1).expand(numbers.shape), batch.present()
     if present is not None:
         weights = weights * present
-    rows = rows.to(targets.device)
-    return Rows(rows, targets.index_select(0, rows.flatten()).view(rows.shape), weights.to(targets.device))
+    numbers = numbers.to(targets.device)
+    found = targets.index_select(0, numbers.flatten()).view(numbers.shape)
+    return Batch(numbers, found, weights.to(targets.device))
 
 
-def _read(data: Resident, batch: Rows) -> Batch:
-    inputs = data.read(batch.rows.flatten())
-    return Batch(inputs.view(*batch.rows.shape, *data.inputs.shape[1:]), batch.targets, batch.weights)
+def _read(data: Resident, batch: Batch) -> Batch:
+    inputs = data.read(batch.inputs.flatten())
+    return replace(batch, inputs=inputs.view(*batch.inputs.shape, *data.inputs.shape[1:]))

@@ -1,28 +1,36 @@
-"""Clients that are trained together, and plain gradient descent for all of them."""
+"""Clients that are trained together: batches, gradients and noise of all of them at once, for the loops of
+`discreet.training.local_training`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
+from discreet.privacy.mechanisms import Gaussian
 from discreet.training.local_training import LocalSettings
-from simulation.batches import Table
+from simulation.batches import BatchNumbers, Table, poisson_batch, read_mean, read_sum, shuffled_batches
 from simulation.draws import Draws
+from simulation.resident import Resident
+from simulation.stacked_models import Stack
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Clients that are trained together: what they hold, what they are asked, what they draw.
+    """`SgdClients` and `DpSgdClients` by the passes of a `Stack`.
 
     Attributes:
-        table: their examples, those with most of them first.
+        stack: the architecture.
+        data: the resident data set.
+        table: which examples the clients hold, those with most of them first.
         settings: of each; they differ in the noise of DP-SGD at most.
         draws: their random numbers, row by row.
     """
 
+    stack: Stack
+    data: Resident
     table: Table
     settings: Sequence[LocalSettings]
     draws: Draws
@@ -31,32 +39,32 @@ class Chunk:
         if len(self.settings) != len(self.table.sizes):
             raise ValueError("settings must be one a client")
 
+    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
+        orders = self.draws.permutations(self.table.sizes, epoch=epoch)
+        for batch in shuffled_batches(self.table, orders, batch_size=self.settings[0].batch_size):
+            yield len(batch.counts), batch
 
-@dataclass(frozen=True, eq=False)
-class Descent:
-    """Parameters (k, ...) that go downhill in place, and their velocities where there is momentum."""
+    def add_mean_gradients(
+        self, params: list[Tensor], batch: BatchNumbers, into: list[Tensor], *, keep: float, rate: float
+    ) -> None:
+        self.stack.accumulate(params, read_mean(self.data, batch), into, keep=keep, rate=rate)
 
-    params: list[Tensor]
-    velocities: list[Tensor] | None
-    settings: LocalSettings
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> BatchNumbers:
+        active = len(probabilities)
+        clients, positions = self.draws.batches(self.table.sizes[:active], probabilities, step=step)
+        return poisson_batch(self.table, clients, positions, active=active)
 
-    def current(self, active: int) -> list[Tensor]:
-        """The parameters of the first `active` clients."""
-        return [values[:active] for values in self.params]
+    def clipped_sums(self, params: list[Tensor], batch: BatchNumbers, l2_norm_clip: float) -> Tensor:
+        if not batch.counts.any():
+            return params[0].new_zeros(len(batch.counts), self.stack.layout.size)
+        return self.stack.clipped_sums(params, read_sum(self.data, batch), l2_norm_clip)
 
-    def into(self, active: int) -> tuple[list[Tensor], float, float]:
-        """Where gradients go: tensors t, and the numbers of t = keep * t + rate * gradient."""
-        if self.velocities is None:
-            return self.current(active), 1.0, -self.settings.learning_rate
-        return [values[:active] for values in self.velocities], self.settings.momentum, 1.0
+    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+        return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)
 
-    def settle(self, active: int) -> None:
-        """Ends a step: with momentum it is now that parameters move."""
-        if self.velocities is not None:
-            for values, velocity in zip(self.current(active), self.velocities, strict=True):
-                values.sub_(velocity[:active], alpha=self.settings.learning_rate)
+    def views(self, rows: Tensor) -> list[Tensor]:
+        return self.stack.layout.views(rows)
 
-
-def descent_of(params: list[Tensor], settings: LocalSettings) -> Descent:
-    """The descent from `params`, which it moves."""
-    return Descent(params, [torch.zeros_like(values) for values in params] if settings.momentum else None, settings)
+    @cached_property
+    def _mechanisms(self) -> list[Gaussian]:
+        return [settings.example.mechanism for settings in self.settings if settings.example]

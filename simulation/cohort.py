@@ -106,8 +106,7 @@ def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: T
     """Trains a chunk from `params`, and adds it up."""
     draws, spent = _draws(run, work), work.admitted
     table = table_of([engine.views.examples(client) for client in spent.clients])
-    chunk = Chunk(table, spent.settings, draws)
-    updates = stacked_updates(engine.stack, params, engine.data, chunk).cpu()
+    updates = stacked_updates(Chunk(engine.stack, engine.data, table, spent.settings, draws), params).cpu()
     if work.local is not None:
         for row in range(len(updates)):
             updates[row] = release_update(updates[row], work.local, source=draws.local(row))

@@ -18,6 +18,7 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
+from discreet.training.local_training import epoch_order, step_batch, step_noise
 from simulation.views import Numbers
 
 
@@ -47,23 +48,21 @@ class SeededDraws:
         """See `Draws`."""
         orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
         for row, size in enumerate(sizes.tolist()):
-            orders[row, :size] = self.sources[row].child("epoch", epoch).permutation(size).numpy()
+            orders[row, :size] = epoch_order(self.sources[row], epoch, size).numpy()
         return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
         """See `Draws`."""
         found = []
         for source, size, probability in zip(self.sources, sizes.tolist(), probabilities, strict=False):
-            stream = source.child("step", step).child("batch")
-            found.append(poisson_sample(size, probability=probability, source=stream).numpy())
+            found.append(step_batch(source, step, size, probability=probability).numpy())
         return _joined(found)
 
     def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
         """See `Draws`."""
         noised = torch.empty_like(totals)
         for row, mechanism in enumerate(mechanisms[: len(totals)]):
-            stream = self.sources[row].child("step", step).child("noise")
-            noised[row] = mechanism.add_noise(totals[row], sensitivity, stream)
+            noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
         return noised
 
     def local(self, row: int) -> RandomSource:

@@ -13,18 +13,18 @@ better shape, and fewer for every further epoch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.training.local_training import LocalSettings
-from simulation.batches import Batch, Rows, Table, read_rows, shuffled_batches
-from simulation.chunk import Chunk, Descent, descent_of
+from discreet.training.local_training import LocalSettings, sgd
+from simulation.batches import BatchNumbers, number_mean
+from simulation.chunk import Chunk
 from simulation.layers import Dense
 from simulation.parameter_layout import ParameterLayout
-from simulation.resident import Resident
 from simulation.stacked_models import Stack, add_bias
 
 # Measured: moving a float through the cache costs as much as so many operations.
@@ -47,93 +47,63 @@ def spans(stack: Stack, examples: int, settings: LocalSettings) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The first layer of k clients.
+    """A chunk's clients as `SgdClients`: their parameters are A, (k, n, out), and all of the model's but the weight.
 
     Attributes:
+        chunk: the clients; they are not asked for DP-SGD.
         inputs: X, (k, n, width).
+        targets: of these examples, (k * n,).
         gram: X X^T, (k * n, n).
         outputs: X W_0^T, (k * n, out).
-        added: A, (k, n, out), which grows.
-        velocity: the momentum of A, of the same shape; None without momentum.
     """
 
+    chunk: Chunk
     inputs: Tensor
+    targets: Tensor
     gram: Tensor
     outputs: Tensor
-    added: Tensor
-    velocity: Tensor | None
 
-    def forward(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """The layer's outputs (active, width of the batch, out) for rows of `outputs`, (active, width of the batch)."""
-        flat, active = rows.flatten(), len(rows)
-        gram = self.gram.index_select(0, flat).view(*rows.shape, -1)
-        before = self.outputs.index_select(0, flat).view(*rows.shape, -1)
-        return before.baddbmm_(gram, self.added[:active]).add_(bias.unsqueeze(1))
+    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
+        # Batches are drawn from the rows of the span: those of one client after those of another.
+        rows = np.arange(self.chunk.table.numbers.size).reshape(self.chunk.table.numbers.shape)
+        return replace(self.chunk, table=replace(self.chunk.table, numbers=rows)).shuffled_batches(epoch)
 
-    def step(self, rows: Tensor, grads: Tensor, settings: LocalSettings) -> None:
-        """One step of SGD with these gradients at the outputs."""
-        flat, found = rows.flatten(), grads.flatten(0, 1)
-        if self.velocity is None:
-            self.added.flatten(0, 1).index_add_(0, flat, found, alpha=-settings.learning_rate)
-            return
-        moving = self.velocity[: len(rows)].mul_(settings.momentum)
-        moving.flatten(0, 1).index_add_(0, flat, found)
-        self.added[: len(rows)].sub_(moving, alpha=settings.learning_rate)
-
-    def write_change(self, rows: Tensor) -> None:
-        """A^T X, the change of the weight, into `rows` (k, out, width)."""
-        torch.bmm(self.added.transpose(1, 2), self.inputs, out=rows)
-
-
-def span_of(inputs: Tensor, weight: Tensor, *, momentum: float) -> Span:
-    """The span of inputs (k, n, width) from the weight (out, width), where nothing has been added yet."""
-    clients, examples, _ = inputs.shape
-    added = inputs.new_zeros(clients, examples, len(weight))
-    return Span(
-        inputs,
-        torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1),
-        inputs.flatten(0, 1) @ weight.t(),
-        added,
-        torch.zeros_like(added) if momentum else None,
-    )
+    def add_mean_gradients(
+        self, params: list[Tensor], batch: BatchNumbers, into: list[Tensor], *, keep: float, rate: float
+    ) -> None:
+        rows = number_mean(self.targets, batch)
+        found = rows.inputs.flatten()
+        gram = self.gram.index_select(0, found).view(*rows.inputs.shape, -1)
+        before = self.outputs.index_select(0, found).view(*rows.inputs.shape, -1)
+        outputs = before.baddbmm_(gram, params[0]).add_(params[1].unsqueeze(1))
+        # No layer but the first reads the first parameter, which is not the weight here.
+        grads, uses = self.chunk.stack.passes(params, replace(rows, inputs=outputs), first=1)
+        assert grads is not None
+        self.chunk.stack.apply(uses, into, keep=keep, rate=rate)
+        add_bias(into[1], grads, keep=keep, rate=rate)
+        if keep != 1:
+            into[0].mul_(keep)
+        into[0].flatten(0, 1).index_add_(0, found, grads.flatten(0, 1), alpha=rate)
 
 
-def span_sgd(stack: Stack, start: Tensor, data: Resident, chunk: Chunk) -> Tensor:
+def span_sgd(chunk: Chunk, start: Tensor) -> Tensor:
     """What `simulation.stacked_training.stacked_updates` gives for plain SGD, (k, num_params).
 
     Args:
-        stack: with a linear first layer.
+        chunk: of a stack with a linear first layer.
         start: (num_params,).
-        data: the resident data set.
-        chunk: the clients; they are not asked for DP-SGD.
     """
-    settings, sizes = chunk.settings[0], chunk.table.sizes
-    numbers = torch.from_numpy(chunk.table.numbers).to(data.device)
-    inputs = data.read(numbers.flatten()).view(*numbers.shape, -1)
-    targets = data.targets.index_select(0, numbers.flatten())
-    span = span_of(inputs, stack.layout.views(start.unsqueeze(0))[0][0], momentum=settings.momentum)
-    rest = ParameterLayout(stack.layout.blocks[1:], stack.layout.size)
-    descent = descent_of(rest.stack(start, len(sizes)), settings)
-    # Batches are drawn from the rows of the span: those of one client after those of another.
-    local = Table(np.arange(numbers.numel()).reshape(numbers.shape), sizes)
-    for epoch in range(settings.epochs):
-        orders = chunk.draws.permutations(sizes, epoch=epoch)
-        for batch in shuffled_batches(local, orders, batch_size=settings.batch_size):
-            _step(stack, span, descent, read_rows(targets, batch))
-    rows = rest.change(descent.params, start)
-    span.write_change(stack.layout.views(rows)[0])
+    layout, (clients, examples) = chunk.stack.layout, chunk.table.numbers.shape
+    numbers = torch.from_numpy(chunk.table.numbers).to(chunk.data.device).flatten()
+    inputs, weight = chunk.data.read(numbers).view(clients, examples, -1), layout.views(start.unsqueeze(0))[0][0]
+    gram, outputs = torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1), inputs.flatten(0, 1) @ weight.t()
+    rest = ParameterLayout(layout.blocks[1:], layout.size)
+    added, others = inputs.new_zeros(clients, examples, len(weight)), rest.stack(start, clients)
+    sgd(
+        Span(chunk, inputs, chunk.data.targets.index_select(0, numbers), gram, outputs),
+        [added, *others],
+        chunk.settings[0],
+    )
+    rows = rest.change(others, start)
+    torch.bmm(added.transpose(1, 2), inputs, out=layout.views(rows)[0])
     return rows
-
-
-def _step(stack: Stack, span: Span, descent: Descent, batch: Rows) -> None:
-    active = len(batch.rows)
-    # The first parameter, the weight, is not there: no layer but the first reads it.
-    current = [span.inputs, *descent.current(active)]
-    outputs = span.forward(batch.rows, current[1])
-    grads, uses = stack.passes(current, Batch(outputs, batch.targets, batch.weights), first=1)
-    assert grads is not None
-    into, keep, rate = descent.into(active)
-    stack.apply(uses, [span.inputs, *into], keep=keep, rate=rate)
-    add_bias(into[0], grads, keep=keep, rate=rate)
-    span.step(batch.rows, grads, descent.settings)
-    descent.settle(active)

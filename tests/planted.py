@@ -62,9 +62,9 @@ MUTANTS = (
     ),
     Mutant(
         "batched DP-SGD draws no noise if no client of the chunk has a batch",
-        "simulation/stacked_training.py",
-        "change = chunk.draws.add_noise(totals, mechanisms, clip, step=step)",
-        "change = (chunk.draws.add_noise(totals, mechanisms, clip, step=step) if numbers.counts.any() else totals)",
+        "simulation/chunk.py",
+        "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)",
+        "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step) if sums.any() else sums",
         (
             "tests/simulation/test_stacked_training.py"
             "::test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step",
@@ -102,16 +102,18 @@ MUTANTS = (
     Mutant(
         "a Poisson batch is cut at batch_size + 2",
         "discreet/training/local_training.py",
-        'probability=probability, source=draw.child("batch"))',
-        'probability=probability, source=draw.child("batch"))[: settings.batch_size + 2]',
+        "return step_batch(self.source, step, len(self.examples), probability=probabilities[0])",
+        "drawn = step_batch(self.source, step, len(self.examples), probability=probabilities[0])\n"
+        "        return drawn[: self.settings.batch_size + 2]",
         ("tests/training/test_local_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
     ),
     Mutant(
         "a Poisson batch of the batched engine is cut at batch_size + 2",
-        "simulation/stacked_training.py",
-        "numbers, clip = poisson_batch(chunk.table, *members, active=active), examples[0].l2_norm_clip",
-        "numbers, clip = poisson_batch(chunk.table, *members, active=active), examples[0].l2_norm_clip\n"
-        "        numbers.counts.clip(max=settings.batch_size + 2, out=numbers.counts)",
+        "simulation/chunk.py",
+        "return poisson_batch(self.table, clients, positions, active=active)",
+        "batch = poisson_batch(self.table, clients, positions, active=active)\n"
+        "        batch.counts.clip(max=self.settings[0].batch_size + 2, out=batch.counts)\n"
+        "        return batch",
         ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
     ),
     # Clipping.
@@ -199,8 +201,9 @@ MUTANTS = (
     Mutant(
         "every client noises the first step of DP-SGD only",
         "discreet/training/local_training.py",
-        "velocity = settings.momentum * velocity + noised / settings.batch_size",
-        "velocity = settings.momentum * velocity + (total if number else noised) / settings.batch_size",
+        "noised = clients.add_noise(clients.clipped_sums(current, batch, clip), clip, step=step)",
+        "noised = clients.clipped_sums(current, batch, clip)\n"
+        "        noised = noised if step else clients.add_noise(noised, clip, step=step)",
         ("tests/training/test_local_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",),
     ),
     # Sampling and denominators.
@@ -213,11 +216,11 @@ MUTANTS = (
         ("tests/simulation/test_draws.py::test_secure_batches_of_one_client_say_nothing_of_anothers",),
     ),
     Mutant(
-        "the batched engine divides by the batch that was drawn",
-        "simulation/stacked_training.py",
+        "DP-SGD divides by the batch that was drawn",
+        "discreet/training/local_training.py",
         ".div_(settings.batch_size)",
-        ".div_(max(1, int(numbers.counts.max())))",
-        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+        ".div_(max(1, len(batch)))",
+        ("tests/training/test_local_training.py::test_the_denominator_is_the_batch_size_whatever_the_client_has",),
     ),
     # Accounts and budgets.
     Mutant(

@@ -1,10 +1,15 @@
-"""A client's local work: plain SGD, DP-SGD, or one noised full-batch step. Pure: parameters in, update out."""
+"""A client's local work, plain SGD or DP-SGD: parameters in, update out.
+
+The two loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix
+the order of things, and ask the clients for batches, gradients and noise.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +38,11 @@ class ExamplePrivacy:
     noise_multiplier: float
     draws: int = 1
     public_num_examples: int | None = None
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """What noises a step."""
+        return Gaussian(self.noise_multiplier, draws=self.draws)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,74 @@ def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
     return poisson_round_event(probability, noise_multiplier=settings.example.noise_multiplier)
 
 
+Batch = TypeVar("Batch")
+
+
+class SgdClients(Protocol[Batch]):
+    """Clients side by side: row c of every parameter (k, ...) is client c, those with most examples first."""
+
+    def shuffled_batches(self, epoch: int) -> Iterable[tuple[int, Batch]]:
+        """The batches of one epoch, each with the number of clients, the first ones, that have one."""
+
+    def add_mean_gradients(
+        self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float
+    ) -> None:
+        """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into` may be `params`."""
+
+
+class DpSgdClients(Protocol[Batch]):
+    """As `SgdClients`, for steps that are clipped and noised. Sums are rows (k, num_params), as they travel."""
+
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
+        """A batch for each of the first clients, which every example joins with its client's probability."""
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+        """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
+
+    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+        """Each client's sum with noise of its own."""
+
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """Rows as one tensor for each parameter."""
+
+
+@torch.no_grad()
+def sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
+    """Moves the parameters (k, ...) of clients by SGD, in place."""
+    velocities, keep, rate = [torch.zeros_like(values) for values in params], settings.momentum, 1.0
+    if not settings.momentum:
+        # A gradient goes to the parameters as it is computed: nothing of their size is written and read again.
+        velocities, keep, rate = params, 1.0, -settings.learning_rate
+    for epoch in range(settings.epochs):
+        for active, batch in clients.shuffled_batches(epoch):
+            current, moving = ([values[:active] for values in tensors] for tensors in (params, velocities))
+            clients.add_mean_gradients(current, batch, moving, keep=keep, rate=rate)
+            if settings.momentum:
+                _descend(current, moving, settings)
+
+
+@torch.no_grad()
+def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
+    """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
+    assert settings.example is not None
+    clip, steps = settings.example.l2_norm_clip, [steps_of(size, settings) for size in sizes]
+    probabilities = [sampling_probability(size, settings) for size in sizes]
+    velocity = params[0].new_zeros(len(sizes), sum(values[0].numel() for values in params))
+    for step in range(max(steps)):
+        active = sum(count > step for count in steps)
+        current, moving = [values[:active] for values in params], velocity[:active]
+        batch = clients.poisson_batch(probabilities[:active], step=step)
+        # Noise also if a batch is empty: its sum is zero, and the noise is the same.
+        noised = clients.add_noise(clients.clipped_sums(current, batch, clip), clip, step=step)
+        moving.mul_(settings.momentum).add_(noised.div_(settings.batch_size))
+        _descend(current, clients.views(moving), settings)
+
+
+def _descend(params: list[Tensor], velocities: list[Tensor], settings: LocalSettings) -> None:
+    for values, velocity in zip(params, velocities, strict=True):
+        values.sub_(velocity, alpha=settings.learning_rate)
+
+
 def local_update(
     model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
 ) -> Tensor:
@@ -108,41 +186,66 @@ def local_update(
         return torch.zeros_like(start)
     load_parameters(model, start)
     model.train()
-    step = _dp_sgd if settings.example else _sgd
-    return step(model, examples, settings, source) - start
+    client = _Client(model, examples, settings, source)
+    # Views of the model's own parameters: as the loops move these in place, the model has moved.
+    rows = [parameter.detach().unsqueeze(0) for parameter in model.parameters()]
+    if settings.example:
+        dp_sgd(client, rows, [len(examples)], settings)
+    else:
+        sgd(client, rows, settings)
+    return flatten_parameters(model) - start
 
 
-def _sgd(model: nn.Module, examples: Examples, settings: LocalSettings, source: RandomSource) -> Tensor:
-    # Not torch.optim: importing it costs each client process 1.5 s, for these three lines.
-    parameters = list(model.parameters())
-    velocities = [torch.zeros_like(parameter) for parameter in parameters]
-    for epoch in range(settings.epochs):
-        order = source.child("epoch", epoch).permutation(len(examples))
-        for batch in torch.split(order, settings.batch_size):
-            loss = nn.functional.cross_entropy(model(examples.inputs[batch]), examples.targets[batch])
-            gradients = torch.autograd.grad(loss, parameters)
-            with torch.no_grad():
-                for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
-                    velocity.mul_(settings.momentum).add_(gradient)
-                    parameter.sub_(velocity, alpha=settings.learning_rate)
-    return flatten_parameters(model)
+@dataclass(frozen=True, eq=False)
+class _Client:
+    """One client: `SgdClients` and `DpSgdClients` of a single row, with the gradients of any model."""
+
+    model: nn.Module
+    examples: Examples
+    settings: LocalSettings
+    source: RandomSource
+
+    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        order = epoch_order(self.source, epoch, len(self.examples))
+        return ((1, batch) for batch in torch.split(order, self.settings.batch_size))
+
+    def add_mean_gradients(
+        self, params: list[Tensor], batch: Tensor, into: list[Tensor], *, keep: float, rate: float
+    ) -> None:
+        # Not torch.optim: importing it costs each client process 1.5 s.
+        with torch.enable_grad():
+            loss = nn.functional.cross_entropy(self.model(self.examples.inputs[batch]), self.examples.targets[batch])
+            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+        for values, gradient in zip(into, gradients, strict=True):
+            values.mul_(keep).add_(gradient, alpha=rate)
+
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Tensor:
+        return step_batch(self.source, step, len(self.examples), probability=probabilities[0])
+
+    def clipped_sums(self, params: list[Tensor], batch: Tensor, l2_norm_clip: float) -> Tensor:
+        inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
+        return clipped_gradient_sum(self.model, inputs, targets=targets, l2_norm_clip=l2_norm_clip)[0].unsqueeze(0)
+
+    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+        assert self.settings.example is not None
+        return self.settings.example.mechanism.add_noise(sums, l2_norm_clip, step_noise(self.source, step))
+
+    def views(self, rows: Tensor) -> list[Tensor]:
+        shapes = [parameter.shape for parameter in self.model.parameters()]
+        parts = torch.split(rows, [shape.numel() for shape in shapes], dim=1)
+        return [part.view(1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _dp_sgd(model: nn.Module, examples: Examples, settings: LocalSettings, source: RandomSource) -> Tensor:
-    example = settings.example
-    assert example is not None
-    mechanism = Gaussian(example.noise_multiplier, draws=example.draws)
-    probability = sampling_probability(len(examples), settings)
-    params = flatten_parameters(model)
-    velocity = torch.zeros_like(params)
-    for number in range(steps_of(len(examples), settings)):
-        draw = source.child("step", number)
-        batch = poisson_sample(len(examples), probability=probability, source=draw.child("batch"))
-        total, _ = clipped_gradient_sum(
-            model, examples.inputs[batch], targets=examples.targets[batch], l2_norm_clip=example.l2_norm_clip
-        )
-        noised = mechanism.add_noise(total, example.l2_norm_clip, draw.child("noise"))
-        velocity = settings.momentum * velocity + noised / settings.batch_size
-        params = params - settings.learning_rate * velocity
-        load_parameters(model, params)
-    return params
+def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:
+    """The order in which a client with this source visits its examples in an epoch."""
+    return source.child("epoch", epoch).permutation(size)
+
+
+def step_batch(source: RandomSource, step: int, size: int, *, probability: float) -> Tensor:
+    """The Poisson batch of a client with this source in a step of DP-SGD: positions, ascending."""
+    return poisson_sample(size, probability=probability, source=source.child("step", step).child("batch"))
+
+
+def step_noise(source: RandomSource, step: int) -> RandomSource:
+    """The source of a step's noise."""
+    return source.child("step", step).child("noise")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from discreet.tasks.models import build_model, flatten_parameters
 from discreet.training.local_training import LocalSettings, local_update
 from simulation.batches import table_of
 from simulation.chunk import Chunk
-from simulation.draws import SeededDraws
+from simulation.draws import Draws, SeededDraws
 from simulation.resident import Resident, resident
 from simulation.stacked_models import Stack, stack_of
 from simulation.stacked_training import stacked_updates
@@ -63,9 +64,11 @@ class Clients:
     def sources(self) -> list[RandomSource]:
         return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]
 
+    def chunk(self, how: Sequence[LocalSettings], draws: Draws) -> Chunk:
+        return Chunk(self.stack, self.resident, table_of(self.held), how, draws)
+
     def together(self, how: LocalSettings) -> Tensor:
-        chunk = Chunk(table_of(self.held), [how] * len(self.sizes), SeededDraws(self.sources()))
-        return stacked_updates(self.stack, self.start, self.resident, chunk)
+        return stacked_updates(self.chunk([how] * len(self.sizes), SeededDraws(self.sources())), self.start)
 
     def alone(self, how: LocalSettings) -> Tensor:
         model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data

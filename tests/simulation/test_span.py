@@ -11,20 +11,15 @@ from hypothesis import strategies as st
 
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from simulation import stacked_training
-from simulation.batches import table_of
-from simulation.chunk import Chunk
 from simulation.draws import SeededDraws
-from simulation.span import span_of, span_sgd, spans
+from simulation.span import span_sgd, spans
 from tests.simulation.chunks import Clients, apart
 
 PLAIN = LocalSettings(1, 10, 0.1, 0.0)
 
 
 def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
-    stack = clients.stack
-    chunk = Chunk(table_of(clients.held), [how] * len(clients.sizes), SeededDraws(clients.sources()))
-    with torch.no_grad():
-        return span_sgd(stack, clients.start, clients.resident, chunk)
+    return span_sgd(clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources())), clients.start)
 
 
 @settings(max_examples=25, deadline=None)
@@ -66,10 +61,3 @@ def test_both_ways_agree_on_the_same_clients(monkeypatch: pytest.MonkeyPatch) ->
     together = clients.together(how)
     monkeypatch.setattr(stacked_training, "spans", lambda *_: False)
     assert apart(together, clients.together(how)) < 1e-5
-
-
-def test_nothing_added_is_no_change() -> None:
-    span = span_of(torch.rand(2, 3, 4), torch.rand(5, 4), momentum=0.0)
-    change = torch.ones(2, 5, 4)
-    span.write_change(change)
-    assert not change.any()

@@ -82,7 +82,9 @@ def test_without_examples_the_update_is_zero_whatever_the_others_do() -> None:
 
 
 def test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulation.draws.poisson_sample", lambda *_, **__: torch.zeros(0, dtype=torch.int64))
+    monkeypatch.setattr(
+        "discreet.training.local_training.poisson_sample", lambda *_, **__: torch.zeros(0, dtype=torch.int64)
+    )
     clients, how = Clients("logistic_regression", (2,), (9, 7, 2)), replace(SGD, example=EXAMPLE)
     steps = (4, 4, 2)  # 2 epochs of ceil(n / 5)
     drawn = [
@@ -94,7 +96,7 @@ def test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step(mo
 
 
 def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulation.draws.poisson_sample", lambda count, **_: torch.arange(count))
+    monkeypatch.setattr("discreet.training.local_training.poisson_sample", lambda count, **_: torch.arange(count))
     clients = Clients("logistic_regression", (2,), (12, 9))
     updates = clients.together(replace(SGD, epochs=1, batch_size=3, example=ExamplePrivacy(0.5, 0.0)))
     for update, numbers in zip(updates, clients.held, strict=True):
@@ -110,8 +112,8 @@ def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
     clients = Clients("cnn", (1, 8, 8), (4, 4, 4))
     data = clients.data
     data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
-    chunk = Chunk(table_of(clients.held), [SGD] * 3, SecureDraws(secure()))
-    updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
+    chunk = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=resident(data, torch.device("cpu")))
+    updates = stacked_updates(chunk, clients.start)
     assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
 
 
@@ -120,8 +122,8 @@ def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
     how, data = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.data
     data.inputs[clients.held[0][2]] = torch.nan
     held = [clients.held[0], np.delete(clients.held[0], 2)]
-    chunk = Chunk(table_of(held), [how] * 2, SecureDraws(secure()))
-    updates = stacked_updates(clients.stack, clients.start, resident(data, torch.device("cpu")), chunk)
+    chunk = Chunk(clients.stack, resident(data, torch.device("cpu")), table_of(held), [how] * 2, SecureDraws(secure()))
+    updates = stacked_updates(chunk, clients.start)
     assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
 
 
@@ -130,8 +132,8 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     clients = Clients("logistic_regression", (256,), (2, 1))
     rare = LocalSettings(1, 1, 1.0, 0.0)
     how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
-    chunk = Chunk(table_of(clients.held), how, SecureDraws(secure()))
-    first, second = stacked_updates(clients.stack, clients.start, clients.resident, chunk).std(dim=1).tolist()
+    chunk = clients.chunk(how, SecureDraws(secure()))
+    first, second = stacked_updates(chunk, clients.start).std(dim=1).tolist()
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
@@ -140,4 +142,4 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
 
 def test_settings_are_one_a_client() -> None:
     with pytest.raises(ValueError, match="one a client"):
-        Chunk(table_of(Clients("mlp", (4,), (2, 1)).held), [SGD], SecureDraws(secure()))
+        Clients("mlp", (4,), (2, 1)).chunk([SGD], SecureDraws(secure()))
