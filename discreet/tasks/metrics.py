@@ -56,34 +56,24 @@ def indicators(targets: torch.Tensor | Sequence[int], scores: torch.Tensor | Seq
 
     targets: (n,) of 0 and 1. scores: (n,), the probability of class 1 in [0, 1]; a score of at least 1/2
     predicts 1. ks is the Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate.
-    loss is the mean cross entropy, finite even where a wrong score is exactly 0 or 1. Precision with no
+    loss is the mean cross entropy, finite even if a wrong score is exactly 0 or 1. Precision with no
     predicted positives is 0, and so is recall with none to find. With a single class in `targets` auc and ks
     are NaN. Raises ValueError for empty, unequal, non-binary or non-finite input.
     """
     from sklearn import metrics
 
-    truth, score = torch.as_tensor(targets).cpu().long(), torch.as_tensor(scores).cpu().double()
-    _check_binary(truth, score)
-    y, p, said = truth.numpy(), score.numpy(), (score >= 0.5).long().numpy()
-    auc, ks = float("nan"), float("nan")
-    if 0 < int(truth.sum()) < len(truth):
-        false_positive, true_positive, _ = metrics.roc_curve(y, p, drop_intermediate=False)
-        auc, ks = float(metrics.roc_auc_score(y, p)), float((true_positive - false_positive).max())
-    return {
-        "accuracy": float(metrics.accuracy_score(y, said)),
-        "auc": auc,
-        "ks": ks,
-        "precision": float(metrics.precision_score(y, said, zero_division=0.0)),
-        "recall": float(metrics.recall_score(y, said, zero_division=0.0)),
-        "f1": float(metrics.f1_score(y, said, zero_division=0.0)),
-        "loss": float(metrics.log_loss(y, p, labels=[0, 1])),
-    }
-
-
-def _check_binary(truth: torch.Tensor, score: torch.Tensor) -> None:
-    if truth.ndim != 1 or truth.shape != score.shape or len(truth) == 0:
-        raise ValueError(f"targets and scores must be equally long and not empty: {truth.shape} and {score.shape}")
-    if not bool(((truth == 0) | (truth == 1)).all()):
+    y, p = torch.as_tensor(targets).cpu().long().numpy(), torch.as_tensor(scores).cpu().double().numpy()
+    if y.ndim != 1 or y.shape != p.shape or len(y) == 0:
+        raise ValueError(f"targets and scores must be equally long and not empty: {y.shape} and {p.shape}")
+    if not ((y == 0) | (y == 1)).all():
         raise ValueError("targets must be 0 or 1")
-    if not bool(((score >= 0) & (score <= 1)).all()):
+    if not ((p >= 0) & (p <= 1)).all():
         raise ValueError("scores must be probabilities in [0, 1]")
+    said, auc, ks = p >= 0.5, float("nan"), float("nan")
+    if 0 < y.sum() < len(y):
+        false_positive, true_positive, _ = metrics.roc_curve(y, p, drop_intermediate=False)
+        auc, ks = metrics.roc_auc_score(y, p), (true_positive - false_positive).max()
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(y, said, average="binary", zero_division=0.0)
+    found = {"accuracy": metrics.accuracy_score(y, said), "auc": auc, "ks": ks}
+    found |= {"precision": precision, "recall": recall, "f1": f1, "loss": metrics.log_loss(y, p, labels=[0, 1])}
+    return {name: float(value) for name, value in found.items()}

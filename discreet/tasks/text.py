@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import SHAPES, Examples, Task, task_of
 
-WINDOW = 80
+(WINDOW,) = SHAPES["shakespeare"].input_shape
 # Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all of them
 # would take eight times the memory and teach little more.
 STRIDE = 8
@@ -26,11 +26,10 @@ _LONGEST_NAME = 60
 def load_shakespeare(path: str | None) -> Task:
     """Next-character prediction from a text of plays; owners are the speaking roles, sorted by name.
 
-    inputs: (n, 80) int64, the characters before the target, with 0 where the role's text begins. targets: the
+    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins. targets: the
     next character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`. The last fifth of a
     role's speeches (rounded down, so none below five speeches) is the public test set. Raises
-    FileNotFoundError where `path` is not a file, ValueError without a path or where the text names no
-    speakers.
+    FileNotFoundError if `path` is not a file, ValueError without a path or if the text names no speakers.
     """
     if path is None:
         raise ValueError("data.path: shakespeare is read from a text file; set data.path to it")
@@ -39,16 +38,15 @@ def load_shakespeare(path: str | None) -> Task:
         raise FileNotFoundError(
             f"data.path: {file} is not a file; shakespeare expects plays with a line for each speaker"
         )
-    roles = sorted(read_speeches(file.read_text(encoding="utf-8")).items())
-    held_out = [len(speeches) // _TEST_SHARE for _, speeches in roles]
-    train = [speeches[: len(speeches) - held] for (_, speeches), held in zip(roles, held_out, strict=True)]
-    test = [speeches[len(speeches) - held :] for (_, speeches), held in zip(roles, held_out, strict=True) if held]
+    train, test = [], []
+    for _, speeches in sorted(read_speeches(file.read_text(encoding="utf-8")).items()):
+        kept = len(speeches) - len(speeches) // _TEST_SHARE
+        train.append(_windows(speeches[:kept]))
+        test += [_windows(speeches[kept:])] if speeches[kept:] else []
     if not test:
         raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
-    tables = [_windows("\n".join(speeches)) for speeches in train]
-    owners = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor([len(table) for table in tables]))
-    test_set = _concatenate([_windows("\n".join(speeches)) for speeches in test])
-    return Task("shakespeare", _concatenate(tables), test_set, NUM_TOKENS, (WINDOW,), owners)
+    owners = torch.repeat_interleave(torch.arange(len(train)), torch.tensor([len(table) for table in train]))
+    return task_of("shakespeare", _concatenate(train), _concatenate(test), owners)
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:
@@ -56,7 +54,7 @@ def read_speeches(text: str) -> dict[str, list[str]]:
 
     A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or
     "." (the one that ends more first lines). Blocks without such a line, and speakers without a speech, are
-    left out. Raises ValueError where there is no speech at all.
+    left out. Raises ValueError if there is no speech at all.
 
     >>> read_speeches("ANNA:\\nGood day.\\n\\nBEN:\\nWho\\nis there?\\n\\nANNA:\\nI.\\n")
     {'ANNA': ['Good day.', 'I.'], 'BEN': ['Who\\nis there?']}
@@ -86,9 +84,9 @@ def encode(text: str) -> torch.Tensor:
     return torch.from_numpy(np.where(codes < 128, table[np.minimum(codes, 127)], UNKNOWN))
 
 
-def _windows(text: str) -> Examples:
+def _windows(speeches: list[str]) -> Examples:
     """Windows of one role: the targets are the characters 0, STRIDE, 2 STRIDE, ... of its text."""
-    tokens = torch.cat([torch.full((WINDOW,), PADDING), encode(text)])
+    tokens = torch.cat([torch.full((WINDOW,), PADDING), encode("\n".join(speeches))])
     rows = tokens.unfold(0, WINDOW + 1, STRIDE)
     return Examples(rows[:, :WINDOW].clone(), rows[:, WINDOW].clone())
 
