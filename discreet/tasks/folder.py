@@ -28,8 +28,9 @@ import difflib
 import logging
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
     inputs = _inputs_of(table.inputs, description, shape, str(file))
-    return inputs, None if table.targets is None else _targets_of(table.targets, shape, str(file))
+    return inputs, None if table.targets is None else classes_of(table.targets, shape.num_classes, str(file))
 
 
 def read_description(folder: Path) -> DataDescription:
@@ -208,7 +209,9 @@ def _shape_of(description: DataDescription, table: _Table, folder: Path) -> Task
 def _examples_of(table: _Table, description: DataDescription, shape: TaskShape, what: str) -> Examples:
     """A table with targets as a task of this shape reads it, scaled; `what` names it in errors."""
     assert table.targets is not None
-    return Examples(_inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, shape, what))
+    return Examples(
+        _inputs_of(table.inputs, description, shape, what), classes_of(table.targets, shape.num_classes, what)
+    )
 
 
 def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
@@ -243,16 +246,21 @@ def _scale(numbers: Array, description: DataDescription, scale: tuple[float, flo
     return np.asarray(scale[0] + share * (scale[1] - scale[0]))
 
 
-def _targets_of(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
-    if values.ndim != 1:
-        raise FolderError(f"{what}: targets must be one number a row, not an array of shape {values.shape}")
+def classes_of(values: Array, num_classes: int, what: str) -> torch.Tensor:
+    """Targets (n,) as class numbers, int64; `what` names them in errors.
+
+    Raises:
+      FolderError: one is missing, or is not a whole number in [0, num_classes).
+    """
+    if values.ndim != 1 or values.dtype.kind not in "fiu":
+        raise FolderError(f"{what}: targets must be one number a row, not {values.dtype} of shape {values.shape}")
     if not np.isfinite(values).all():
         raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
     whole = values.astype(np.int64)
-    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= shape.num_classes))
+    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= num_classes))
     if len(outside):
         row = int(outside[0])
-        raise FolderError(f"{what}: the class in row {row} is {values[row]}, not one of 0 to {shape.num_classes - 1}")
+        raise FolderError(f"{what}: the class in row {row} is {values[row]:g}, not one of 0 to {num_classes - 1}")
     return torch.from_numpy(whole)
 
 
@@ -267,30 +275,20 @@ def _read_labelled(folder: Path, description: DataDescription) -> _Table:
 
 def _read(folder: Path, description: DataDescription) -> _Table:
     path, owner = _file(folder, description.file), description.owner
-    with _reading(path):
-        if description.format == "idx":
-            if owner is not None:
-                raise FolderError("owner must be left out with idx, which holds one array a file")
-            return _Table(read_idx(path), _numbered(read_idx(_file(folder, description.target)), description))
-        found = _open(path, description.format)
-        names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
-        for name in (*names, owner):
-            if name is not None and name not in found:
-                raise FolderError(f"{path.name} has no {kind} {name}")
-        inputs = _stacked(found, names, path.name) if description.format in _COLUMNS else found[names[0]]
-        given = found.get(description.target) if description.target not in names else None
-        targets = None if given is None else _numbered(np.asarray(given), description)
-        return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FolderError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FolderError(f"{path} can't be read: {error}") from error
+    if description.format == "idx":
+        if owner is not None:
+            raise FolderError("owner must be left out with idx, which holds one array a file")
+        images, labels = (_bytes_of(file) for file in (path, _file(folder, description.target)))
+        return _Table(images, _numbered(labels, description))
+    found = open_table(path, description.format)
+    names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
+    for name in (*names, owner):
+        if name is not None and name not in found:
+            raise FolderError(f"{path.name} has no {kind} {name}")
+    inputs = stack_columns(found, names, path) if kind == "column" else found[names[0]]
+    given = found.get(description.target) if description.target not in names else None
+    targets = None if given is None else _numbered(np.asarray(given), description)
+    return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -302,15 +300,33 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _open(path: Path, form: str) -> dict[str, Any]:
-    """The columns or arrays of a file by their names."""
-    if form == "npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+def _bytes_of(path: Path) -> Array:
+    try:
+        return read_idx(path)
+    except (OSError, ValueError) as error:
+        raise FolderError(f"{path} can't be read: {error}") from error
+
+
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (csv, parquet; of pyarrow) or the arrays (npz; of numpy) of a file by their names.
+
+    Raises:
+      FolderError: it can't be read, or has two columns of one name.
+    """
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
 
-    table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
-    return {name: table.column(name) for name in table.column_names}
+    try:
+        if form == "npz":
+            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
+        names = list(table.column_names)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise FolderError(f"{path} can't be read: {' '.join(str(error).split())}") from error
+    for name in names:
+        if names.count(name) > 1:
+            raise FolderError(f"{path}: the column {name!r} is there twice")
+    return {name: table.column(name) for name in names}
 
 
 def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
@@ -328,18 +344,22 @@ def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table has, if it leaves them out."""
     if description.inputs is not None or description.format not in _COLUMNS:
         return description
-    path = _file(folder, description.file)
-    with _reading(path):
-        return replace(description, inputs=_input_names(_open(path, description.format), description))
+    found = open_table(_file(folder, description.file), description.format)
+    return replace(description, inputs=_input_names(found, description))
 
 
-def _stacked(columns: Mapping[str, Any], names: tuple[str, ...], file: str) -> Array:
-    rows = len(next(iter(columns.values()), ()))
-    return np.stack([_numbers(columns[name], name, file) for name in names], axis=1) if names else np.zeros((rows, 0))
+def stack_columns(found: Mapping[str, Any], names: Sequence[str], file: Path) -> Array:
+    """The columns `names` of an open table as numbers (n, len(names)).
+
+    Raises:
+      FolderError: a cell is missing or is no finite number; it names the first. Row 0 is the one below the header.
+    """
+    if not names:
+        return np.zeros((len(next(iter(found.values()), ())), 0))
+    return np.stack([_numbers(found[name], f"{file.name}: the input in column {name}") for name in names], axis=1)
 
 
-def _numbers(column: Any, name: str, file: str) -> Array:
-    """A column of inputs as numbers; a FolderError names the first cell that is none. Row 0 is below the header."""
+def _numbers(column: Any, what: str) -> Array:
     with suppress(TypeError, ValueError):
         quick = np.asarray(column.to_numpy(), np.float64)
         if np.isfinite(quick).all():
@@ -348,9 +368,10 @@ def _numbers(column: Any, name: str, file: str) -> Array:
         with suppress(TypeError, ValueError):
             if math.isfinite(float(cell)):
                 continue
-        said = "is missing" if cell in (None, "") else f"is {cell!r}, no finite number"
-        raise FolderError(f"{file}: the input in column {name}, row {row} {said}")
-    raise FolderError(f"{file}: the column {name} does not hold numbers")
+        raise FolderError(
+            f"{what}, row {row} " + ("is missing" if cell in (None, "") else f"is {cell!r}, no finite number")
+        )
+    raise FolderError(f"{what} is no number in any row")
 
 
 def _numbered(targets: Array, description: DataDescription) -> Array:

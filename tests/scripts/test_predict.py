@@ -95,16 +95,18 @@ FAULTS = {
     "a column is missing": (NAMES[1:], [row[1:] for row in raw_rows(1)], "missing columns: mean radius"),
     "a column is unknown": ([*NAMES, "age"], [[*raw_rows(1)[0], 40]], "unknown columns: age"),
     "a column is there twice": ([*NAMES, NAMES[0]], [[*raw_rows(1)[0], 1]], "'mean radius' is there twice"),
-    "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "line 2: the value of 'mean radius' is missing"),
-    "a value is NaN": (
-        NAMES,
-        [["nan", *raw_rows(1)[0][1:]]],
-        "line 2: the value of 'mean radius' is missing or not finite",
+    "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "the input in column mean radius, row 0 is missing"),
+    "a value is NaN": (NAMES, [["nan", *raw_rows(1)[0][1:]]], "the input in column mean radius, row 0 is missing"),
+    "a value is infinite": (NAMES, [["inf", *raw_rows(1)[0][1:]]], "mean radius, row 0 is inf, no finite number"),
+    "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "mean radius, row 0 is 'big', no finite number"),
+    "a row is short": (NAMES, [raw_rows(1)[0][1:]], "Expected 30 columns, got 29"),
+    "a target is a word": (
+        [*NAMES, "target"],
+        [[*raw_rows(1)[0], "b"]],
+        "column target, row 0 is 'b', no finite number",
     ),
-    "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "line 2: the value of 'mean radius' is not a number"),
-    "a row is short": (NAMES, [raw_rows(1)[0][1:]], "line 2: 29 values for 30 columns"),
-    "a target is no class": ([*NAMES, "target"], [[*raw_rows(1)[0], 2]], "targets must be whole numbers in [0, 2)"),
-    "the file is empty": ([], [], "is empty"),
+    "a target is no class": ([*NAMES, "target"], [[*raw_rows(1)[0], 2]], "the class in row 0 is 2, not one of 0 to 1"),
+    "the file is empty": ([], [], "Empty CSV file"),
 }
 
 
@@ -123,7 +125,8 @@ ARRAYS = {
     "no inputs": ({"x": RAW[:2]}, "no array 'inputs'; it has x"),
     "another shape": ({"inputs": RAW[:2, :5]}, "inputs have shape (2, 5), the model reads (n, 30)"),
     "a missing value": ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "inputs[0] has a value that is missing"),
-    "targets of another length": ({"inputs": RAW[:2], "targets": LABELS[:3]}, "targets have shape (3,), not (2,)"),
+    "targets of another length": ({"inputs": RAW[:2], "targets": LABELS[:3]}, "has 2 inputs and 3 targets"),
+    "words for targets": ({"inputs": RAW[:2], "targets": np.array(["a", "b"])}, "targets must be one number a row"),
     "words": ({"inputs": RAW[:2].astype(str)}, "inputs must be numbers"),
 }
 
@@ -146,7 +149,7 @@ def test_a_file_of_another_kind_is_refused(name: str, content: bytes, run: Path,
 
 def test_pickled_objects_are_not_read(run: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", inputs=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(TableError, match="not an NPZ file of numbers"):
+    with pytest.raises(TableError, match="can't be read: Object arrays"):
         read_inputs(tmp_path / "objects.npz", load_model(run))
 
 
