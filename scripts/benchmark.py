@@ -1,6 +1,6 @@
-"""Measures side by side in one run and prints tables: `python -m scripts.benchmark [SECTION ...] [--json FILE]`.
+"""Measures things side by side in one run, and prints a table for each section.
 
-Peers that are not installed are skipped by name. Times depend on what else the machine does: the load is printed.
+Peers that are not installed are named and skipped. Times depend on what else the machine does: the load is printed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ SECTIONS = {
     "deployment": "20 SuperNodes, a million parameters: rounds a minute, peak MiB of the server, the floor",
 }
 
+EXAMPLES = """
+examples:
+  python -m scripts.benchmark
+  python -m scripts.benchmark accounting ledger --json measured.json
+"""
 Rows = list[dict[str, Any]]
 
 
@@ -60,7 +65,7 @@ def _cell(value: object) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
+    """The machine that it was measured on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -75,11 +80,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     listed = "\n".join(f"  {name:12} {what}" for name, what in SECTIONS.items())
     parser = argparse.ArgumentParser(
-        prog="scripts.benchmark",
-        description=f"{__doc__}\nSections:\n{listed}",
+        prog="python -m scripts.benchmark",
+        description=f"{__doc__}\nsections:\n{listed}",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="all of them by default")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: all sections)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     chosen = parser.parse_args(words)
     unknown = [name for name in chosen.sections if name not in SECTIONS]

@@ -1,7 +1,7 @@
-"""Runs as a table and a page with pictures: `python -m scripts.report PATH...`
+"""Shows runs as a table, and writes a page with pictures of them.
 
-A PATH is a run folder, or a folder that holds some. Of a single run the page is written into its folder as report.html,
-of several into the first PATH. Without a PATH: the newest run under outputs/.
+PATH is a run folder, or a folder that holds run folders. The page, report.html, goes into the folder of a single run,
+or into the first PATH if there are several runs. Without a PATH it is about the newest run under outputs/.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from discreet.reporting.records import find_runs
 from discreet.reporting.spending import ChoiceCost
 from discreet.reporting.table import Table, repetitions_table, swept_line
 
+EXAMPLES = """examples:
+  python -m scripts.report
+  python -m scripts.report outputs/first
+  python -m scripts.report multirun --csv runs.csv --pictures pictures
+"""
 OUTPUTS = Path("outputs")
 WIDE = 240  # columns of a table that goes into a file or a pipe
 
 
 def newest_run(outputs: Path) -> Path:
-    """The run folder below `outputs` that was written to last.
-
-    Raises:
-      ConfigError: there is none.
-    """
+    """The run folder below `outputs` that was written to last; a ConfigError if there is none."""
     return max(find_runs([outputs]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)
 
 
 def show(report: Report, console: Console) -> None:
-    """The table and the cost of choosing, on a terminal; what is the same in every run is said once."""
+    """Prints the table and the cost of choosing; what is the same in every run is printed once."""
     table = report.table
     same = table.same or dict(zip(table.columns, table.rows[0], strict=True))
     left = _show_runs(report, table.without(same), console) if len(table.rows) > 1 else []
@@ -48,13 +49,13 @@ def show(report: Report, console: Console) -> None:
     if left:
         console.print(f"too wide to show: {', '.join(left)} (--csv FILE writes all)", soft_wrap=True)
     if any(record.protects_nobody for record in report.records):
-        console.print("noise from a seed can be drawn again and protects nobody", soft_wrap=True)
+        console.print("noise that was drawn from a seed can be drawn again: it protects nobody", soft_wrap=True)
     for cost in report.costs:
         console.print(choice_line(cost), soft_wrap=True, highlight=False)
 
 
 def _show_runs(report: Report, table: Table, console: Console) -> list[str]:
-    """The table as far as it fits, and what the short names of its columns stand for; gives what did not fit."""
+    """Prints the columns that fit and what their short names stand for; gives the names of those that do not fit."""
     fitting, left = table.fitting(console.width)
     console.print(_rich(fitting))
     swept = swept_line(report.records)
@@ -66,7 +67,7 @@ def _show_runs(report: Report, table: Table, console: Console) -> list[str]:
 def choice_line(cost: ChoiceCost) -> str:
     """What it costs to publish the best of the runs, in one line."""
     drawn = "; ".join(f"{name} {value:.4g}" for name, value in cost.drawn.items())
-    if_drawn = f"had their number been drawn at random: {drawn}" if drawn else cost.why_not
+    if_drawn = f"if their number had been drawn at random: {drawn}" if drawn else cost.why_not
     all_runs = "not stated" if cost.all_runs is None else f"{cost.all_runs:.4g}"
     one = "one" if cost.all_runs != math.inf else "the dearest of the others"
     return (
@@ -78,7 +79,7 @@ def choice_line(cost: ChoiceCost) -> str:
 def _rich(table: Table) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(table.columns):
-        # What is long is the name of the run or of the setting; numbers stay whole.
+        # Only the name of the run or the setting is folded; numbers stay whole.
         drawn.add_column(column, overflow="fold", no_wrap=number > 0)
     for row in table.rows:
         drawn.add_row(*row)
@@ -87,17 +88,20 @@ def _rich(table: Table) -> RichTable:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m scripts.report",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH")
-    parser.add_argument("--html", type=Path, help="where the page is written")
-    parser.add_argument("--csv", type=Path, help="write the table there too")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a run folder, or a folder above some")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page there")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write each picture as SVG there too")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Writes and shows; 2 where a path holds no run."""
+    """Writes and shows; 2 if a path holds no run."""
     arguments = _parser().parse_args(words)
     try:
         paths = arguments.paths or [newest_run(OUTPUTS)]

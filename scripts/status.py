@@ -1,4 +1,4 @@
-"""How a run stands, read from its run folder while it goes on or after it: `python -m scripts.status FOLDER`."""
+"""Says how a run stands, from its run folder: while it goes on, or afterwards."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
 
+EXAMPLES = """examples:
+  python -m scripts.status outputs/first
+  python -m scripts.status outputs/first --json
+"""
 Facts = dict[str, object]
 
 
 def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
-    """What is known of a run: round, epsilon spent and left, nodes seen, last failure.
+    """What is known of a run: round, epsilon spent and left, connected nodes, last failure.
 
     The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
-    others are the largest that a client reported.
+    other epsilons are the largest that a client reported.
 
     Raises:
       ConfigError: the folder holds no run.
@@ -45,7 +49,7 @@ def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
 
 
 def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | None) -> dict[str, float | None] | None:
-    """Spent, budget and left of a guarantee; None where it is off."""
+    """What a guarantee has spent, its budget, and what is left of it; None if it is off."""
     privacy = config.privacy
     on, budget = {
         USER: (privacy.user.enabled, privacy.user.max_epsilon),
@@ -62,7 +66,7 @@ def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | 
 
 
 def status_lines(folder: RunFolder) -> list[str]:
-    """`status_facts` for people."""
+    """`status_facts` as text, a line for each fact."""
     facts = status_facts(folder)
     since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
     why = f": {facts['reason']}" if facts.get("reason") else ""
@@ -97,10 +101,15 @@ def _epsilon_line(name: str, values: dict[str, float | None] | None) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints the status; 2 where there is no run."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.status", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a run folder, live or done")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    """Prints the status; 2 if there is no run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.status",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder, of a run that goes on or has ended")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(words)
     folder = RunFolder(arguments.folder.expanduser().resolve())
     try:

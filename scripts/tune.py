@@ -1,13 +1,13 @@
-"""Tries settings and keeps the best run, with the cost of choosing accounted: `python -m scripts.tune OVERRIDE...`
+"""Tries settings and keeps the best run, and accounts for the cost of choosing it.
 
-A comma lists what is tried: `privacy.user.clip.norm=0.1,0.3,1`. Each trial draws one value of each list, uniformly, and
-trains. How many trials there are is drawn before the first one, from --trials with mean --mean (Papernot and Steinke
-2022). The run with the best accuracy on the public test set is moved to OUTPUT/chosen; the others are deleted, because
-the guarantee is for whoever sees the chosen run alone. For the same reason keep the number of trials to yourself.
-Every file of the chosen run states the price of the choice, not that of a trial.
+A comma lists the values to try. Each trial draws one value of each list, uniformly, and trains. The number of trials
+is drawn before the first one, from --trials with mean --mean (Papernot and Steinke 2022). The run with the best
+accuracy on the public test set is moved to OUTPUT/chosen; the others are deleted, because the guarantee is for somebody
+who sees the chosen run alone. For the same reason keep the number of trials to yourself. Every file of the chosen run
+states the cost of the choice, not that of a trial.
 
-The trials are drawn once, and stored before the first: a tune that was ended goes on with the same ones by
-`--resume --output OUTPUT`. One that is never resumed has spent what its trials' ledgers say: add it up.
+The trials are drawn once, and stored before the first one starts: if a tune was ended early, --resume goes on with the
+same trials. A tune that is never resumed has spent what the ledgers of its trials say: add them up.
 """
 
 from __future__ import annotations
@@ -20,41 +20,33 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from dp_accounting import DpEvent
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from deployment.interruption import ending, interrupt_below, not_begun
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.chosen_trial import ACCOUNTANT, Choice, state_choice
+from discreet.federated.chosen_trial import ACCOUNTANT, SelectionCost, cost_of, publish
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.guarantees import USER, resolve_noise, user_event
+from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.logs import log_to
-from discreet.privacy.accountants import RDP
-from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
-from discreet.privacy.selection import SHAPES, TrialCount, selection_event
+from discreet.privacy.selection import SHAPES, TrialCount
 from simulation.in_process import simulate
 
+EXAMPLES = """examples:
+  python -m scripts.tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned
+  python -m scripts.tune privacy.user.clip.norm=0.1,0.3 training.learning_rate=0.1,0.3 --mean 20 --cost
+  python -m scripts.tune --resume --output outputs/tuned
+"""
 MOST_CANDIDATES = 200
-TUNE_FILE = "tune.json"  # what was drawn: it tells the number of trials
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Epsilons at `delta` by RDP: of one trial, the dearest candidate, and of the whole choice."""
-
-    delta: float
-    one_trial: float
-    selection: float
-    event: DpEvent
+TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
 
 
 @dataclass(frozen=True)
@@ -76,15 +68,12 @@ class Tune:
     max_epsilon: float | None
     trials: list[Trial]
 
-    def write(self, output: Path) -> None:
-        replace_file(output / TUNE_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
 
 def read_tune(output: Path) -> Tune:
     """The tune that was begun in a folder.
 
     Raises:
-      ConfigError: there is none that is unfinished, or its file is damaged.
+      ConfigError: the folder holds no unfinished tune, or its file is damaged.
     """
     try:
         stored = json.loads((output / TUNE_FILE).read_text())
@@ -101,8 +90,7 @@ def candidates_of(words: Sequence[str]) -> list[list[str]]:
     Raises:
       ConfigError: an override can't be read, is a sweep that is not a list, or there are too many combinations.
     """
-    choices = [_choices(word) for word in words]
-    combined = list(itertools.islice(itertools.product(*choices), MOST_CANDIDATES + 1))
+    combined = list(itertools.islice(itertools.product(*map(_choices, words)), MOST_CANDIDATES + 1))
     if len(combined) > MOST_CANDIDATES:
         raise ConfigError(f"more than {MOST_CANDIDATES} combinations of settings: list fewer values")
     return [list(combination) for combination in combined]
@@ -116,50 +104,8 @@ def _choices(word: str) -> list[str]:
     if not override.is_sweep_override():
         return [word]
     if not (override.is_choice_sweep() or override.is_range_sweep()):
-        raise ConfigError(f"{word} is no list of values: scripts.tune draws from lists")
+        raise ConfigError(f"{word} is no list of values: scripts.tune draws from lists such as a,b or range(1,4)")
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-
-
-def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> Cost:
-    """What a choice among trials that draw one of these configurations costs, if every trial runs all of its rounds.
-
-    `repeated`: how many rounds a trial did a second time, at most, because it was interrupted.
-
-    Raises:
-      ConfigError: a configuration gives another guarantee than the user-level one, none, or noise that can be drawn
-        again; their deltas differ; or none of them costs most at every Renyi order.
-    """
-    for config in configs:
-        _check(config)
-    deltas = {config.privacy.delta for config in configs}
-    if len(deltas) > 1:
-        raise ConfigError("privacy.delta must be the same for every candidate")
-    delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
-    one = max(epsilon_spent(entries, delta=delta, accountant=RDP) for entries in spent)
-    try:
-        event = selection_event(spent, trials=trials)
-        return Cost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=RDP), event)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _check(config: RunConfig) -> None:
-    privacy = config.privacy
-    if not privacy.user.enabled or privacy.user.noise_multiplier == 0:
-        raise ConfigError("privacy.user is off or without noise: there is nothing for scripts.tune to account")
-    if privacy.example.enabled or privacy.local.kind != "none":
-        raise ConfigError(
-            "privacy.example and privacy.local must be off: every update of every trial reaches the server, so trials "
-            "add up there. Try settings with scripts.simulate --multirun; scripts.report states the sum"
-        )
-    if config.output_dir is not None or config.resume:
-        raise ConfigError("output_dir and resume are chosen by scripts.tune: give --output")
-
-
-def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    noise_multiplier = resolve_noise(config).privacy.user.noise_multiplier
-    assert noise_multiplier is not None
-    return ((user_event(config, noise_multiplier), config.rounds + repeated),)
 
 
 def draw_trials(configs: Sequence[RunConfig], count: int, source: RandomSource) -> list[Trial]:
@@ -175,18 +121,14 @@ def draw_trials(configs: Sequence[RunConfig], count: int, source: RandomSource) 
 
 
 def run_trials(configs: Sequence[RunConfig], trials: Sequence[Trial], *, folder: Path) -> Path | None:
-    """Runs the trials as far as they have not been, and gives the folder of the most accurate; None if there are none.
+    """Runs the trials that have not been run, and gives the folder of the most accurate one; None if there are none.
 
     A trial that was interrupted goes on after its last whole round: its ledger has what it did before.
     """
-    best: tuple[float, Path] | None = None
     for trial in trials:
-        path = folder / trial.folder
-        _run_trial(replace(configs[trial.candidate], seed=trial.seed, output_dir=str(path)), RunFolder(path))
-        accuracy = _accuracy(path)
-        if best is None or accuracy > best[0]:
-            best = (accuracy, path)
-    return best[1] if best else None
+        path, config = folder / trial.folder, configs[trial.candidate]
+        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))
+    return max((folder / trial.folder for trial in trials), key=_accuracy, default=None)
 
 
 def _run_trial(config: RunConfig, files: RunFolder) -> None:
@@ -201,12 +143,10 @@ def _run_trial(config: RunConfig, files: RunFolder) -> None:
 
 
 def _repeated_rounds(trials: Sequence[Trial], folder: Path) -> int:
-    """How many rounds a trial has paid for beyond those it planned, at most."""
-    found = 0
-    for trial in trials:
-        files = RunFolder(folder / trial.folder)
-        found = max(found, DurableLedger(files.ledger_path).spent(USER).num_releases - files.read_config().rounds)
-    return found
+    """The most rounds that a trial has paid for beyond those it planned."""
+    folders = [RunFolder(folder / trial.folder) for trial in trials]
+    spent = [DurableLedger(files.ledger_path).spent(USER).num_releases for files in folders]
+    return max([0, *(paid - files.read_config().rounds for paid, files in zip(spent, folders, strict=True))])
 
 
 def _accuracy(folder: Path) -> float:
@@ -214,41 +154,24 @@ def _accuracy(folder: Path) -> float:
     return (rounds[-1]["accuracy"] or 0.0) if rounds else 0.0
 
 
-def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: Cost) -> Path:
-    """Copies the chosen run to OUTPUT/chosen; every file of it states what its choice has cost."""
-    path, unfinished = output / "chosen", output / "unfinished"
-    facts: Mapping[str, object] = {
-        "distribution": trials.distribution,
-        "mean": trials.mean,
-        "delta": cost.delta,
-        "epsilon_of_one_trial": cost.one_trial,
-        "epsilon": cost.selection,
-        "accountant": ACCOUNTANT,
-        "covers": "the chosen run and that it was chosen",
-        "not_covered": ["the number of trials", "the other trials", "how long they took"],
-    }
-    if not path.exists():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(chosen, unfinished)
-        state_choice(unfinished, Choice(cost.event, cost.selection, facts), named=path)
-        unfinished.rename(path)
-    DurableLedger(RunFolder(path).ledger_path).adopt()  # it was moved
-    return path
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m scripts.tune",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    parser.add_argument("--trials", choices=list(SHAPES), default="logarithmic", help="their distribution")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="a setting; a comma lists values to try")
+    parser.add_argument(
+        "--trials", choices=list(SHAPES), default="logarithmic", help="the distribution of the number of trials"
+    )
     parser.add_argument("--mean", type=float, default=10.0, help="the mean number of trials (default: 10)")
-    parser.add_argument("--max-epsilon", type=float, help="refuse to start where the choice would cost more")
+    parser.add_argument("--max-epsilon", type=float, help="refuse to start if the choice would cost more")
     parser.add_argument("--output", type=Path, help="the folder of the chosen run (default: outputs/tune_<time>)")
     parser.add_argument(
         "--keep-trials", action="store_true", help="keep the runs that were not chosen: never publish them"
     )
-    parser.add_argument("--cost", action="store_true", help="say what it would cost, and do nothing")
+    parser.add_argument("--cost", action="store_true", help="only print what the choice would cost")
     parser.add_argument("--resume", action="store_true", help="go on with the trials that were drawn in --output")
     return parser
 
@@ -258,17 +181,15 @@ def _tune(arguments: argparse.Namespace) -> int:
     output = (arguments.output or Path(f"outputs/tune_{stamp}")).expanduser().resolve()
     if arguments.resume:
         if arguments.overrides or arguments.output is None:
-            raise ConfigError(
-                "--resume goes on with what was drawn: give --output, the folder of the tune, and no OVERRIDE"
-            )
+            raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no OVERRIDE")
         return _run(read_tune(output), output, keep_trials=arguments.keep_trials)
     if not arguments.overrides:
-        raise ConfigError("there is nothing to try: give settings, a comma lists values (see --help)")
+        raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     trials = TrialCount(arguments.trials, arguments.mean)
     configs = [load_config(words) for words in candidates_of(arguments.overrides)]
     cost = cost_of(configs, trials)
-    for line in _lines(cost, trials, len(configs)):
-        print(line)
+    print(f"{len(configs)} candidates; a {trials.distribution} number of trials, {trials.mean:g} on average")
+    print(f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, delta {cost.delta:g})")
     _check_budget(cost, arguments.max_epsilon)
     if arguments.cost:
         return 0
@@ -285,7 +206,7 @@ def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: 
     drawn = draw_trials(configs, trials.draw(source.child("count")), source.child("choices"))
     tune = Tune(arguments.overrides, trials.distribution, trials.mean, arguments.max_epsilon, drawn)
     output.mkdir(parents=True, exist_ok=True)
-    tune.write(output)
+    replace_file(output / TUNE_FILE, (json.dumps(asdict(tune), indent=2) + "\n").encode())
     return tune
 
 
@@ -308,18 +229,13 @@ def _run(tune: Tune, output: Path, *, keep_trials: bool) -> int:
     return 0
 
 
-def _check_budget(cost: Cost, max_epsilon: float | None) -> None:
+def _check_budget(cost: SelectionCost, max_epsilon: float | None) -> None:
     if max_epsilon is not None and cost.selection > max_epsilon:
         raise ConfigError(f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon {max_epsilon:g}")
 
 
-def _lines(cost: Cost, trials: TrialCount, num_candidates: int) -> Iterator[str]:
-    yield f"{num_candidates} candidates; a {trials.distribution} number of trials, {trials.mean:g} on average"
-    yield f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, delta {cost.delta:g})"
-
-
 def main(words: Sequence[str]) -> int:
-    """Tunes; 2 where a setting is wrong or the choice would cost too much."""
+    """Tunes; 2 if a setting is wrong or the choice would cost too much."""
     arguments = _parser().parse_args(words)
     logging.getLogger("absl").setLevel(logging.ERROR)
     log_to(sys.stdout)

@@ -53,8 +53,9 @@ class InProcessExchange:
                 yield Failure(client_id, "refused", str(refusal))
 
 
-def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
-    """One whole run in this process, by the engine that `engine` names. `progress` is a terminal to show it on.
+def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:
+    """One whole run in this process, by the engine that `engine` names. `progress` is a terminal to show it on;
+    `resolved` is the configuration with its noise resolved, if that was done before.
 
     Raises:
       ConfigError, LedgerError: before anything has started.
@@ -63,7 +64,7 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     with ExitStack() as stack:
-        session = prepare(config, simulated=True, held=stack)
+        session = prepare(config, simulated=True, held=stack, resolved=resolved)
         session.model.to(config.device)
         uncovered = not_batched(config) or _unknown_layers(session)
         _refuse_uncovered(config, uncovered)
@@ -77,10 +78,14 @@ def simulate(config: RunConfig, *, progress: TextIO | None = None) -> Outcome:
     return outcome
 
 
-def check(config: RunConfig) -> None:
-    """Raises ConfigError if `simulate` would refuse the configuration; starts nothing and opens no folder."""
+def check(config: RunConfig) -> RunConfig:
+    """The configuration with its noise resolved; starts nothing and opens no folder.
+
+    Raises:
+      ConfigError: `simulate` would refuse the configuration.
+    """
     _check_engine(config)
-    checked(config)
+    return checked(config)[0]
 
 
 def _check_engine(config: RunConfig) -> None:

@@ -1,9 +1,13 @@
-"""A run that was chosen among trials: each of its files states what the choice has cost, not what a trial has."""
+"""The best of a random number of trials: what the choice costs, and the run that was chosen.
+
+Each file of the chosen run states the cost of the choice, not that of a trial.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +17,13 @@ from safetensors.torch import load_file
 
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import USER, deciding_settings
+from discreet.federated.guarantees import USER, deciding_settings, resolve_noise, user_event
 from discreet.federated.privacy_statement import privacy_facts
-from discreet.federated.run_folder import Checkpoint, RunFolder, replace_file
+from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.training_run import Outcome
 from discreet.privacy.accountants import RDP
+from discreet.privacy.accounting import epsilon_spent
+from discreet.privacy.selection import TrialCount, selection_event
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -27,56 +33,105 @@ ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The event of the choice among trials, and what is to be said of it."""
+class SelectionCost:
+    """Epsilons at `delta` by RDP: of one trial of the dearest candidate, and of the whole choice, which is `event`."""
 
+    delta: float
+    one_trial: float
+    selection: float
     event: DpEvent
-    epsilon: float
-    facts: Mapping[str, object]
 
 
-def state_choice(folder: Path, choice: Choice, *, named: Path) -> None:
-    """Rewrites a copy of a trial's folder, which will be `named`, as the run that was chosen.
+def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
+    """What a choice among trials that draw one of these configurations costs if every trial runs all of its rounds.
 
-    The ledger holds one row, the choice. Every round of metrics.csv costs as much as the last one: whichever is
-    released, it was chosen by what came after the last. Epsilons are by RDP.
+    `repeated`: the most rounds that a trial did a second time because it was interrupted.
+
+    Raises:
+      ConfigError: a configuration gives a guarantee other than the user-level one, none at all, or no noise; their
+        deltas differ; or none of them costs most at every Renyi order.
+    """
+    for config in configs:
+        _check(config)
+    deltas = {config.privacy.delta for config in configs}
+    if len(deltas) > 1:
+        raise ConfigError("privacy.delta must be the same for every candidate")
+    delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
+    one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
+    try:
+        event = selection_event(spent, trials=trials)
+        return SelectionCost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check(config: RunConfig) -> None:
+    privacy = config.privacy
+    if not privacy.user.enabled or privacy.user.noise_multiplier == 0:
+        raise ConfigError("privacy.user is off or without noise: there is nothing for scripts.tune to account")
+    if privacy.example.enabled or privacy.local.kind != "none":
+        raise ConfigError(
+            "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
+            "trials add up there. Try settings with scripts.simulate --multirun; scripts.report states the sum"
+        )
+    if config.output_dir is not None or config.resume:
+        raise ConfigError("output_dir and resume are chosen by scripts.tune: give --output")
+
+
+def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
+    noise_multiplier = resolve_noise(config).privacy.user.noise_multiplier
+    assert noise_multiplier is not None
+    return ((user_event(config, noise_multiplier), config.rounds + repeated),)
+
+
+def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: SelectionCost) -> Path:
+    """Copies the chosen run to OUTPUT/chosen, where every file states what the choice has cost."""
+    path, unfinished = output / "chosen", output / "unfinished"
+    facts: Mapping[str, object] = {
+        "distribution": trials.distribution,
+        "mean": trials.mean,
+        "delta": cost.delta,
+        "epsilon_of_one_trial": cost.one_trial,
+        "epsilon": cost.selection,
+        "accountant": ACCOUNTANT,
+        "covers": "the chosen run and that it was chosen",
+        "not_covered": ["the number of trials", "the other trials", "how long they took"],
+    }
+    if not path.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(chosen, unfinished)
+        _state_choice(RunFolder(unfinished), cost, facts, named=path)
+        unfinished.rename(path)
+    DurableLedger(RunFolder(path).ledger_path).adopt()  # it was moved
+    return path
+
+
+def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, object], *, named: Path) -> None:
+    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen.
+
+    The ledger holds one row, the choice. Every round of metrics.csv costs as much as the last one, because whichever
+    round is released, it was chosen by what came after the last one.
 
     Raises:
       ConfigError: the trial has not done a round.
     """
-    files = RunFolder(folder)
     config, checkpoint = files.read_config(), files.load_checkpoint()
     if checkpoint is None:
-        raise ConfigError(f"{folder} holds no round: there is nothing to publish")
+        raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
     config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
-    ledger = _new_ledger(files, config, Charge(checkpoint.round, USER, "", choice.event))
-    files.save_checkpoint(checkpoint)
-    if (best := files.load_checkpoint(best=True)) is not None:
-        files.save_checkpoint(best, best=True)
-    files.replace_metrics([{**row, "epsilon_user": choice.epsilon} for row in files.read_metrics()])
-    files.write_config(config)
-    _state_privacy(files, config, checkpoint, ledger=ledger, choice=choice)
-    _state_in_model(files, choice)
-    replace_file(folder / SELECTION_FILE, (json.dumps(choice.facts, indent=2) + "\n").encode())
-
-
-def _new_ledger(files: RunFolder, config: RunConfig, charge: Charge) -> DurableLedger:
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
     ledger = DurableLedger.create(files.ledger_path, facts=deciding_settings(config))
-    ledger.charge([charge])
-    return ledger
-
-
-def _state_privacy(
-    files: RunFolder, config: RunConfig, checkpoint: Checkpoint, *, ledger: DurableLedger, choice: Choice
-) -> None:
+    ledger.charge([Charge(checkpoint.round, USER, "", cost.event)])
+    files.save_checkpoint(checkpoint)
+    if (best := files.load_checkpoint(best=True)) is not None:
+        files.save_checkpoint(best, best=True)
+    files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
+    files.write_config(config)
     stopped = json.loads((files.path / "privacy.json").read_text())["stopped"]
-    files.write_privacy({**privacy_facts(config, ledger, Outcome(checkpoint, stopped)), "selection": choice.facts})
-
-
-def _state_in_model(files: RunFolder, choice: Choice) -> None:
-    path = files.path / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
+    files.write_privacy({**privacy_facts(config, ledger, Outcome(checkpoint, stopped)), "selection": facts})
+    model = files.path / "model.safetensors"
+    with safe_open(model, framework="pt") as file:
         metadata = file.metadata()
-    files.write_model(load_file(path), metadata={**metadata, "selection": json.dumps(choice.facts)})
+    files.write_model(load_file(model), metadata={**metadata, "selection": json.dumps(facts)})
+    replace_file(files.path / SELECTION_FILE, (json.dumps(facts, indent=2) + "\n").encode())

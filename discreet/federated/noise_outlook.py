@@ -51,19 +51,20 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     return NoiseOutlook(ratio, drive, limit)
 
 
-def check_noise(asked: RunConfig, *, num_params: int) -> None:
+def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None = None) -> None:
     """Refuses a run that will not learn, unless it is told to warn or has begun already.
 
     Args:
       asked: as it was given, so that a target may be met with other rounds.
       num_params: of its model.
+      resolved: the same with its noise resolved, if that was done before.
 
     Raises:
       ConfigError: the run will not learn; the message names settings that will.
     """
     if asked.resume or asked.privacy.user.too_noisy == "warn":
         return
-    outlook = noise_outlook(resolve_noise(asked), num_params=num_params)
+    outlook = noise_outlook(resolved or resolve_noise(asked), num_params=num_params)
     if outlook.drowned:
         remedies = ", or ".join(_remedies(asked, outlook, num_params))
         raise ConfigError(

@@ -83,15 +83,16 @@ class Session:
         return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
 
 
-def prepare(config: RunConfig, *, simulated: bool, held: ExitStack) -> Session:
+def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: RunConfig | None = None) -> Session:
     """Everything before the first round; what is wrong is said here, before anything starts. `simulated`: the clients
     are virtual, and have their ledger in the run folder. `held` holds that folder for this process alone.
+    `resolved` is the configuration with its noise resolved, if that was done before.
 
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
-    asked, (config, task) = config, checked(config)
+    asked, (config, task) = config, checked(resolved or config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
     folder = check_output(config)
@@ -120,7 +121,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     try:
         task = load_task(config.data.name, path=config.data.path)
         check_fits(config.model.name, task)
-        check_noise(asked, num_params=num_params_of(config.model.name, task))
+        check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
         if config.data.partition in COUNTED:
             task_partition(task, config.data)
     except (ValueError, OSError) as error:

@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from discreet.config import ConfigError, load_config
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated import guarantees
+from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
 from discreet.federated.training_run import TrainingRun
-from scripts.simulate import main
-from scripts.sweep import sweep_of
+from scripts.simulate import main, sweep_of
 from simulation.in_process import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,6 +57,22 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_sweep_calibrates_the_noise_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated, calibrate = list[float](), guarantees.noise_multiplier_for_epsilon
+
+    def counted(target_epsilon: float, **more: Any) -> float:
+        calibrated.append(target_epsilon)
+        return calibrate(target_epsilon, **more)
+
+    monkeypatch.setattr(guarantees, "noise_multiplier_for_epsilon", counted)
+    words = [*SMALL, "rounds=2", "seed=5501", "privacy.user.target_epsilon=4,8"]
+    sweep(monkeypatch, f"hydra.sweep.dir={tmp_path}", *words)
+    assert calibrated == [4, 8]
+    folders = [RunFolder(tmp_path / name) for name in "01"]
+    assert [folder.read_config(name=ASKED).privacy.user.target_epsilon for folder in folders] == [4, 8]
+    assert [folder.read_config().privacy.user.max_epsilon for folder in folders] == [4, 8]
 
 
 def test_a_sweep_goes_on_where_it_was_ended(

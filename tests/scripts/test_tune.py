@@ -10,13 +10,14 @@ import pytest
 from safetensors import safe_open
 
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.run_folder import RunFolder
+from discreet.federated.chosen_trial import cost_of
+from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
 from scripts import tune
 from scripts.ledger import main as ledger_command
-from scripts.tune import MOST_CANDIDATES, candidates_of, cost_of, main
+from scripts.tune import MOST_CANDIDATES, candidates_of, main
 from simulation.in_process import simulate
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
@@ -206,7 +207,7 @@ class KilledError(Exception):
 
 def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ends the tune in trial number `call`, whose only round is charged but not done; gives the folders that ran."""
-    ran = list[str]()
+    ran, save = list[str](), RunFolder.save_checkpoint
 
     def simulated(config: RunConfig) -> None:
         ran.append(Path(str(config.output_dir)).name)
@@ -214,8 +215,10 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(*_: object) -> None:
-        raise KilledError
+    def stop(files: RunFolder, checkpoint: Checkpoint, *, best: bool = False) -> None:
+        if not best:  # the one before the first round is written as the best so far
+            raise KilledError
+        save(files, checkpoint, best=best)
 
     monkeypatch.setattr(tune, "simulate", simulated)
     return ran
