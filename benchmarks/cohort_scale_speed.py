@@ -30,9 +30,9 @@ from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
-from simulation.cohort import BatchedExchange
+from simulation.client_examples import SampledExamples
+from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
-from simulation.views import SampledViews
 
 Row = dict[str, Any]
 
@@ -79,10 +79,10 @@ def _scale(model: str, task: Task, population: int, cohort: int) -> Row:
 
 
 def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
-    views = SampledViews(population, len(task.train), PER_CLIENT, SEED)
+    held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
-    with BatchedExchange(run, engine_of(run, task, views=views), accounts=None) as exchange:
+    with BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=None) as exchange:
         for number in range(1, count + 1):
             cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)

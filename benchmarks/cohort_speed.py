@@ -47,9 +47,9 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
 from simulation.accounts import Accounts
-from simulation.cohort import BatchedExchange
+from simulation.client_examples import ClientExamples, PartitionedExamples
+from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
-from simulation.views import PartitionViews, Views
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]
@@ -86,32 +86,32 @@ def rows(
     with TemporaryDirectory() as folder:
         for name in models:
             for ways in (_sgd_ways, _dp_sgd_ways):
-                compared = ways(name, task, PartitionViews(parts), Path(folder))
+                compared = ways(name, task, PartitionedExamples(parts), Path(folder))
                 found += _compared(name, compared, clients=clients, repetitions=repetitions)
     return found
 
 
-def _sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
+def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict[str, Rounds]:
     run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
     ways = {
-        "plain loop of PyTorch": _plain_loop(run, task, views),
-        "one by one": _one_by_one(run, task, views, None),
-        "batched": _batched(run, task, views, None),
-        "batched, sums on the grid": _batched(exact, task, views, None),
+        "plain loop of PyTorch": _plain_loop(run, task, held),
+        "one by one": _one_by_one(run, task, held, None),
+        "batched": _batched(run, task, held, None),
+        "batched, sums on the grid": _batched(exact, task, held, None),
     }
     if importlib.util.find_spec("pfl"):
         model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
         rate, size = run.training.learning_rate, run.training.batch_size
-        ways["pfl-research"] = pfl_rounds(model, task, views, learning_rate=rate, batch_size=size, norm_clip=CLIP_NORM)
+        ways["pfl-research"] = pfl_rounds(model, task, held, learning_rate=rate, batch_size=size, norm_clip=CLIP_NORM)
     return ways
 
 
-def _dp_sgd_ways(name: str, task: Task, views: Views, folder: Path) -> dict[str, Rounds]:
+def _dp_sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict[str, Rounds]:
     run = load_config([*WORK, *DP_SGD, "privacy.noise=float", f"model.name={name}"])
     ledgers = [DurableLedger.create(folder / f"{name}-{number}.db") for number in range(2)]
     return {
-        "DP-SGD, one by one": _one_by_one(run, task, views, ledgers[0]),
-        "DP-SGD, batched": _batched(run, task, views, ledgers[1]),
+        "DP-SGD, one by one": _one_by_one(run, task, held, ledgers[0]),
+        "DP-SGD, batched": _batched(run, task, held, ledgers[1]),
     }
 
 
@@ -138,7 +138,7 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     ]
 
 
-def _plain_loop(run: RunConfig, task: Task, views: Views) -> Rounds:
+def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
     """What a person would write without any library: SGD on each client, its update clipped and added."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     start, generator = flatten_parameters(model), np.random.default_rng(SEED)
@@ -148,7 +148,7 @@ def _plain_loop(run: RunConfig, task: Task, views: Views) -> Rounds:
         for client in clients:
             load_parameters(model, start)
             optimizer = torch.optim.SGD(model.parameters(), lr=run.training.learning_rate)
-            order = torch.from_numpy(generator.permutation(views.examples(client)))
+            order = torch.from_numpy(generator.permutation(held.examples(client)))
             for batch in order.split(run.training.batch_size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.targets[batch])
@@ -160,7 +160,7 @@ def _plain_loop(run: RunConfig, task: Task, views: Views) -> Rounds:
     return rounds
 
 
-def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
+def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The clients that Flower runs, called one after the other."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     start, order = flatten_parameters(model), Order(1, CLIP_NORM, config_to_json(run))
@@ -168,7 +168,7 @@ def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger 
     def rounds(clients: Sequence[int]) -> None:
         total = ClippedSum(len(start), CLIP_NORM)
         for client in clients:
-            examples = task.train.subset(torch.from_numpy(views.examples(client)))
+            examples = task.train.subset(torch.from_numpy(held.examples(client)))
             account = None
             if ledger is not None:
                 account = ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
@@ -178,11 +178,11 @@ def _one_by_one(run: RunConfig, task: Task, views: Views, ledger: DurableLedger 
     return rounds
 
 
-def _batched(run: RunConfig, task: Task, views: Views, ledger: DurableLedger | None) -> Rounds:
+def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The cohort as one computation."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
-    exchange = BatchedExchange(run, engine_of(run, task, views=views), accounts=accounts)
+    exchange = BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=accounts)
     start, user = flatten_parameters(model), round_settings(run).user
 
     def rounds(clients: Sequence[int]) -> None:

@@ -41,9 +41,9 @@ from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
-from simulation.cohort import BatchedExchange
+from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
-from simulation.in_process import InProcessExchange
+from simulation.in_process import InProcessTransport
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[str], int], list[tuple[float, int]]]
@@ -129,7 +129,7 @@ def _batched(words: Sequence[str], count: int) -> list[tuple[float, int]]:
     torch.set_num_threads(1)
     run = load_config([*words, f"rounds={count}"])
     task = load_task(run.data.name, path=run.data.path)
-    with BatchedExchange(run, engine_of(run, task), accounts=None) as exchange:
+    with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
         return _timed_rounds(run, exchange, count)
 
 
@@ -137,7 +137,7 @@ def _one_by_one(words: Sequence[str], count: int) -> list[tuple[float, int]]:
     torch.set_num_threads(1)
     run = load_config([*words, f"rounds={count}"])
     with TemporaryDirectory() as folder:
-        return _timed_rounds(run, InProcessExchange(run, folder), count)
+        return _timed_rounds(run, InProcessTransport(run, folder), count)
 
 
 def _flower(words: Sequence[str], count: int) -> list[tuple[float, int]]:

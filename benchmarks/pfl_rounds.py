@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.tasks.examples import Task
-from simulation.views import Views
+from simulation.client_examples import ClientExamples
 
 NOISE_MULTIPLIER = 1.0
 
@@ -32,7 +32,13 @@ class _Classifier(nn.Module):
 
 
 def pfl_rounds(
-    layers: nn.Module, task: Task, views: Views, *, learning_rate: float, batch_size: int, norm_clip: float
+    layers: nn.Module,
+    task: Task,
+    held: ClientExamples,
+    *,
+    learning_rate: float,
+    batch_size: int,
+    norm_clip: float,
 ) -> Callable[[Sequence[int]], None]:
     """A function that trains one round of the clients it is given: federated averaging with central Gaussian noise.
 
@@ -43,7 +49,7 @@ def pfl_rounds(
     algorithm, models, privacy = (_part(name) for name in ("algorithm", "model.pytorch", "privacy"))
 
     def examples(client: int) -> Any:
-        numbers = torch.from_numpy(views.examples(client))
+        numbers = torch.from_numpy(held.examples(client))
         return _part("data.pytorch").PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
 
     waiting: list[int] = []

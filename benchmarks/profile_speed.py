@@ -28,10 +28,10 @@ from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
 from simulation.batches import table_of
 from simulation.chunk import Chunk
+from simulation.client_examples import PartitionedExamples
+from simulation.cohort import chunk_updates
 from simulation.draws import SecureDraws
 from simulation.engine import engine_of
-from simulation.stacked_training import stacked_updates
-from simulation.views import PartitionViews
 
 Row = dict[str, Any]
 
@@ -97,21 +97,23 @@ def _profiled(name: str, repetitions: int, limit: float) -> Row:
 def _cohort(name: str) -> tuple[Callable[[], Tensor], int]:
     """Trains a cohort in this thread, which the profiler sees, and adds it up; and how many examples that are."""
     run, task = load_config([*WORK, f"model.name={name}"]), digits_like()
-    views = PartitionViews(partition_indices(task.train.targets, DataConfig(num_clients=CLIENTS, partition_seed=SEED)))
+    held = PartitionedExamples(
+        partition_indices(task.train.targets, DataConfig(num_clients=CLIENTS, partition_seed=SEED))
+    )
     start = flatten_parameters(build_model(name, task.input_shape, task.num_classes, seed=SEED))
-    engine, draws = engine_of(run, task, views=views), SecureDraws(secure_source())
+    engine, draws = engine_of(run, task, client_examples=held), SecureDraws(secure_source())
     settings = local_settings(run, len(task.train) // CLIENTS)
 
     def train() -> Tensor:
         total = ClippedSum(len(start), CLIP_NORM)
         for first in range(0, COHORT, engine.chunk):
-            held = [views.examples(client) for client in range(first, min(first + engine.chunk, COHORT))]
-            table = table_of(sorted(held, key=len, reverse=True))
-            chunk = Chunk(engine.stack, engine.data, table, [settings] * len(held), draws)
-            total.add(stacked_updates(chunk, start))
+            some = [held.examples(client) for client in range(first, min(first + engine.chunk, COHORT))]
+            table = table_of(sorted(some, key=len, reverse=True))
+            chunk = Chunk(engine.model, engine.data, table, [settings] * len(some), draws)
+            total.add(chunk_updates(chunk, start))
         return start
 
-    return train, int(views.sizes(np.arange(COHORT)).sum())
+    return train, int(held.sizes(np.arange(COHORT)).sum())
 
 
 def _shares(profiled: profile) -> Row:

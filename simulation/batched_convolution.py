@@ -24,13 +24,12 @@ class ChannelsLast:
     """From images as data sets have them, (k, n, channels, height, width)."""
 
     def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
-        """See `simulation.layers.Layer`."""
         return inputs.movedim(2, -1), None
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
     ) -> tuple[Tensor | None, list[Use]]:
-        """See `simulation.layers.Layer`. Nothing comes before."""
+        """Nothing comes before."""
         return None, []
 
 
@@ -51,7 +50,6 @@ class Convolution:
     block: int
 
     def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
-        """See `simulation.layers.Layer`."""
         clients, count, *image = inputs.shape
         rows, columns = self.output_size((image[0], image[1]))
         blocks = self._blocks(inputs.flatten(0, 1), rows, columns)
@@ -63,7 +61,6 @@ class Convolution:
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
     ) -> tuple[Tensor | None, list[Use]]:
-        """See `simulation.layers.Layer`."""
         patches, image = saved
         use = Use(self.weight, self.weight + 1, patches, grads.flatten(2, 3))
         if not further:
@@ -138,7 +135,6 @@ class MaxPool:
     stride: Pair
 
     def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
-        """See `simulation.layers.Layer`."""
         left, right = self._pair(inputs, 3)
         across = torch.maximum(left, right)
         upper, lower = self._pair(across, 2)
@@ -147,7 +143,6 @@ class MaxPool:
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
     ) -> tuple[Tensor | None, list[Use]]:
-        """See `simulation.layers.Layer`."""
         inputs, across = saved
         return self._spread(self._spread(grads, across, 2), inputs, 3), []
 

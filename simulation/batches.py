@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simulation.resident import Resident
-from simulation.views import Numbers
+from simulation.client_examples import Numbers, SharedExamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +102,12 @@ class Batch:
     weights: Tensor
 
 
-def read_mean(data: Resident, batch: BatchNumbers) -> Batch:
+def read_mean(data: SharedExamples, batch: BatchNumbers) -> Batch:
     """A batch whose weights make each client's sum a mean: 1 / count for what counts."""
     return _read(data, number_mean(data.targets, batch))
 
 
-def read_sum(data: Resident, batch: BatchNumbers) -> Batch:
+def read_sum(data: SharedExamples, batch: BatchNumbers) -> Batch:
     """A batch with the weight 1 for what counts."""
     return _read(data, _number(data.targets, batch, torch.ones(len(batch.counts))))
 
@@ -128,6 +127,6 @@ def _number(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Batch:
     return Batch(numbers, found, weights.to(targets.device))
 
 
-def _read(data: Resident, batch: Batch) -> Batch:
+def _read(data: SharedExamples, batch: Batch) -> Batch:
     inputs = data.read(batch.inputs.flatten())
     return replace(batch, inputs=inputs.view(*batch.inputs.shape, *data.inputs.shape[1:]))

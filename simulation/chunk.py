@@ -12,25 +12,25 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian
 from discreet.training.local_training import LocalSettings
 from simulation.batches import BatchNumbers, Table, poisson_batch, read_mean, read_sum, shuffled_batches
+from simulation.client_examples import SharedExamples
 from simulation.draws import Draws
-from simulation.resident import Resident
-from simulation.stacked_models import Stack
+from simulation.layer_sequence import LayerSequence
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """`SgdClients` and `DpSgdClients` by the passes of a `Stack`.
+    """`SgdClients` and `DpSgdClients` by the passes of its layers.
 
     Attributes:
-        stack: the architecture.
-        data: the resident data set.
+        model: the architecture.
+        data: the data set that all clients share.
         table: which examples the clients hold, those with most of them first.
         settings: of each; they differ in the noise of DP-SGD at most.
         draws: their random numbers, row by row.
     """
 
-    stack: Stack
-    data: Resident
+    model: LayerSequence
+    data: SharedExamples
     table: Table
     settings: Sequence[LocalSettings]
     draws: Draws
@@ -47,7 +47,7 @@ class Chunk:
     def add_mean_gradients(
         self, params: list[Tensor], batch: BatchNumbers, into: list[Tensor], *, keep: float, rate: float
     ) -> None:
-        self.stack.accumulate(params, read_mean(self.data, batch), into, keep=keep, rate=rate)
+        self.model.accumulate(params, read_mean(self.data, batch), into, keep=keep, rate=rate)
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> BatchNumbers:
         active = len(probabilities)
@@ -56,14 +56,14 @@ class Chunk:
 
     def clipped_sums(self, params: list[Tensor], batch: BatchNumbers, l2_norm_clip: float) -> Tensor:
         if not batch.counts.any():
-            return params[0].new_zeros(len(batch.counts), self.stack.layout.size)
-        return self.stack.clipped_sums(params, read_sum(self.data, batch), l2_norm_clip)
+            return params[0].new_zeros(len(batch.counts), self.model.layout.size)
+        return self.model.clipped_sums(params, read_sum(self.data, batch), l2_norm_clip)
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)
 
     def views(self, rows: Tensor) -> list[Tensor]:
-        return self.stack.layout.views(rows)
+        return self.model.layout.views(rows)
 
     @cached_property
     def _mechanisms(self) -> list[Gaussian]:

@@ -1,4 +1,4 @@
-"""Trains whole cohorts of virtual clients, many at a time: what `InProcessExchange` does one by one."""
+"""Trains whole cohorts of virtual clients, many at a time: what `InProcessTransport` does one by one."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.training.local_training import dp_sgd, sgd
 from simulation.accounts import Accounts, Admitted, admit
 from simulation.batches import table_of
 from simulation.chunk import Chunk
+from simulation.client_examples import Numbers
 from simulation.draws import Draws, SecureDraws, SeededDraws
+from simulation.dual_form import dual_is_cheaper, dual_sgd
 from simulation.engine import Engine
-from simulation.stacked_training import stacked_updates
-from simulation.views import Numbers
 from simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
 
 
-class BatchedExchange:
+class BatchedTransport:
     """An `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies are those of `InProcessExchange`: with a seed every client draws from its own streams, and without one
+    The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
     the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
     the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
     """
@@ -52,7 +53,7 @@ class BatchedExchange:
 
     def members(self) -> Sequence[int]:
         """Every virtual client."""
-        return range(len(self.engine.views))
+        return range(len(self.engine.client_examples))
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
@@ -75,7 +76,7 @@ class BatchedExchange:
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""
         clients: Numbers = np.asarray(cohort, dtype=np.int64)
-        sizes = self.engine.views.sizes(clients)
+        sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
         # Every worker gets as many chunks, and all are about as large: none idles.
         rounds = math.ceil(len(clients) / (self.engine.chunk * self.engine.workers))
@@ -97,7 +98,7 @@ class _Work:
 
 def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
     if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
-        size = engine.stack.layout.size
+        size = engine.model.layout.size
         return ForkedWorkers(train, count=engine.workers, num_params=size)
     return ThreadWorker(train)
 
@@ -105,8 +106,8 @@ def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
 def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: Tensor, work: _Work) -> Replies:
     """Trains a chunk from `params`, and adds it up."""
     draws, spent = _draws(run, work), work.admitted
-    table = table_of([engine.views.examples(client) for client in spent.clients])
-    updates = stacked_updates(Chunk(engine.stack, engine.data, table, spent.settings, draws), params).cpu()
+    table = table_of([engine.client_examples.examples(client) for client in spent.clients])
+    updates = chunk_updates(Chunk(engine.model, engine.data, table, spent.settings, draws), params).cpu()
     if work.local is not None:
         for row in range(len(updates)):
             updates[row] = release_update(updates[row], work.local, source=draws.local(row))
@@ -114,6 +115,24 @@ def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: T
     for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
         total.add(piece, row_norms(piece) <= work.clip_norm)
     return Replies(total.part(), spent.epsilon_example, spent.epsilon_local, spent.epsilon_local_pure)
+
+
+def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
+    """The change of the parameters of each client, (k, num_params), float32, not clipped.
+
+    Args:
+        chunk: at least one client; one without examples is treated as in `local_update`.
+        start: (num_params,), where everybody starts, on the device of the chunk's data.
+    """
+    start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
+    if dual_is_cheaper(chunk.model, max(sizes), settings):
+        return dual_sgd(chunk, start)
+    params = chunk.model.layout.copies(start, len(sizes))
+    if settings.example:
+        dp_sgd(chunk, params, sizes, settings)
+    else:
+        sgd(chunk, params, settings)
+    return chunk.model.layout.change(params, start)
 
 
 def _draws(run: RunConfig, work: _Work) -> Draws:

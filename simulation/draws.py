@@ -19,7 +19,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.training.local_training import epoch_order, step_batch, step_noise
-from simulation.views import Numbers
+from simulation.client_examples import Numbers
 
 
 class Draws(Protocol):

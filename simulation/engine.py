@@ -1,4 +1,4 @@
-"""What a simulation trains with: the resident data set, who holds what, the stacked models, and how much at once."""
+"""What a simulation trains with: the shared data set, who holds what, the model, and how much at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model
 from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import LocalSettings
-from simulation.resident import Resident, resident
-from simulation.span import spans
-from simulation.stacked_models import Stack, stack_of
-from simulation.views import Views, views_of
+from simulation.client_examples import ClientExamples, SharedExamples, client_examples_of, shared_examples
+from simulation.dual_form import dual_is_cheaper
+from simulation.layer_sequence import LayerSequence
+from simulation.sequence_builder import sequence_of
 
 logger = logging.getLogger("discreet")
 
@@ -34,16 +34,16 @@ class Engine:
     """What trains virtual clients.
 
     Attributes:
-        data: the resident data set, on the device that computes.
-        views: which rows of it each client holds.
-        stack: many models of the run's architecture.
+        data: the data set that all clients share, on the device that computes.
+        client_examples: which rows of it each client holds.
+        model: its layers, for many clients at once.
         chunk: how many clients are trained together at most.
         workers: how many chunks are trained at the same time, each in a process of its own.
     """
 
-    data: Resident
-    views: Views
-    stack: Stack
+    data: SharedExamples
+    client_examples: ClientExamples
+    model: LayerSequence
     chunk: int
     workers: int
 
@@ -52,8 +52,8 @@ class Engine:
             raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
 
 
-def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engine:
-    """The engine for a run on a task; `views` in place of the run's own partition.
+def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
+    """The engine for a run on a task; `client_examples` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
 
@@ -64,41 +64,41 @@ def engine_of(run: RunConfig, task: Task, *, views: Views | None = None) -> Engi
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=0).to(device)
     fixed, learned = split_fixed(model)
     if fixed is None:
-        data = resident(task.train, device)
+        data = shared_examples(task.train, device)
     else:
         logger.info("the fixed features of %d examples are computed once", len(task.train))
-        data = resident(features_of(fixed, task.train), device)
-    if views is None:
-        views = views_of(task, run.data)
-    stack = learned_stack(model, task.input_shape)
-    if stack is None:
+        data = shared_examples(features_of(fixed, task.train), device)
+    if client_examples is None:
+        client_examples = client_examples_of(task, run.data)
+    layers = learned_layers(model, task.input_shape)
+    if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
     settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
-    examples = int(views.sizes(np.arange(min(len(views), 100))).max(initial=0))
-    in_span = not run.privacy.example.enabled and spans(stack, examples, settings)
+    examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
+    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, settings)
     return Engine(
         data,
-        views,
-        stack,
+        client_examples,
+        layers,
         chunk=chunk_size(
             learned,
             data.read(torch.zeros(1, dtype=torch.int64, device=device)),
             batch_size=training.batch_size,
-            spanned=examples if in_span else 0,
+            dual=examples if in_dual_form else 0,
         ),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
     )
 
 
-def learned_stack(model: nn.Module, input_shape: tuple[int, ...]) -> Stack | None:
-    """The stack of what learns in a model; None where a layer has no pass by hand."""
+def learned_layers(model: nn.Module, input_shape: tuple[int, ...]) -> LayerSequence | None:
+    """The layers of a model that learn; None if one of them has no pass by hand."""
     fixed, learned = split_fixed(model)
-    return stack_of(learned, input_shape if fixed is None else (fixed.out_features,))
+    return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,))
 
 
-def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: int = 0) -> int:
+def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0) -> int:
     """How many clients to train together: what they read and write again and again is to stay in the cache.
 
     That is their parameters, the change of these, and what a batch leaves for the backward pass.
@@ -107,7 +107,7 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: i
         model: on the device that computes.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
-        spanned: where the first weight is trained in the span (`simulation.span`), the examples of a client; else 0.
+        dual: the examples of a client if the first layer is trained in its dual form (`simulation.dual_form`), else 0.
     """
     kept = 0
 
@@ -121,9 +121,9 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, spanned: i
     with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
         model(example)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    if spanned:
+    if dual:
         first = next(model.parameters())
-        sizes[0] = spanned * (spanned + 2 * len(first))
+        sizes[0] = dual * (dual + 2 * len(first))
     floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
     kind = example.device.type
     fitting = CHUNK_BYTES[kind] // (4 * floats)

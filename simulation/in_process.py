@@ -21,8 +21,8 @@ from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Transport
 from simulation.accounts import Accounts
-from simulation.cohort import BatchedExchange
-from simulation.engine import CHUNK_BYTES, engine_of, learned_stack
+from simulation.cohort import BatchedTransport
+from simulation.engine import CHUNK_BYTES, engine_of, learned_layers
 
 logger = logging.getLogger("discreet")
 
@@ -30,7 +30,7 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 
 @dataclass(frozen=True)
-class InProcessExchange:
+class InProcessTransport:
     """An `Transport` that calls each client where it stands."""
 
     run: RunConfig
@@ -70,7 +70,7 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         _refuse_uncovered(config, uncovered)
         if config.engine == "one_by_one" or uncovered:
             logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
-            exchange: Transport = InProcessExchange(session.config, str(session.folder.path))
+            exchange: Transport = InProcessTransport(session.config, str(session.folder.path))
         else:
             exchange = stack.enter_context(batched(session))
         outcome = session.training(exchange, progress=progress).run(session.checkpoint)
@@ -99,7 +99,7 @@ def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
 
 
 def _unknown_layers(session: Session) -> str | None:
-    covered = learned_stack(session.model, session.task.input_shape) is not None
+    covered = learned_layers(session.model, session.task.input_shape) is not None
     return None if covered else f"model.name={session.config.model.name}"
 
 
@@ -116,7 +116,7 @@ def not_batched(config: RunConfig) -> str | None:
     return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
 
 
-def batched(session: Session) -> BatchedExchange:
+def batched(session: Session) -> BatchedTransport:
     """The exchange that trains a session's clients many at a time."""
     config, accounts = session.config, None
     if accounts_itself(config):
@@ -124,4 +124,4 @@ def batched(session: Session) -> BatchedExchange:
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
     engine = engine_of(config, session.task)
     logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedExchange(config, engine, accounts=accounts)
+    return BatchedTransport(config, engine, accounts=accounts)

@@ -1,7 +1,7 @@
 """Where chunks of clients are trained: side by side in processes that share memory, or in a thread of this one.
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
-than one. Forked processes have the resident data set and the engine as they stand, without a copy; parameters and
+than one. Forked processes have the shared data set and the engine as they stand, without a copy; parameters and
 sums pass through memory that all of them map. Work goes to them through pipes, written and read by the caller
 itself: an executor's threads came too late, and workers idled a third of the time.
 """

@@ -65,10 +65,7 @@ MUTANTS = (
         "simulation/chunk.py",
         "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)",
         "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step) if sums.any() else sums",
-        (
-            "tests/simulation/test_stacked_training.py"
-            "::test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step",
-        ),
+        ("tests/simulation/test_chunk.py::test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step",),
     ),
     Mutant(
         "privacy.json counts the rounds and not the ledger",
@@ -114,7 +111,7 @@ MUTANTS = (
         "batch = poisson_batch(self.table, clients, positions, active=active)\n"
         "        batch.counts.clip(max=self.settings[0].batch_size + 2, out=batch.counts)\n"
         "        return batch",
-        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+        ("tests/simulation/test_chunk.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
     ),
     # Clipping.
     Mutant(
@@ -154,10 +151,10 @@ MUTANTS = (
     ),
     Mutant(
         "the batched engine leaves the bias out of a gradient's norm",
-        "simulation/stacked_models.py",
+        "simulation/layer_sequence.py",
         "added = 0 if use.bias is None else 1",
         "added = 0",
-        ("tests/simulation/test_stacked_training.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
+        ("tests/simulation/test_chunk.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
     ),
     # Noise.
     Mutant(

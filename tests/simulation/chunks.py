@@ -14,11 +14,11 @@ from discreet.tasks.models import build_model, flatten_parameters
 from discreet.training.local_training import LocalSettings, local_update
 from simulation.batches import table_of
 from simulation.chunk import Chunk
+from simulation.client_examples import Numbers, SharedExamples, shared_examples
+from simulation.cohort import chunk_updates
 from simulation.draws import Draws, SeededDraws
-from simulation.resident import Resident, resident
-from simulation.stacked_models import Stack, stack_of
-from simulation.stacked_training import stacked_updates
-from simulation.views import Numbers
+from simulation.layer_sequence import LayerSequence
+from simulation.sequence_builder import sequence_of
 
 CLASSES = 5
 
@@ -42,8 +42,8 @@ class Clients:
         return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=generator))
 
     @property
-    def resident(self) -> Resident:
-        return resident(self.data, torch.device("cpu"))
+    def shared(self) -> SharedExamples:
+        return shared_examples(self.data, torch.device("cpu"))
 
     @property
     def held(self) -> list[Numbers]:
@@ -56,19 +56,19 @@ class Clients:
         return flatten_parameters(build_model(self.model, self.shape, CLASSES, seed=self.seed))
 
     @property
-    def stack(self) -> Stack:
-        stack = stack_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
-        assert stack is not None
-        return stack
+    def layers(self) -> LayerSequence:
+        found = sequence_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
+        assert found is not None
+        return found
 
     def sources(self) -> list[RandomSource]:
         return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]
 
     def chunk(self, how: Sequence[LocalSettings], draws: Draws) -> Chunk:
-        return Chunk(self.stack, self.resident, table_of(self.held), how, draws)
+        return Chunk(self.layers, self.shared, table_of(self.held), how, draws)
 
     def together(self, how: LocalSettings) -> Tensor:
-        return stacked_updates(self.chunk([how] * len(self.sizes), SeededDraws(self.sources())), self.start)
+        return chunk_updates(self.chunk([how] * len(self.sizes), SeededDraws(self.sources())), self.start)
 
     def alone(self, how: LocalSettings) -> Tensor:
         model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data

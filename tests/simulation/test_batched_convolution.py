@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from discreet.privacy.rules.recurrent import LSTMLayer
 from simulation.batches import Batch
-from simulation.chain import chain_of
-from simulation.stacked_models import stack_of
+from simulation.sequence_builder import sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -27,12 +26,12 @@ def gradients_by_torch(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
 
 
 def gradients_by_hand(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
-    stack = stack_of(model, tuple(batch.inputs.shape[2:]))
-    assert stack is not None
-    params = [view.contiguous() for view in stack.layout.views(rows)]
+    layers = sequence_of(model, tuple(batch.inputs.shape[2:]))
+    assert layers is not None
+    params = [view.contiguous() for view in layers.layout.views(rows)]
     into = [torch.zeros_like(values) for values in params]
-    stack.accumulate(params, batch, into, keep=1.0, rate=1.0)
-    return stack.layout.rows(into)
+    layers.accumulate(params, batch, into, keep=1.0, rate=1.0)
+    return layers.layout.rows(into)
 
 
 def compare(model: nn.Module, image: tuple[int, ...], classes: int) -> None:
@@ -90,17 +89,17 @@ def test_ties_go_to_the_first_place_row_by_row() -> None:
      nn.Conv2d(1, 2, 2, padding_mode="circular", padding=1), nn.MaxPool2d(3), nn.GroupNorm(1, 1), nn.MaxPool2d(2)],
 )  # fmt: skip
 def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> None:
-    assert chain_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
+    assert sequence_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
 
 
 def test_sequences_are_read_at_their_last_step_alone() -> None:
     layers = [nn.Embedding(5, 3), LSTMLayer(3, 2)]
-    assert chain_of(nn.Sequential(*layers, nn.Identity(), nn.Linear(2, 5)), (4,)) is None
-    assert chain_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)), (4,)) is None
-    assert chain_of(nn.Sequential(*layers, nn.Linear(2, 5)), (4,)) is None
+    assert sequence_of(nn.Sequential(*layers, nn.Identity(), nn.Linear(2, 5)), (4,)) is None
+    assert sequence_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)), (4,)) is None
+    assert sequence_of(nn.Sequential(*layers, nn.Linear(2, 5)), (4,)) is None
 
 
 def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func() -> None:
-    assert chain_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
-    assert chain_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
-    assert chain_of(nn.Linear(6, 2), (6,)) is None
+    assert sequence_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
+    assert sequence_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
+    assert sequence_of(nn.Linear(6, 2), (6,)) is None

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulation.batches import BatchNumbers, Table, poisson_batch, read_mean, read_sum, shuffled_batches, table_of
-from simulation.resident import Resident
-from simulation.views import Numbers
+from simulation.client_examples import Numbers, SharedExamples
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(lambda sizes: sorted(sizes, reverse=True))
 
@@ -66,7 +65,7 @@ def test_active_clients_have_more_examples_than_the_position() -> None:
 
 
 def test_weights_make_means_and_sums_of_what_counts() -> None:
-    data = Resident(torch.arange(8.0).unsqueeze(1), torch.arange(8))
+    data = SharedExamples(torch.arange(8.0).unsqueeze(1), torch.arange(8))
     batch = BatchNumbers(np.array([[3, 4], [5, 5]]), np.array([2, 1]))
     assert read_mean(data, batch).weights.tolist() == [[0.5, 0.5], [1.0, 0.0]]
     assert read_sum(data, batch).weights.tolist() == [[1.0, 1.0], [1.0, 0.0]]

@@ -20,10 +20,10 @@ from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure, Replies
 from discreet.tasks.models import MODELS
 from simulation.accounts import Admitted, admit
-from simulation.cohort import BatchedExchange
+from simulation.client_examples import ClientExamples, Numbers, SampledExamples
+from simulation.cohort import BatchedTransport
 from simulation.engine import Engine
 from simulation.in_process import simulate
-from simulation.views import Numbers, SampledViews, Views
 from tests.simulation.chunks import Clients
 
 SMALL = (
@@ -156,17 +156,17 @@ def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
     found: list[Replies] = []
     start = Clients("logistic_regression", (4,), (30, 3)).start
     for _ in range(2):
-        with exchange(1, 1, "seed=null", views=Alike()) as asked:
+        with exchange(1, 1, "seed=null", client_examples=Alike()) as asked:
             how = {"round_number": 2, "params": start, "clip_norm": 0.1}
             found += [kept(part) for part in asked.ask(**how, cohort=range(20))]
     assert len({tuple(each.part.values.tolist()) for each in found}) == 40
 
 
-def exchange(chunk: int, workers: int, *words: str, views: Views | None = None) -> BatchedExchange:
+def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamples | None = None) -> BatchedTransport:
     some = Clients("logistic_regression", (4,), (30, 3))
-    views = views or SampledViews(10**6, len(some.data), 5, seed=31)
+    client_examples = client_examples or SampledExamples(10**6, len(some.data), 5, seed=31)
     config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
-    return BatchedExchange(config, Engine(some.resident, views, some.stack, chunk, workers), accounts=None)
+    return BatchedTransport(config, Engine(some.shared, client_examples, some.layers, chunk, workers), accounts=None)
 
 
 def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[Replies]:
@@ -233,4 +233,4 @@ def test_every_client_of_the_population_can_be_asked() -> None:
 def test_an_engine_trains_at_least_one_client(chunk: int, workers: int) -> None:
     some = Clients("logistic_regression", (4,), (3,))
     with pytest.raises(ValueError, match="must be at least 1"):
-        Engine(some.resident, SampledViews(5, 3, 1, seed=3), some.stack, chunk, workers)
+        Engine(some.shared, SampledExamples(5, 3, 1, seed=3), some.layers, chunk, workers)

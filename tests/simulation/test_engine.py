@@ -12,23 +12,23 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.transport import Replies
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import MODELS, build_model, flatten_parameters
-from simulation.cohort import BatchedExchange
-from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_stack
+from simulation.client_examples import SampledExamples
+from simulation.cohort import BatchedTransport
+from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_layers
 from simulation.in_process import simulate
-from simulation.views import SampledViews
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:
     run = load_config(["data.num_clients=7", "model.name=mlp"])
     engine = engine_of(run, load_task("digits"))
-    assert len(engine.views) == 7
-    assert sum(len(engine.views.examples(client)) for client in range(7)) == len(engine.data)
+    assert len(engine.client_examples) == 7
+    assert sum(len(engine.client_examples.examples(client)) for client in range(7)) == len(engine.data)
     assert engine.workers == len(os.sched_getaffinity(0))
 
 
-def test_other_views_can_be_given() -> None:
-    views = SampledViews(10**6, 50, 5, seed=9)
-    assert len(engine_of(load_config([]), load_task("digits"), views=views).views) == 10**6
+def test_other_clients_can_be_given() -> None:
+    held = SampledExamples(10**6, 50, 5, seed=9)
+    assert len(engine_of(load_config([]), load_task("digits"), client_examples=held).client_examples) == 10**6
 
 
 def test_large_models_are_trained_fewer_at_a_time() -> None:
@@ -43,7 +43,7 @@ def test_large_models_are_trained_fewer_at_a_time() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_project_has_its_passes_by_hand(name: str) -> None:
     shape = (12,) if name == "lstm" else (1, 28, 28)
-    assert learned_stack(build_model(name, shape, 10, seed=5), shape) is not None
+    assert learned_layers(build_model(name, shape, 10, seed=5), shape) is not None
 
 
 def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +57,9 @@ def test_a_model_beyond_the_cache_is_trained_alone() -> None:
     assert chunk_size(nn.Linear(width, 1), torch.rand(1, width), batch_size=10) == 1
 
 
-def test_the_span_leaves_room_for_more() -> None:
+def test_the_dual_form_leaves_room_for_more() -> None:
     model, example = build_model("mlp", (784,), 10, seed=5), torch.rand(1, 784)
-    assert chunk_size(model, example, batch_size=10, spanned=60) > 2 * chunk_size(model, example, batch_size=10)
+    assert chunk_size(model, example, batch_size=10, dual=60) > 2 * chunk_size(model, example, batch_size=10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -69,7 +69,7 @@ def test_a_gpu_gives_the_same_updates() -> None:
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
         run = load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words])
         start = flatten_parameters(build_model("cnn", task.input_shape, task.num_classes, seed=5))
-        with BatchedExchange(run, engine_of(run, task), accounts=None) as exchange:
+        with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
         found.append(sum(part.part.values for part in replies if isinstance(part, Replies)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A population of any size from the command line: clients are views of the data, and none is held."""
+"""A population of any size from the command line: clients are client_examples of the data, and none is held."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_both_engines_train_the_same_million_clients(tmp_path: Path) -> None:
 def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
     config = load_config(WORDS)
     task = load_task("digits")
-    views = engine_of(config, task).views
+    client_examples = engine_of(config, task).client_examples
     for client in (0, 7, MILLION - 1):
-        viewed = task.train.subset(torch.from_numpy(views.examples(client)))
+        viewed = task.train.subset(torch.from_numpy(client_examples.examples(client)))
         held = share_of(config, client)
         assert len(held) == 10
         assert torch.equal(held.inputs, viewed.inputs)

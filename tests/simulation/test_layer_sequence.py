@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simulation.parameter_layout import layout_of
+from simulation.layer_sequence import layout_of
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
     layout, params = layout_of([(2, 3), (2,)], [(1, 0), (0,)]), torch.arange(8.0)
-    for values in layout.stack(params, count):
+    for values in layout.copies(params, count):
         values.add_(1.0)
     assert torch.equal(params, torch.arange(8.0))
 

@@ -13,9 +13,9 @@ from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from simulation.batches import table_of
 from simulation.chunk import Chunk
+from simulation.client_examples import shared_examples
+from simulation.cohort import chunk_updates
 from simulation.draws import SecureDraws
-from simulation.resident import resident
-from simulation.stacked_training import stacked_updates
 from tests.client_app.clients import clipped, gradients, write
 from tests.simulation.chunks import Clients, apart
 
@@ -112,8 +112,8 @@ def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
     clients = Clients("cnn", (1, 8, 8), (4, 4, 4))
     data = clients.data
     data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
-    chunk = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=resident(data, torch.device("cpu")))
-    updates = stacked_updates(chunk, clients.start)
+    chunk = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared_examples(data, torch.device("cpu")))
+    updates = chunk_updates(chunk, clients.start)
     assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
 
 
@@ -122,8 +122,10 @@ def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
     how, data = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.data
     data.inputs[clients.held[0][2]] = torch.nan
     held = [clients.held[0], np.delete(clients.held[0], 2)]
-    chunk = Chunk(clients.stack, resident(data, torch.device("cpu")), table_of(held), [how] * 2, SecureDraws(secure()))
-    updates = stacked_updates(chunk, clients.start)
+    chunk = Chunk(
+        clients.layers, shared_examples(data, torch.device("cpu")), table_of(held), [how] * 2, SecureDraws(secure())
+    )
+    updates = chunk_updates(chunk, clients.start)
     assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
 
 
@@ -133,7 +135,7 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     rare = LocalSettings(1, 1, 1.0, 0.0)
     how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
     chunk = clients.chunk(how, SecureDraws(secure()))
-    first, second = stacked_updates(chunk, clients.start).std(dim=1).tolist()
+    first, second = chunk_updates(chunk, clients.start).std(dim=1).tolist()
     steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2

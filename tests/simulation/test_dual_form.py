@@ -1,4 +1,4 @@
-"""Training in the span of the examples is training."""
+"""Training in the dual form is training."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
-from simulation import stacked_training
 from simulation.draws import SeededDraws
-from simulation.span import span_sgd, spans
+from simulation.dual_form import dual_is_cheaper, dual_sgd
 from tests.simulation.chunks import Clients, apart
 
 PLAIN = LocalSettings(1, 10, 0.1, 0.0)
 
 
 def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
-    return span_sgd(clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources())), clients.start)
+    return dual_sgd(clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources())), clients.start)
 
 
 @settings(max_examples=25, deadline=None)
@@ -39,25 +38,25 @@ def test_it_moves_clients_as_each_moves_alone(
 
 
 def test_it_is_taken_where_the_first_layer_is_large_for_the_examples() -> None:
-    stack = Clients("mlp", (784,), (1,)).stack
-    assert spans(stack, 60, PLAIN)
-    assert not spans(stack, 5000, PLAIN)
-    assert spans(stack, 300, replace(PLAIN, epochs=5))
-    assert not spans(stack, 0, PLAIN)
+    layers = Clients("mlp", (784,), (1,)).layers
+    assert dual_is_cheaper(layers, 60, PLAIN)
+    assert not dual_is_cheaper(layers, 5000, PLAIN)
+    assert dual_is_cheaper(layers, 300, replace(PLAIN, epochs=5))
+    assert not dual_is_cheaper(layers, 0, PLAIN)
 
 
 def test_it_is_not_taken_for_dp_sgd_whose_noise_leaves_the_span() -> None:
     private = replace(PLAIN, example=ExamplePrivacy(1.0, 1.0))
-    assert not spans(Clients("mlp", (784,), (1,)).stack, 60, private)
+    assert not dual_is_cheaper(Clients("mlp", (784,), (1,)).layers, 60, private)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("cnn", (1, 8, 8)), ("lstm", (6,))])
 def test_it_is_not_taken_for_models_that_do_not_start_with_a_linear_layer(model: str, shape: tuple[int, ...]) -> None:
-    assert not spans(Clients(model, shape, (1,)).stack, 4, PLAIN)
+    assert not dual_is_cheaper(Clients(model, shape, (1,)).layers, 4, PLAIN)
 
 
 def test_both_ways_agree_on_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, how = Clients("mlp", (1, 8, 8), (9, 4)), LocalSettings(2, 4, 0.1, 0.5)
     together = clients.together(how)
-    monkeypatch.setattr(stacked_training, "spans", lambda *_: False)
+    monkeypatch.setattr("simulation.cohort.dual_is_cheaper", lambda *_: False)
     assert apart(together, clients.together(how)) < 1e-5

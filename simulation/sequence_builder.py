@@ -1,10 +1,9 @@
-"""From a model to the chain of layers with passes by hand, where all of its layers have one."""
+"""From a model to the sequence of its layers with passes by hand, if all of its layers have one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -12,34 +11,23 @@ from torch import nn
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
 from simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
-from simulation.batched_recurrent import Embedding, LastStep, Recurrence
-from simulation.layers import Dense, Layer, Relu, Tanh
+from simulation.layer_sequence import LayerSequence, layout_of
+from simulation.layers import Dense, Embedding, LastStep, Layer, Recurrence, Relu, Tanh
 
 Shape = tuple[int, ...]
 
 TRAINED = (Dense, Convolution, Embedding, Recurrence)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Layers in order, and how they want every parameter: see `simulation.parameter_layout.Block`."""
-
-    layers: tuple[Layer, ...]
-    shapes: tuple[Shape, ...]
-    orders: tuple[Shape, ...]
-
-    @property
-    def first(self) -> int:
-        """The first layer that has parameters."""
-        return next(number for number, layer in enumerate(self.layers) if isinstance(layer, TRAINED))
-
-
 class _Uncovered(Exception):
     """A layer has no pass by hand."""
 
 
-def chain_of(model: nn.Module, input_shape: Shape) -> Chain | None:
-    """The chain of a model for inputs of `input_shape`; None where a layer, or how it is set, is not covered."""
+def sequence_of(model: nn.Module, input_shape: Shape) -> LayerSequence | None:
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
+
+    The loss is the cross entropy.
+    """
     if type(model) is not nn.Sequential:
         return None
     builder = _Builder(input_shape)
@@ -47,7 +35,10 @@ def chain_of(model: nn.Module, input_shape: Shape) -> Chain | None:
         builder.sequence(model)
     except _Uncovered:
         return None
-    return Chain(tuple(builder.layers), tuple(builder.shapes), tuple(builder.orders)) if builder.shapes else None
+    if not builder.shapes:
+        return None
+    first = next(number for number, layer in enumerate(builder.layers) if isinstance(layer, TRAINED))
+    return LayerSequence(tuple(builder.layers), layout_of(builder.shapes, builder.orders), first)
 
 
 class _Builder:
