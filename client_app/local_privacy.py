@@ -27,7 +27,7 @@ from discreet.privacy.mechanisms import (
     analytic_gaussian_noise_multiplier,
     laplace_step_sensitivity,
 )
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
@@ -144,9 +144,7 @@ def release_step(
         return torch.zeros_like(params)
     load_parameters(model, params)
     model.train()
-    total, _ = clipped_gradient_sum(
-        model, examples.inputs, targets=examples.targets, l2_norm_clip=privacy.norm_clip, order=1
-    )
+    total, _ = l1_clipped_gradient_sum(model, examples.inputs, targets=examples.targets, l1_norm_clip=privacy.norm_clip)
     step = -learning_rate * total / len(examples)
     sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)

@@ -2,13 +2,15 @@
 
 If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
 layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
-formulas and their sources). Every other model is served by torch.func, and the log "discreet" says so once. Which of
-the two it is follows from the layers alone (`rules/one_pass.py`).
+formulas and their sources). Which models those are follows from the layers alone: an nn.Sequential, nested or not, or a
+single layer, in which every parameter serves one layer, once. PyTorch's own code says what runs between the layers.
+Every other model is served by torch.func (`rules/any_model.py`), and the log "discreet" says so once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
@@ -17,31 +19,36 @@ from torch import Tensor, nn
 
 from discreet.privacy.clipping import clip_factors
 from discreet.privacy.rules.any_model import built_terms
-from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of
-from discreet.privacy.rules.one_pass import layers_with_rules, one_pass
-from discreet.privacy.rules.terms import Parts, Term
+from discreet.privacy.rules.attention import ATTENTION_RULES, covers
+from discreet.privacy.rules.convolution import CONVOLUTION_RULES
+from discreet.privacy.rules.linear import LINEAR_RULES, is_perceptron, perceptron_terms
+from discreet.privacy.rules.normalisation import NORMALISATION_RULES
+from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of, logit_gradients
+from discreet.privacy.rules.recurrent import RECURRENT_RULES
+from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged
 
-__all__ = ["Loss", "clipped_gradient_sum", "cross_entropy"]
+__all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
 
+RULES: dict[type[nn.Module], Rule] = {
+    **LINEAR_RULES,
+    **CONVOLUTION_RULES,
+    **NORMALISATION_RULES,
+    **RECURRENT_RULES,
+    **ATTENTION_RULES,
+}
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
+Batch = tuple[Tensor, Tensor]  # inputs and targets
 
 
 def clipped_gradient_sum(
-    model: nn.Module,
-    inputs: Tensor,
-    *,
-    targets: Tensor,
-    l2_norm_clip: float,
-    loss: Loss = cross_entropy,
-    micro_batch: int | None = None,
-    order: int = 2,
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, l2_norm_clip: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
-    """The sum of per-example gradients, each clipped to a norm, and the norms before clipping.
+    """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
     With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C = l2_norm_clip (Abadi et
-    al. 2016, Algorithm 1, without the noise).
+    al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up to that of the batch.
 
     Args:
       model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
@@ -49,16 +56,14 @@ def clipped_gradient_sum(
       targets: (n, ...), as the loss takes them.
       l2_norm_clip: C, finite and above 0, in the gradient's units.
       loss: from outputs (n, ...) and targets to one value an example, (n,), that depends on that example alone.
-      micro_batch: the most examples in memory at once; None for all. The result differs by rounding only.
-      order: 2 clips L2 norms. 1 clips L1 norms, for Laplace noise: then C bounds the L1 norm.
 
     Returns:
       total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones.
-      norms, (n,), of that order. A gradient that is not finite, or whose squared norm overflows, counts as zero in
-      the sum, and its norm is inf.
+      norms, (n,). A gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and its
+      norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in the norm of that order, up to the
-    rounding of the float sum itself. n = 0 gives zeros and no norms.
+    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
+    sum itself. n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a layer that mixes examples (BatchNorm) or draws random numbers (dropout in
@@ -69,45 +74,41 @@ def clipped_gradient_sum(
     >>> total.shape, bool(total.norm() <= 0.5), bool((norms > 0).all())
     (torch.Size([6]), True, True)
     """
-    _validate(inputs, targets, l2_norm_clip, micro_batch, order)
-    layout = layout_of(model)
-    objective, layers, total = Objective(model, layout, loss, order), layers_with_rules(model), layout.unwritten()
-    if len(inputs) == 0 or not layout.slots:
-        return total.zero_(), total.new_zeros(len(inputs))
-    fitting = len(inputs) if layers is not None else max(1, _BUILT_FLOATS // len(total))
-    step, parts = min(fitting, micro_batch or len(inputs)), layout.parts(total)
-    batches = [(inputs, targets)]
-    if step < len(inputs):
-        batches = list(zip(torch.split(inputs, step), torch.split(targets, step), strict=True))
-    with torch.set_grad_enabled(False):
-        norms = [_add_clipped(objective, layers, batch, clip=l2_norm_clip, parts=parts) for batch in batches]
-        parts.finish()
-    return total, torch.cat(norms)
+    if not (0 < l2_norm_clip < math.inf):
+        raise ValueError(f"l2_norm_clip must be finite and above 0, not {l2_norm_clip}")
+    return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip)
 
 
-def _validate(inputs: Tensor, targets: Tensor, clip: float, micro_batch: int | None, order: int) -> None:
-    if not (0 < clip < math.inf):
-        raise ValueError(f"l2_norm_clip must be finite and above 0, not {clip}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
-    if order not in (1, 2):
-        raise ValueError(f"order must be 1 or 2, not {order}")
+def l1_clipped_gradient_sum(
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, l1_norm_clip: float, loss: Loss = cross_entropy
+) -> tuple[Tensor, Tensor]:
+    """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
+    if not (0 < l1_norm_clip < math.inf):
+        raise ValueError(f"l1_norm_clip must be finite and above 0, not {l1_norm_clip}")
+    return _clipped_sum(Objective(model, layout_of(model), loss, order=1), inputs, targets, l1_norm_clip)
+
+
+def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
-
-
-Batch = tuple[Tensor, Tensor]  # inputs and targets
-
-
-def _add_clipped(
-    objective: Objective, layers: list[nn.Module] | None, batch: Batch, *, clip: float, parts: Parts
-) -> Tensor:
-    """Adds the clipped gradients of n >= 1 examples to `parts`; gives the examples' norms, (n,)."""
-    terms, finite_norms, norms = _finite_terms(objective, layers, batch)
-    weights = clip_factors(finite_norms, clip * LOSS_SCALE)
-    while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
-        terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
-    return norms * _UNSCALE
+    layers, parameters = layers_with_rules(objective.model), objective.layout.parameters
+    if len(inputs) == 0 or not objective.layout.slots:
+        return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
+    batches = [(inputs, targets)]
+    if layers is None:
+        step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
+        batches = list(zip(torch.split(inputs, step), torch.split(targets, step), strict=True))
+    parts, found = None, []
+    with torch.set_grad_enabled(False):
+        for batch in batches:
+            terms, finite_norms, norms = _finite_terms(objective, layers, batch)
+            weights = clip_factors(finite_norms, clip * LOSS_SCALE)
+            parts = parts or Parts(parameters)  # after the backward pass, whose memory the sum can have
+            while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
+                terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
+            found.append(norms * _UNSCALE)
+        assert parts is not None
+        return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _finite_terms(
@@ -137,3 +138,53 @@ def _norms(terms: list[Term], order: int) -> Tensor:
     """Norms (n,) of the gradients that the terms, one at least, make up together."""
     total = reduce(add, (term.mass(order) for term in terms))
     return total if order == 1 else total.sqrt()
+
+
+def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
+    """The layers of a model in the order in which they run; None if one has no rule or shares its parameters."""
+    layers = _layers(model)
+    if layers is None:
+        return None
+    parts = (part for layer in layers for part in (layer.modules() if layer._modules else (layer,)))
+    used = [id(value) for part in parts for value in part._parameters.values() if value is not None]
+    return layers if len(used) == len(set(used)) else None
+
+
+def _layers(model: nn.Module) -> list[nn.Module] | None:
+    if not unchanged(model):
+        return None
+    if type(model) is nn.Sequential:
+        parts = [_layers(part) for part in model]
+        return None if None in parts else [layer for part in parts if part is not None for layer in part]
+    known = type(model) in RULES and (not isinstance(model, nn.TransformerEncoderLayer) or covers(model))
+    return [model] if known else None
+
+
+def one_pass(objective: Objective, layers: Sequence[nn.Module], inputs: Tensor, targets: Tensor) -> list[Term]:
+    """Terms of the gradients of LOSS_SCALE times the loss, for n >= 1 examples, in the order of the layers.
+
+    Raises:
+      ValueError: what a layer reads does not have the examples in its first dimension.
+    """
+    known = objective.has_known_gradient(targets)
+    if known and is_perceptron(layers, inputs):
+        return perceptron_terms(layers, inputs, targets, slots=objective.layout.slots)
+    tape = Tape(objective.layout.slots, len(inputs), objective.order)
+    with torch.enable_grad():
+        outputs = inputs
+        for layer in layers:
+            outputs = RULES[type(layer)](tape, layer, outputs)
+    pairs = zip(tape.uses, _output_gradients(objective, outputs, targets, tape.uses), strict=True)
+    return [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
+
+
+def _output_gradients(
+    objective: Objective, outputs: Tensor, targets: Tensor, uses: Sequence[Use]
+) -> Sequence[Tensor | None]:
+    """The gradient of LOSS_SCALE times the loss at the outputs of each use."""
+    edges = [use.edge for use in uses]
+    if objective.has_known_gradient(targets) and outputs.dim() == 2:
+        return torch.autograd.grad(outputs, edges, logit_gradients(outputs, targets), allow_unused=True)
+    with torch.enable_grad():
+        losses = objective.losses(outputs, targets)
+    return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
-from discreet.privacy.rules.objective import Layout
 from discreet.privacy.rules.recurrent import LSTMLayer
-from tests.privacy.test_per_example_oracle import assert_matches, clipped_sum, single_gradients
+from tests.privacy.test_per_example_oracle import assert_matches, clipped_sum, fast_sum, single_gradients
 
 
 def characters() -> nn.Module:
@@ -90,14 +89,15 @@ def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) ->
     torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
 
 
-@given(count=st.integers(0, 7), micro_batch=st.integers(1, 9), build=st.sampled_from([perceptron, characters]))
+@given(count=st.integers(0, 7), cut=st.integers(0, 7), build=st.sampled_from([perceptron, characters]))
 @settings(max_examples=25, deadline=None)
-def test_micro_batches_change_nothing(count: int, micro_batch: int, build: Callable[[], nn.Module]) -> None:
+def test_sums_of_parts_of_a_batch_add_up(count: int, cut: int, build: Callable[[], nn.Module]) -> None:
     model, inputs, targets = batch(build, count, seed=6599)
-    whole = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.4)
-    pieces = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.4, micro_batch=micro_batch)
-    torch.testing.assert_close(pieces[0], whole[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(pieces[1], whole[1], rtol=1e-4, atol=0)
+    whole, norms = fast_sum(model, inputs, targets, clip=0.4)
+    first, first_norms = fast_sum(model, inputs[:cut], targets[:cut], clip=0.4)
+    second, second_norms = fast_sum(model, inputs[cut:], targets[cut:], clip=0.4)
+    torch.testing.assert_close(first + second, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([first_norms, second_norms]), norms, rtol=1e-4, atol=0)
 
 
 @given(
@@ -110,9 +110,7 @@ def test_micro_batches_change_nothing(count: int, micro_batch: int, build: Calla
 def test_one_example_never_passes_the_clip_norm(clip: float, scale: float, order: int, seed: int) -> None:
     model, inputs, targets = batch(perceptron, 2, seed=seed)
     for some in (slice(0, 1), slice(1, 2)):
-        total, _ = clipped_gradient_sum(
-            model, scale * inputs[some], targets=targets[some], l2_norm_clip=clip, order=order
-        )
+        total, _ = fast_sum(model, scale * inputs[some], targets[some], clip=clip, order=order)
         values = total.double().abs()
         assert float(values.sum() if order == 1 else values.square().sum().sqrt()) <= clip
 
@@ -227,18 +225,14 @@ def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
 def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
-    with pytest.raises(ValueError, match="l2_norm_clip"):
-        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), l2_norm_clip=clip)
+    for order in (1, 2):
+        with pytest.raises(ValueError, match=f"l{order}_norm_clip"):
+            fast_sum(nn.Linear(2, 2), torch.ones(1, 2), torch.tensor([0]), clip=clip, order=order)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [({"micro_batch": 0}, "micro_batch"), ({"order": 3}, "order"), ({"targets": torch.tensor([0])}, "many")],
-)
-def test_settings_out_of_range_are_refused(wrong: dict[str, object], words: str) -> None:
-    given = {"targets": torch.tensor([0, 1]), "l2_norm_clip": 1.0, **wrong}
-    with pytest.raises(ValueError, match=words):
-        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(2, 2), **given)  # type: ignore[arg-type]
+def test_targets_that_are_fewer_than_the_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="equally many"):
+        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(2, 2), targets=torch.tensor([0]), l2_norm_clip=1.0)
 
 
 def test_a_loss_that_is_not_one_value_an_example_is_refused() -> None:
@@ -272,16 +266,16 @@ class Partly(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("micro_batch", [None, 2])
+@pytest.mark.parametrize("built_at_once", [2**26, 1])
 @pytest.mark.parametrize("build", [*IMAGE_MODELS, *TEXT_MODELS, Partly])
 def test_what_stood_in_the_memory_of_a_sum_does_not_matter(
-    build: Callable[[], nn.Module], micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], nn.Module], built_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, inputs, targets = batch(build, 5, seed=3571)
-    expected, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5, micro_batch=micro_batch)
-    monkeypatch.setattr(
-        Layout, "unwritten", lambda layout: torch.full((sum(value.numel() for value in layout.parameters),), math.nan)
-    )
-    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5, micro_batch=micro_batch)
+    expected, _ = fast_sum(model, inputs, targets, clip=0.5)
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: new_empty(*args, **options).fill_(math.nan))
+    monkeypatch.setattr("discreet.privacy.per_example._BUILT_FLOATS", built_at_once)
+    total, _ = fast_sum(model, inputs, targets, clip=0.5)
     torch.testing.assert_close(total, expected)
     assert total.isfinite().all()

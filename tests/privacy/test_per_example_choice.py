@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum
-from discreet.privacy.rules.one_pass import layers_with_rules
+from discreet.privacy.per_example import clipped_gradient_sum, layers_with_rules
 from tests.privacy.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)

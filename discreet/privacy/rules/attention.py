@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from discreet.privacy.rules.linear import affine, linear
 from discreet.privacy.rules.normalisation import layer_norm
-from discreet.privacy.rules.tape import Rule, Tape, unchanged
+from discreet.privacy.rules.terms import Rule, Tape, unchanged
 
 
 def covers(layer: nn.TransformerEncoderLayer) -> bool:

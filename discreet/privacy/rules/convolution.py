@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.rules.tape import Rule, Tape
-from discreet.privacy.rules.terms import Outer, Rows, Slot, Term, grams_are_cheaper
+from discreet.privacy.rules.terms import Outer, Rows, Rule, Slot, Tape, Term, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
 

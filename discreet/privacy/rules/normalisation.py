@@ -7,8 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.rules.tape import Rule, Tape
-from discreet.privacy.rules.terms import Rows, Term
+from discreet.privacy.rules.terms import Rows, Rule, Tape, Term
 
 Gather = Callable[[Tensor], Tensor]  # sums the positions at which an example uses an entry of the weight
 

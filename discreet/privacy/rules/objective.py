@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.rules.terms import Parts, Slot
+from discreet.privacy.rules.terms import Slot
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,16 +40,6 @@ class Layout:
 
     parameters: tuple[Tensor, ...]
     slots: Mapping[int, Slot]
-
-    def unwritten(self) -> Tensor:
-        """Memory for a sum over examples, (num_params,), that holds anything."""
-        return self.parameters[0].new_empty(sum(value.numel() for value in self.parameters), requires_grad=False)
-
-    def parts(self, total: Tensor) -> Parts:
-        """The parts of an unwritten flat vector, shaped as the parameters."""
-        pieces = torch.split_with_sizes(total, [value.numel() for value in self.parameters])
-        pairs = zip(pieces, self.parameters, strict=True)
-        return Parts([piece if value.dim() == 1 else piece.view(value.shape) for piece, value in pairs])
 
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.privacy.rules.linear import affine, product_terms, without_parameters
-from discreet.privacy.rules.tape import Rule, Tape
+from discreet.privacy.rules.terms import Rule, Tape
 
 
 class LSTMLayer(nn.Module):

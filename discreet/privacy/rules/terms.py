@@ -5,17 +5,19 @@ add to each example's norm, and it adds their weighted sum to the parameter's pa
 product the gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its
 norm needs no gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
 ||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then
-use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
+use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038). The tape of a forward pass notes where each B will
+appear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
 # routine with pairwise rounding.
@@ -53,8 +55,12 @@ class Parts:
     would cost a small model as much as one of its products.
     """
 
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        self._values, self._unwritten = values, set(range(len(values)))
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        sizes = [value.numel() for value in parameters]
+        self._total = parameters[0].new_empty(sum(sizes), requires_grad=False)
+        pairs = zip(torch.split_with_sizes(self._total, sizes), parameters, strict=True)
+        self._values = [piece if value.dim() == 1 else piece.view(value.shape) for piece, value in pairs]
+        self._unwritten = set(range(len(sizes)))
 
     def __getitem__(self, index: int) -> Tensor:
         if index in self._unwritten:
@@ -68,10 +74,11 @@ class Parts:
         self._unwritten.discard(index)
         self._values[index].addmm_(left, right, beta=keep, alpha=factor)
 
-    def finish(self) -> None:
-        """Zeroes what nothing was added to."""
+    def total(self) -> Tensor:
+        """The flat vector, (num_params,), zero where nothing was added."""
         while self._unwritten:
             self._values[self._unwritten.pop()].zero_()
+        return self._total
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +216,59 @@ class Lookup:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
         parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
+
+
+Terms = Callable[[Tensor], list[Term]]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One layer call: where its output gradient appears, and the terms that follow from that gradient.
+
+    The edge is taken when the layer returns, so that an in-place activation after it does not move it.
+    """
+
+    edge: GradientEdge
+    terms: Terms
+
+
+@dataclass(slots=True)
+class Tape:
+    """The layer calls of one forward pass over `count` examples, for norms of one order.
+
+    Attributes:
+      slots: the place of each trainable parameter, by identity.
+    """
+
+    slots: Mapping[int, Slot]
+    count: int
+    order: int
+    uses: list[Use] = field(default_factory=list)
+
+    def slot(self, parameter: Tensor | None) -> Slot | None:
+        """The parameter's place in the flat vector; None for a frozen one and for no parameter at all."""
+        return self.slots.get(id(parameter))
+
+    def add(self, outputs: Tensor, terms: Terms) -> None:
+        """Notes a call with trainable parameters and these outputs, (n, ...)."""
+        self.uses.append(Use(get_gradient_edge(outputs), terms))
+
+    def rows(self, values: Tensor, *, least: int, most: int | None = None) -> None:
+        """Raises ValueError unless `values` has the examples in its first dimension, and so many dimensions."""
+        dims = values.dim()
+        if dims < least or (most is not None and dims > most) or len(values) != self.count:
+            wanted = f"{least}" if most == least else f"{least} or more"
+            raise ValueError(
+                f"a layer reads a tensor of shape {tuple(values.shape)}: it needs {wanted} dimensions, "
+                f"the first of them the {self.count} examples"
+            )
+
+
+# From the tape, a layer and its inputs (n, ...) to its outputs (n, ...), with what it does noted on the tape.
+Rule = Callable[[Tape, Any, Tensor], Tensor]
+
+
+def unchanged(layer: nn.Module) -> bool:
+    """Whether a layer does what its class says: it has no hooks and no forward of its own."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return not hooks and "forward" not in layer.__dict__
