@@ -59,11 +59,10 @@ _NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
 def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> float:
     """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the module).
 
-    ``entries`` are events and how often each was released; their order, and whether equal events are merged,
-    does not matter. 0 where nothing was released, inf where a release had no noise. ``pld`` (privacy loss
-    distributions) is the tighter one; it knows Gaussian and Laplace events, Poisson-sampled or not. ``rdp``
-    (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12) does not know sampled
-    Laplace events, but Gaussian ones sampled without replacement, and the choice among trials.
+    ``entries`` are events and how often each was released, in any order. 0 if nothing was released, inf if a release
+    had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
+    Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
+    does not know sampled Laplace events, but Gaussian ones sampled without replacement, and the choice among trials.
 
     Raises:
         ValueError: an unknown accountant, a delta outside 0 .. 1 (both excluded), a count that is negative or
@@ -99,23 +98,26 @@ def pure_epsilon(entries: Entries) -> float:
     )
 
 
-def rdp_epsilon(entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS) -> float:
-    """Epsilon by Renyi differential privacy at chosen orders, otherwise as
-    ``epsilon_spent(accountant="rdp")``.
+def rdp_epsilon(
+    entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS, classic: bool = False
+) -> float:
+    """Epsilon by Renyi differential privacy at chosen orders, otherwise as ``epsilon_spent(accountant="rdp")``.
 
-    With ``PRIMIHUB_ORDERS`` it is what that system reports.
+    With ``PRIMIHUB_ORDERS`` it is what that system reports. ``classic`` takes the conversion that older published
+    numbers used, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3): it holds as
+    well, and is larger. With it and ``MOMENTS_ORDERS`` this is the moments accountant of Abadi et al. 2016.
     """
-    return _from_rdp(entries, delta, tuple(orders), _improved_conversion)
-
-
-def rdp_epsilon_classic(entries: Entries, *, delta: float, orders: Sequence[float] = PRIMIHUB_ORDERS) -> float:
-    """Epsilon by Renyi differential privacy and the classic conversion, which older published numbers used.
-
-    The smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3). It holds as well as
-    what ``epsilon_spent`` gives for the same releases, and is larger. With ``MOMENTS_ORDERS`` it is the
-    moments accountant of Abadi et al. 2016.
-    """
-    return _from_rdp(entries, delta, tuple(orders), _classic_conversion)
+    _require_delta(delta)
+    if not orders or min(orders) <= 1:
+        raise ValueError(f"orders must be above 1, and at least one, not {tuple(orders)}")
+    counts = _merged(entries)
+    if not counts:
+        return 0.0
+    if NonPrivateDpEvent() in counts:
+        return math.inf
+    if classic:
+        return float(np.min(_summed_rdp(counts, tuple(orders)) - math.log(delta) / (np.array(orders) - 1)))
+    return _rdp(counts, delta, tuple(orders))
 
 
 def rdp_curve(entries: Entries) -> NDArray[np.float64]:
@@ -235,34 +237,11 @@ def _gaussian(noise: float, delta: float) -> float:
     return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
 
 
-def _rdp(counts: Counts, delta: float) -> float:
-    return _improved_conversion(RDP_ORDERS, _summed_rdp(counts, RDP_ORDERS), delta)
+def _rdp(counts: Counts, delta: float, orders: tuple[float, ...] = RDP_ORDERS) -> float:
+    return float(compute_epsilon(orders, _summed_rdp(counts, orders), delta)[0])
 
 
 _BY_NAME: dict[str, Callable[[Counts, float], float]] = {PLD: _pld, RDP: _rdp}
-
-
-def _improved_conversion(orders: tuple[float, ...], rdp: NDArray[np.float64], delta: float) -> float:
-    return float(compute_epsilon(orders, rdp, delta)[0])
-
-
-def _classic_conversion(orders: tuple[float, ...], rdp: NDArray[np.float64], delta: float) -> float:
-    return float(np.min(rdp - math.log(delta) / (np.array(orders) - 1)))
-
-
-def _from_rdp(
-    entries: Entries,
-    delta: float,
-    orders: tuple[float, ...],
-    convert: Callable[[tuple[float, ...], NDArray[np.float64], float], float],
-) -> float:
-    _require_delta(delta)
-    if not orders or min(orders) <= 1:
-        raise ValueError(f"orders must be above 1, and at least one, not {orders}")
-    counts = _merged(entries)
-    if not counts:
-        return 0.0
-    return math.inf if NonPrivateDpEvent() in counts else convert(orders, _summed_rdp(counts, orders), delta)
 
 
 def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:

@@ -30,15 +30,13 @@ def noise_multiplier_for_epsilon(
     """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at
     most a target.
 
-    It is found to a relative precision of 1e-4 and rounded up: the epsilon of what is returned, at ``delta``
-    and by the same accountant, never passes ``target_epsilon``. The adjacency is that of the event. With
-    unsampled Gaussian events this is the analytic Gaussian mechanism (Balle and Wang 2018), not the classical
-    formula.
+    Found to a relative precision of 1e-4 and rounded up: at ``delta`` and by the same accountant it never costs more
+    than ``target_epsilon``. The adjacency is that of the event. With unsampled Gaussian events this is the analytic
+    Gaussian mechanism (Balle and Wang 2018), not the classical formula.
 
     Raises:
-        ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within
-            NOISE_RANGE that meets the target (too strict, or so loose that any does), or as
-            ``epsilon_spent``.
+        ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within NOISE_RANGE
+            that meets the target (too strict, or so loose that any does), or as ``epsilon_spent``.
 
     >>> from discreet.privacy.events import poisson_round_event
     >>> event = lambda noise: poisson_round_event(0.1, noise_multiplier=noise)
@@ -50,24 +48,26 @@ def noise_multiplier_for_epsilon(
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number of at least 1, not {count!r}")
 
-    # Imported where they are used: a client that calibrates nothing starts without them.
-    from scipy.optimize import brentq
-
-    from discreet.privacy.accounting import epsilon_spent
-
     def epsilon(noise: float) -> float:
-        return epsilon_spent([(make_event(noise), count)], delta=delta, accountant=accountant)
+        return PrivacyLedger(((make_event(noise), count),)).epsilon(delta, accountant)
 
-    low, high = _bracket(epsilon, target_epsilon)
-    root = brentq(
-        lambda log_noise: _log_ratio(target_epsilon, epsilon(math.exp(log_noise))),
-        low,
-        high,
-        xtol=_PRECISION / 5,
-    )
+    return _smallest_noise(epsilon, target_epsilon)
+
+
+def _smallest_noise(epsilon: Callable[[float], float], target: float) -> float:
+    from scipy.optimize import brentq  # imported here: a client that calibrates nothing starts without it
+
+    def log_ratio(log_noise: float) -> float:  # of the target to epsilon, bounded if epsilon is 0 or infinite
+        spent = epsilon(math.exp(log_noise))
+        if spent == 0:
+            return 50.0
+        return max(-50.0, math.log(target) - math.log(spent)) if spent < math.inf else -50.0
+
+    low, high = _bracket(epsilon, target)
+    root = brentq(log_ratio, low, high, xtol=_PRECISION / 5)
     for step in range(1, 5):  # the root is known to a fifth of the precision: go up from there
         noise = math.exp(root + step * _PRECISION / 5)
-        if epsilon(noise) <= target_epsilon:
+        if epsilon(noise) <= target:
             return noise
     return math.exp(high)
 
@@ -90,13 +90,6 @@ def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, f
                 f"target_epsilon {target} is met by every noise_multiplier down to {high:g}: it asks for no noise"
             )
     return math.log(high / 2), math.log(high)
-
-
-def _log_ratio(target: float, epsilon: float) -> float:
-    """log(target / epsilon), bounded where epsilon is 0 or inf."""
-    if epsilon == 0.0:
-        return 50.0
-    return max(-50.0, math.log(target) - math.log(epsilon)) if epsilon < math.inf else -50.0
 
 
 def rounds_within(

@@ -1,9 +1,7 @@
-"""Epsilon by privacy loss distributions, fast enough to ask after every round.
+"""Epsilon by privacy loss distributions: steps 3 to 8 of the proof in docs/accounting.md.
 
-Independent losses add, so releases compose by multiplying the Fourier transforms of their losses (Koskela et al.
-2020, arXiv 1906.03049). dp_accounting does the same and is what the tests compare with; here the grids
-(``release_loss``) and the transforms of an event are computed once, vectorised, and kept, and whatever is rounded
-is rounded up. docs/accounting.md says why this engine is there, and has the lemma and what it assumes.
+What depends on one event alone is computed once and kept, so that epsilon can be asked for after every round. Whatever
+is rounded is rounded up.
 """
 
 from __future__ import annotations
@@ -43,12 +41,7 @@ def _ends(event: DpEvent, interval: float, direction: int) -> tuple[int, int, fl
 
 
 class _Frame(NamedTuple):
-    """How a sum of losses is looked at.
-
-    Under a tilt, the mass at a loss is multiplied by exp(tilt * loss) and divided by the sum: a distribution
-    again, but nearer to epsilon. The rounding errors of a Fourier transform are relative to the whole
-    distribution; the tilt makes them small beside delta.
-    """
+    """How a sum of losses is looked at: its grid, the direction, and the tilt of step 3."""
 
     interval: float
     direction: int  # 0: a member is removed, 1: added
@@ -66,13 +59,12 @@ def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float
 
 
 def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
-    """log E[exp(order * summed loss)] over finite losses, without the tilt."""
+    """log E[exp(order * summed loss)] over the finite losses; it does not depend on the frame's tilt."""
     return math.fsum(n * _log_moment_of(e, frame.interval, frame.direction, order) for e, n in counts.items())
 
 
 def _descend(bound: Callable[[float], float]) -> float:
-    """The power of two at which a bound with one minimum is smallest; upward only while it gains a hundredth
-    by it."""
+    """The power of two at which a bound with one minimum is smallest; upward only while that gains a hundredth."""
     place, best = 4, bound(2.0**4)
     for step, gain in ((1, 0.01), (-1, 0.0)):
         while place + step in _POWERS and (further := bound(2.0 ** (place + step))) < best - gain * abs(best):
@@ -81,16 +73,15 @@ def _descend(bound: Callable[[float], float]) -> float:
 
 
 def _frame_for(counts: Counts, *, interval: float, direction: int, delta: float) -> _Frame:
-    """Half of the order at which Chernoff's bound on epsilon is smallest: nearly as precise, and the window
-    stays short where a single release can lose much."""
+    """Step 3. The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the window
+    stays short if a single release can lose much."""
     frame = _Frame(interval, direction, 0.0)
     order = _descend(lambda order: (_log_moment(counts, frame, order) - math.log(delta)) / order)
     return frame._replace(tilt=order / 2)
 
 
 def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
-    """What sign * (summed loss) exceeds, in intervals, with a tilted probability of at most half of
-    _TAIL_MASS (Chernoff)."""
+    """Step 4: what sign * (summed loss) exceeds, in intervals, with a tilted probability of at most _TAIL_MASS / 2."""
     level = math.log(2 / _TAIL_MASS) - _log_moment(counts, frame, frame.tilt)
 
     def bound(order: float) -> float:
@@ -104,8 +95,7 @@ def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
 
 
 def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, FloatArray]:
-    """Logarithm of the modulus, and the phase, of the Fourier transform of one release's tilted loss; loss 0
-    at index 0."""
+    """Step 5, one release: log modulus and phase of the transform of its tilted loss, with loss 0 at index 0."""
     loss = loss_masses(event, frame.interval)[frame.direction]
     present = np.flatnonzero(loss.masses)
     steps = loss.first + present
@@ -121,7 +111,7 @@ _long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
-    """The tilted masses of the summed loss, loss 0 at index 0, circular, and a bound on the norm of their errors."""
+    """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound on their errors."""
     transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
     once = {event: transform(event, frame, length) for event in counts}
     log_modulus, phase = np.zeros(length // 2 + 1), np.zeros(length // 2 + 1)
@@ -137,12 +127,8 @@ def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray,
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, inverses: Iterable[tuple[int, FloatArray]]) -> float:
-    """Bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus.
-
-    A transform of N masses that add up to 1 is off by less than log2(N) units in every value, and a power multiplies
-    the relative error of its base: `inverses` are counts, and 1 / modulus of one release. Logarithm, phase and
-    exponential add ten units a release and, down to the smallest exponent, sixty.
-    """
+    """Step 6: bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus; `inverses` are
+    counts, and 1 / modulus of one release."""
     levels = math.log2(len(masses))
     relative = sum(count * (levels * inverse + 10) for count, inverse in inverses) - _SMALLEST_EXPONENT
     forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * relative))
@@ -150,10 +136,8 @@ def _error_norm(masses: FloatArray, modulus: FloatArray, inverses: Iterable[tupl
 
 
 def _weight(frame: _Frame, points: int) -> float:
-    """Bound on the norm, over x = interval, 2 * interval .. (so many points), of exp(-tilt * x) * (1 - exp(-x)).
-
-    That is what errors in the tilted masses are multiplied by in a delta. 1 - exp(-x) is at most x, and at most 1.
-    """
+    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval .. (so many points).
+    1 - exp(-x) is at most x, and at most 1."""
     step = frame.tilt * frame.interval
     if step == 0:
         return math.sqrt(points)
@@ -163,20 +147,14 @@ def _weight(frame: _Frame, points: int) -> float:
 
 
 def _round_up(points: int) -> int:
-    """The next power of two, or three quarters of one, so that a growing count seldom changes the transform's
-    length."""
+    """The next power of two, or three quarters of one: a growing count seldom changes the transform's length."""
     power = 1 << max(points - 1, 3).bit_length()
     return 3 * power // 4 if points <= 3 * power // 4 else power
 
 
 def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Epsilon in one direction.
-
-    The transform is circular: tilted mass from outside the window, at most _TAIL_MASS, appears inside it,
-    which adds to delta; what it leaves out above the window is added to the infinite mass. What rounding errors
-    may hide of delta is the norm of the errors times the norm of their weights (Cauchy and Schwarz). Where that is
-    much, or epsilon lies below the window, a smaller tilt may find less.
-    """
+    """Step 7: epsilon in one direction. If rounding errors may hide much of delta, or epsilon lies below the window, a
+    smaller tilt may find less."""
     low, high = -_extent(counts, frame, -1), _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
         return math.inf  # only with a smaller tilt, after very many releases: what was found before stands
@@ -209,9 +187,8 @@ def _infinite_mass(counts: Counts, frame: _Frame) -> float:
 
 
 def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float, *, delta: FloatArray) -> float:
-    """The smallest epsilon with infinite + sum over losses > epsilon of mass * (1 - exp(epsilon - loss)) at
-    most delta, among those that are not below the first loss of the evenly spaced grid. `delta` grows with the loss;
-    between two losses it is that of the lower one."""
+    """Step 7: the smallest epsilon, not below the first loss, with infinite + sum over losses > epsilon of
+    mass * (1 - exp(epsilon - loss)) at most delta, which grows with the loss: between two it is that of the lower."""
     ratio = math.exp(losses[0] - losses[1]) if len(losses) > 1 else 1.0
     downward = masses[::-1]
     at_least = infinite + np.cumsum(downward)[::-1]  # mass at or above each loss
@@ -227,11 +204,8 @@ def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float
 
 
 def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Epsilon in one direction by the moment of one order, as from Renyi differential privacy.
-
-    1 - exp(-x) is at most c * exp(order * x), with the c at which they touch. It is a few percent above `_epsilon_in`
-    where that is not all rounding error.
-    """
+    """Step 8: epsilon in one direction by the moment of one order: a few percent above `_epsilon_in` if that is not all
+    rounding error."""
     order, left = 2 * frame.tilt, delta - _infinite_mass(counts, frame)
     if left <= 0:
         return math.inf
@@ -262,17 +236,12 @@ def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
 
 
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
-    """Epsilon at ``delta`` of all releases together, rounded up.
+    """Epsilon at ``delta`` of all releases together: never below the true value, however small delta is.
 
-    Never below the true value, however small delta is: the grid, the truncation and the window err upward, the
-    transforms' rounding errors are bounded and added to delta, and 5 parts in a million of delta are set aside for
-    those that are relative to the masses. If delta and a sampling probability are both tiny (1e-12 and 1e-6), rounding
-    errors count, and epsilon is rounded up by percents and more: at worst to Chernoff's bound.
-
-    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released.
-    Adjacency: add or remove one member, or, where no event is sampled, whatever adjacency the sensitivities
-    were taken under. 0 where ``counts`` is empty; inf where delta is below the mass at infinite loss (8e-24 a
-    release).
+    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency: add
+    or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
+    ``counts`` is empty; inf if delta is below the mass at infinite loss (8e-24 a release). If delta and a sampling
+    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound.
 
     Raises:
         ValueError: an event of another kind.

@@ -1,11 +1,4 @@
-"""The privacy loss of one release, as masses on a grid of losses.
-
-One release is described by a pair of distributions, ``upper`` (the member takes part: mean 1) and ``lower``
-(it does not: mean 0), in units of the sensitivity. The privacy loss is log(upper / lower), distributed as
-under ``upper`` when a member is removed, and its negative as under ``lower`` when one is added. Both
-directions are put on a grid of losses by Connect the Dots (Doroshenko et al. 2022, arXiv 2207.04380), which
-never understates delta. docs/accounting.md has the lemma.
-"""
+"""The privacy loss of one release, as masses on a grid of losses: steps 1 and 2 of the proof in docs/accounting.md."""
 
 from __future__ import annotations
 
@@ -28,8 +21,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class LossMasses:
-    """The loss of one release in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at
-    infinity."""
+    """The loss in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at infinity."""
 
     first: int
     masses: FloatArray
@@ -45,7 +37,7 @@ class LossMasses:
 
 
 class _Pair(NamedTuple):
-    """``upper`` = q * noise(mean 1) + (1 - q) * noise(mean 0) against ``lower`` = noise(mean 0)."""
+    """Step 1: upper = q * noise(mean 1) + (1 - q) * noise(mean 0) against lower = noise(mean 0)."""
 
     probability: float
     cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
@@ -100,19 +92,14 @@ def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, from the nearer tail, so that small masses keep their relative
-    precision."""
+    """The noise's mass between edges, from the nearer tail: small masses keep their relative precision."""
     masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
     return np.maximum(masses, 0.0)
 
 
 @lru_cache(maxsize=24)
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added, on a grid of losses.
-
-    The two masses of each bin of the grid, under ``upper`` and ``lower``, are split over the bin's ends so
-    that both are kept (Connect the Dots): a delta computed from the ends is at least the true one. Mass
-    beyond the grid counts as infinite loss.
+    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as infinite.
 
     Raises:
         ValueError: an event that is not a Gaussian or Laplace one, Poisson-sampled or not.
@@ -139,7 +126,7 @@ def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float
 
 
 def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
-    """Bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that in every point the
+    """Step 2: bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that at every point the
     ratio of the two is the exponential of the point's loss."""
     losses = np.arange(first, first + len(upper)) * interval
     with np.errstate(over="ignore", invalid="ignore"):

@@ -16,7 +16,6 @@ from discreet.privacy.accounting import (
     epsilon_spent,
     pure_epsilon,
     rdp_epsilon,
-    rdp_epsilon_classic,
 )
 from discreet.privacy.events import event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
@@ -32,7 +31,9 @@ Accountant = Callable[[Entries, float], float]
 ACCOUNTANTS: dict[str, Accountant] = {
     PLD: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=PLD),
     RDP: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=RDP),
-    "rdp, classic conversion": lambda entries, delta: rdp_epsilon_classic(entries, delta=delta),
+    "rdp, classic conversion": lambda entries, delta: rdp_epsilon(
+        entries, delta=delta, orders=PRIMIHUB_ORDERS, classic=True
+    ),
     PURE: lambda entries, delta: pure_epsilon(entries),
 }
 

@@ -25,14 +25,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.accounting import (
-    ACCOUNTANTS,
     MOMENTS_ORDERS,
     PRIMIHUB_ORDERS,
     epsilon_spent,
     pure_epsilon,
     rdp_epsilon,
-    rdp_epsilon_classic,
 )
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 
@@ -63,7 +62,7 @@ def test_published_settings_cost_what_the_table_says(row: dict[str, Any], accoun
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row["name"])
 def test_older_published_epsilons_follow_from_the_classic_conversion(row: dict[str, Any]) -> None:
     orders = MOMENTS_ORDERS if row["published_kind"] == "moments" else PRIMIHUB_ORDERS
-    epsilon = rdp_epsilon_classic(entries_of(row), delta=row["delta"], orders=orders)
+    epsilon = rdp_epsilon(entries_of(row), delta=row["delta"], orders=orders, classic=True)
     assert epsilon == pytest.approx(row["rdp_classic"], rel=1e-5)
 
 
@@ -123,7 +122,7 @@ def test_much_noise_costs_nothing_at_a_generous_delta() -> None:
 @pytest.mark.parametrize("row", PUBLISHED[:6], ids=lambda row: row["name"])
 def test_pld_is_the_tighter_accountant(row: dict[str, Any]) -> None:
     pld, rdp = (epsilon_spent(entries_of(row), delta=row["delta"], accountant=a) for a in ("pld", "rdp"))
-    assert pld < rdp < rdp_epsilon_classic(entries_of(row), delta=row["delta"])
+    assert pld < rdp < rdp_epsilon(entries_of(row), delta=row["delta"], classic=True)
 
 
 def test_the_orders_of_another_system_give_its_number() -> None:
@@ -240,7 +239,7 @@ def test_a_delta_out_of_range_is_refused(accountant: str, delta: float) -> None:
     with pytest.raises(ValueError, match="delta must be between 0 and 1"):
         epsilon_spent([], delta=delta, accountant=accountant)
     with pytest.raises(ValueError, match="delta must be between 0 and 1"):
-        rdp_epsilon_classic([(ROUND, 1)], delta=delta)
+        rdp_epsilon([(ROUND, 1)], delta=delta, classic=True)
 
 
 def test_an_unknown_accountant_is_refused_and_the_known_ones_are_named() -> None:
