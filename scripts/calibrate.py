@@ -23,10 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
+from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
+
+PURE = "pure"
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,17 @@ def sampled_choices(population: int, cohort: int, *, adjacency: str = "add or re
         return fixed_size_round_event(cohort, population_size=population, noise_multiplier=noise)
 
     return [
-        Choice("poisson", adjacency, "pld", poisson),
-        Choice("poisson", adjacency, "rdp", poisson),
-        Choice("fixed size", "replace one", "rdp", fixed),
-        Choice("everyone", adjacency, "pld", GaussianDpEvent),
+        Choice("poisson", adjacency, PLD, poisson),
+        Choice("poisson", adjacency, RDP, poisson),
+        Choice("fixed size", "replace one", RDP, fixed),
+        Choice("everyone", adjacency, PLD, GaussianDpEvent),
     ]
 
 
 LOCAL_CHOICES = [
-    Choice("gaussian, L2", "replace", "pld", GaussianDpEvent),
-    Choice("laplace, L1", "replace", "pld", LaplaceDpEvent),
-    Choice("laplace, L1", "replace", "pure", LaplaceDpEvent),
+    Choice("gaussian, L2", "replace", PLD, GaussianDpEvent),
+    Choice("laplace, L1", "replace", PLD, LaplaceDpEvent),
+    Choice("laplace, L1", "replace", PURE, LaplaceDpEvent),
 ]
 
 
@@ -83,30 +86,22 @@ def answer(choice: Choice, question: Question) -> float:
     """The number that is asked for.
 
     Raises:
-      ValueError: it can't be had, for instance an epsilon that no noise reaches.
+      ValueError: there is none, for instance for an epsilon that no noise reaches.
     """
-    if question.epsilon is None:
-        assert question.noise is not None
-        assert question.rounds is not None
-        spent = PrivacyLedger().record(choice.event(question.noise), question.rounds)
-        if choice.accountant == "pure":
-            return pure_epsilon(spent.entries)
-        return spent.epsilon(question.delta, choice.accountant)
-    if question.noise is None:
-        assert question.rounds is not None
-        if choice.accountant == "pure":
-            return question.rounds / question.epsilon
-        return noise_multiplier_for_epsilon(
-            question.epsilon,
-            make_event=choice.event,
-            count=question.rounds,
-            delta=question.delta,
-            accountant=choice.accountant,
-        )
-    if choice.accountant == "pure":
-        return int(question.epsilon * question.noise * (1 + 1e-12))
-    event = choice.event(question.noise)
-    return rounds_within(question.epsilon, event=event, delta=question.delta, accountant=choice.accountant)
+    epsilon, noise, rounds = question.epsilon, question.noise, question.rounds
+    delta, by = question.delta, choice.accountant
+    if noise is not None and rounds is not None:
+        spent = PrivacyLedger().record(choice.event(noise), rounds)
+        return pure_epsilon(spent.entries) if by == PURE else spent.epsilon(delta, by)
+    assert epsilon is not None
+    if rounds is not None:
+        if by == PURE:
+            return rounds / epsilon
+        return noise_multiplier_for_epsilon(epsilon, make_event=choice.event, count=rounds, delta=delta, accountant=by)
+    assert noise is not None
+    if by == PURE:
+        return int(epsilon * noise * (1 + 1e-12))
+    return rounds_within(epsilon, event=choice.event(noise), delta=delta, accountant=by)
 
 
 def table_of(choices: Sequence[Choice], question: Question) -> Table:

@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         "a run may be resumed with another sampling probability",
         "discreet/federated/guarantees.py",
-        '        "sampling.probability": config.sampling_probability,\n',
+        '    facts["sampling.probability"] = config.sampling_probability\n',
         "",
         ("tests/simulation/test_resume.py::test_resuming_under_other_privacy_settings_is_refused",),
     ),

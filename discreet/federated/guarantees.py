@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from discreet.config import ConfigError, RunConfig
@@ -203,12 +204,9 @@ def count_stddev(config: RunConfig) -> float | None:
     if user.clip.kind == "fixed":
         return None
     assert user.noise_multiplier is not None
-    chosen = user.clip.count_stddev
-    value = (
-        chosen
-        if chosen is not None
-        else default_count_stddev(config.expected_cohort, noise_multiplier=user.noise_multiplier)
-    )
+    value = user.clip.count_stddev
+    if value is None:
+        value = default_count_stddev(config.expected_cohort, noise_multiplier=user.noise_multiplier)
     if user.noise_multiplier > 0 and value <= user.noise_multiplier / 2:
         raise ConfigError(
             f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {user.noise_multiplier / 2:g} "
@@ -225,37 +223,28 @@ def accounts_itself(config: RunConfig) -> bool:
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 
 
+_DECIDING = (
+    *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),
+    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+)
+_DECIDING_USER = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
+_DECIDING_EXAMPLE = (
+    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
+    "data.public_num_examples",
+)
+_DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
+
+
 def deciding_settings(config: RunConfig) -> dict[str, object]:
     """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
-    privacy, user, data = config.privacy, config.privacy.user, config.data
-    facts: dict[str, object] = {
-        "privacy.delta": privacy.delta,
-        "privacy.noise": privacy.noise,
-        "privacy.user.enabled": user.enabled,
-        "sampling.kind": config.sampling.kind,
-        "sampling.probability": config.sampling_probability,
-        "sampling.population_size": config.population_size,
-        "data.name": data.name,
-        "data.num_clients": data.num_clients,
-        "data.partition": data.partition,
-        "data.alpha": data.alpha,
-        "data.partition_seed": data.partition_seed,
-        "seed": config.seed,
-    }
-    if data.examples_per_client is not None:
-        facts["data.examples_per_client"] = data.examples_per_client
-    if user.enabled:
-        facts["privacy.user.noise_multiplier"] = user.noise_multiplier
-        facts["privacy.user.clip.kind"] = user.clip.kind
+    names = [*_DECIDING]
+    names += _DECIDING_USER if config.privacy.user.enabled else ()
+    names += _DECIDING_EXAMPLE if config.privacy.example.enabled else ()
+    names += _DECIDING_LOCAL if config.privacy.local.kind != "none" else ()
+    names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()
+    facts: dict[str, object] = {name: attrgetter(name)(config) for name in names}
+    facts["sampling.probability"] = config.sampling_probability
+    facts["sampling.population_size"] = config.population_size
+    if config.privacy.user.enabled:
         facts["privacy.user.clip.count_stddev"] = count_stddev(config)
-    if privacy.example.enabled:
-        facts["privacy.example.noise_multiplier"] = privacy.example.noise_multiplier
-        facts["privacy.example.target_epsilon"] = privacy.example.target_epsilon
-        facts["privacy.example.l2_norm_clip"] = privacy.example.l2_norm_clip
-        facts["data.public_num_examples"] = data.public_num_examples
-    if privacy.local.kind != "none":
-        facts |= {
-            f"privacy.local.{name}": getattr(privacy.local, name)
-            for name in ("kind", "epsilon", "noise_multiplier", "norm_clip")
-        }
     return facts
