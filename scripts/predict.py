@@ -1,7 +1,7 @@
-"""What the model of a run says: `python -m scripts.predict RUN --data FILE --out FILE`
+"""Predicts with the model of a run.
 
-RUN is a run folder. FILE of --data ends in .csv or .npz; a name such as mnist means the test set of that data set, and
-without --data it is the test set of the run's own data. Columns and shapes:
+RUN is a run folder. --data is a .csv, .parquet or .npz file, or the name of a data set such as mnist, which means its
+test set. Without --data it is the test set of the run's own data. The columns of a file: see
 discreet/federated/input_tables.py. Without --out the predictions go to predictions.csv in the run folder.
 """
 
@@ -27,6 +27,13 @@ from discreet.federated.predictions import (
 )
 from discreet.federated.run_folder import replace_file
 from discreet.tasks.datasets import DATASETS, load_task
+from discreet.tasks.folder import open_table
+
+EXAMPLES = """examples:
+  python -m scripts.predict outputs/first
+  python -m scripts.predict outputs/own --data new.csv --id patient --out predicted.csv
+  python -m scripts.predict outputs/first --indicators
+"""
 
 
 def inputs_of(run: Path, saved: SavedModel, *, data: str | None, data_path: str | None) -> Inputs:
@@ -48,27 +55,29 @@ def ids_of(data: str | None, column: str) -> list[object]:
     """A column of a .csv or .parquet file, a value for each row.
 
     Raises:
-      ConfigError: the file is another one, or has no such column.
+      ConfigError: the file is of another kind, or has no such column.
+      FolderError: it can't be read.
     """
-    from pyarrow import csv, parquet  # type: ignore[import-untyped]
-
-    readers = {".csv": csv.read_csv, ".parquet": parquet.read_table}
-    kind = Path(data or "").suffix.lower()
-    if kind not in readers:
+    kind = Path(data or "").suffix.lower().removeprefix(".")
+    if data is None or kind not in ("csv", "parquet"):
         raise ConfigError("--id names a column of the .csv or .parquet file that --data gives")
-    table = readers[kind](data)
-    if column not in table.column_names:
-        raise ConfigError(f"{data} has no column {column} for --id: it has {', '.join(table.column_names)}")
-    found: list[object] = table.column(column).to_pylist()
-    return found
+    table = open_table(Path(data), kind)
+    if column not in table:
+        raise ConfigError(f"{data} has no column {column} for --id: it has {', '.join(table)}")
+    return list(table[column].to_pylist())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m scripts.predict",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--data", metavar="FILE", help=f"a .csv or .npz file, or one of {', '.join(DATASETS)}")
+    parser.add_argument(
+        "--data", metavar="FILE", help=f"a .csv, .parquet or .npz file, or one of {', '.join(DATASETS)}"
+    )
     parser.add_argument("--data-path", metavar="PATH", help="where a named data set lies, as data.path of a run")
     parser.add_argument("--id", metavar="COLUMN", help="a column of FILE that tells its rows apart: it is copied")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the predictions are written, as CSV")
@@ -84,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Predicts and writes; 2 where the run or the data can't be read."""
+    """Predicts and writes; 2 if the run or the data can't be read."""
     arguments = _parser().parse_args(words)
     run: Path = arguments.run
     out: Path = arguments.out or run / PREDICTIONS_FILE
@@ -97,17 +106,14 @@ def main(words: Sequence[str]) -> int:
         replace_file(out, text.encode())
         print(f"{len(probabilities)} predictions: {out.resolve()}")
         if given.targets is not None and len(given.targets):
-            print(_line(indicators_of(probabilities, given.targets)))
+            found = indicators_of(probabilities, given.targets).items()
+            print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
         if arguments.indicators or arguments.train_indicators:
             print(f"indicators: {write_indicators(run, train=arguments.train_indicators).resolve()}")
     except (ConfigError, ValueError, OSError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _line(found: dict[str, float | None]) -> str:
-    return "  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found.items())
 
 
 if __name__ == "__main__":

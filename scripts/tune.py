@@ -31,7 +31,7 @@ from hydra.errors import HydraException
 
 from deployment.interruption import ending, interrupt_below, not_begun
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.chosen_trial import ACCOUNTANT, SelectionCost, cost_of, publish
+from discreet.federated.chosen_trial import ACCOUNTANT, SelectionCost, cost_of, model_row, publish
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
@@ -150,8 +150,9 @@ def _repeated_rounds(trials: Sequence[Trial], folder: Path) -> int:
 
 
 def _accuracy(folder: Path) -> float:
-    rounds = RunFolder(folder).read_metrics()
-    return (rounds[-1]["accuracy"] or 0.0) if rounds else 0.0
+    """The accuracy of a trial's model, which of a trial that was lost is not the last one."""
+    privacy = json.loads((folder / "privacy.json").read_text())
+    return model_row(privacy, RunFolder(folder).read_metrics()).get("accuracy") or 0.0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -40,6 +40,17 @@ class SelectionCost:
     one_trial: float
     selection: float
     event: DpEvent
+
+
+def model_row(
+    privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
+) -> Mapping[str, float | None]:
+    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost.
+
+    Empty if the model is the untrained one. `privacy` is privacy.json, or None while the run goes on.
+    """
+    number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
+    return next((row for row in rows if row["round"] == number), {})
 
 
 def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
@@ -128,8 +139,10 @@ def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, obj
         files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
     files.write_config(config)
-    stopped = json.loads((files.path / "privacy.json").read_text())["stopped"]
-    files.write_privacy({**privacy_facts(config, ledger, Outcome(checkpoint, stopped)), "selection": facts})
+    before = json.loads((files.path / "privacy.json").read_text())
+    lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
+    outcome = Outcome(checkpoint, before["stopped"], lost)
+    files.write_privacy({**privacy_facts(config, ledger, outcome), "selection": facts})
     model = files.path / "model.safetensors"
     with safe_open(model, framework="pt") as file:
         metadata = file.metadata()

@@ -33,12 +33,13 @@ _CLIPPING = (
 )
 _ONE_RUN = "One run, round by round: what more rounds bring, and what they cost."
 _FRONTIER = (
-    "Each point is the end of a run. Ringed and joined: the frontier, the settings that no other setting beats in both "
-    "(by the mean accuracy of a setting's runs, with a bar of one standard deviation to either side). Reading the best "
-    "setting off this picture is a choice, which costs privacy too: see what choosing costs."
+    "Each point is what a run spent and the accuracy of its model. Ringed and joined: the frontier, the settings that "
+    "no other setting beats in both (by the mean accuracy of a setting's runs, with a bar of one standard deviation to "
+    "either side). Reading the best setting off this picture is a choice, which costs privacy too: see what choosing "
+    "costs."
 )
 _EFFECT = (
-    "After the last round. A line joins runs that are alike in everything else that was tried. Repetitions are shown "
+    "Of the runs' models. A line joins runs that are alike in everything else that was tried. Repetitions are shown "
     "as their mean, with a bar of one standard deviation to either side."
 )
 _MEAN_LINE = "The thick line is the mean of the thin lines that have every value."
@@ -180,8 +181,8 @@ def _trade_off(runs: ColouredGroups, guarantee: str) -> Picture:
                 path = [(epsilon, accuracies[number]) for number, epsilon in spent if number in accuracies]
                 if len(runs.groups) == 1:
                     draw_line(axes, path, runs.number(group))
-                else:
-                    drawing.draw_dots(axes, path[-1:], runs.number(group))
+                elif (accuracy := record.of_model("accuracy")) is not None:
+                    drawing.draw_dots(axes, [(record.epsilon(guarantee), accuracy)], runs.number(group))
             drawing.draw_spread(axes, group.epsilon(guarantee), group.values("accuracy"))
         if len(runs.groups) > 1:
             _mark_frontier(axes, [(group.epsilon(guarantee), group.accuracy) for group in paying])

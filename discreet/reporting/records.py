@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.config import ConfigError, RunConfig
+from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
 
@@ -60,6 +61,10 @@ class RunRecord:
     def last(self, name: str) -> float | None:
         """The value of a column after the last round, or None."""
         return self.rounds[-1].get(name)
+
+    def of_model(self, name: str) -> float | None:
+        """The value of a column after the round that the run's model is of; None if that is the untrained one."""
+        return model_row(self.privacy, self.rounds).get(name)
 
     def total(self, name: str) -> float:
         """The sum of a column."""
@@ -204,8 +209,9 @@ class Group:
     records: tuple[RunRecord, ...]
 
     def values(self, column: str) -> list[float]:
-        """The last value of a column in each run."""
-        return [record.last(column) or 0.0 for record in self.records]
+        """The value of a column in each run: accuracy and loss of its model, otherwise after its last round."""
+        of_model = column in ("accuracy", "loss")
+        return [(record.of_model(column) if of_model else record.last(column)) or 0.0 for record in self.records]
 
     @property
     def accuracy(self) -> float:

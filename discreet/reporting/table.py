@@ -46,7 +46,7 @@ class Table:
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
-    """A row a run: what came out after its last round, what was tried, and the rest."""
+    """A row for each run: accuracy and loss of its model, what it spent, what was tried, and the rest."""
     tried = tried_settings(records)
     short = short_names(tried)
     columns = ("run", *_RESULTS, *(short[name] for name in tried), *_REST)
@@ -64,13 +64,13 @@ def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
 
 def _results(record: RunRecord) -> tuple[str, ...]:
     spent = (_number(record.epsilon(name), ".4g") for name in GUARANTEES)
-    return (_number(record.last("accuracy"), ".4f"), *spent)
+    return (_number(record.of_model("accuracy"), ".4f"), *spent)
 
 
 def _rest(record: RunRecord) -> tuple[str, ...]:
     privacy = record.config.privacy
     return (
-        _number(record.last("loss"), ".4f"),
+        _number(record.of_model("loss"), ".4f"),
         f"{len(record.rounds)}/{record.config.rounds}",
         f"{privacy.delta:g}",
         privacy.accountant,
@@ -102,7 +102,7 @@ def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
 
 
 def _spread(group: Group) -> tuple[str, ...]:
-    values = [record.last("accuracy") or 0.0 for record in group.records]
+    values = group.values("accuracy")
     numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
     return (group.label, str(len(values)), *(f"{value:.4f}" for value in numbers))
 

@@ -32,8 +32,9 @@ from discreet.reporting.spending import (
     spent_by_holder,
 )
 from discreet.reporting.table import repetitions_table, runs_table, swept_line, to_csv
+from scripts import tune
 from scripts.report import show
-from tests.made_runs import charge_clients, make_run
+from tests.made_runs import ENDED, charge_clients, make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOISE = "privacy.user.noise_multiplier"
@@ -91,6 +92,17 @@ def test_a_group_is_called_by_what_it_differs_in(tmp_path: Path) -> None:
     ]
     labels = [group.label for group in group_runs(read(*runs))]
     assert labels == [f"model.name {kind}, noise_multiplier {z}" for z in (1, 2) for kind in ("mlp", "cnn")]
+
+
+def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(number), f"{NOISE}=1", accuracies=(0.3, 0.8, 0.1)) for number in (2, 0)]
+    for number, run in zip((2, 0), runs, strict=True):
+        run.write_privacy(ENDED | {"model_round": number})
+    best, untrained = read(*runs)
+    assert (best.of_model("accuracy"), best.epsilon("user")) == (0.8, 3.0)
+    assert untrained.of_model("accuracy") is None
+    assert [row[1] for row in runs_table([best, untrained]).rows] == ["0.8000", ""]
+    assert [tune._accuracy(run.path) for run in runs] == [0.8, 0.0]
 
 
 def test_repetitions_are_one_group_with_their_spread(tmp_path: Path) -> None:
