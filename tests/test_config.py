@@ -154,7 +154,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.sampled_from(["rounds", "seed", "data", "privacy", "sampling", "other"]), JSON, max_size=4))
 def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: dict[str, object]) -> None:
     try:

@@ -103,7 +103,7 @@ def load_task(name: str, *, path: str | None = None) -> Task:
     """The data set `name`, from `path` if it reads local files; loaded once per process.
 
     Raises ValueError for an unknown name or a path that the data set does not read, FileNotFoundError if
-    files are missing, with what was expected and where.
+    files are missing, with the names and the folder of those expected.
     """
     if name not in DATASETS:
         raise ValueError(f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}")

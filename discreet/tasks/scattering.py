@@ -74,7 +74,7 @@ class Scattering(nn.Module):
 
 
 def split_fixed(model: nn.Module) -> tuple[Scattering | None, nn.Module]:
-    """The fixed transform that a model begins with (None where there is none), and the part that learns."""
+    """The fixed transform that a model begins with (None if there is none), and the part that learns."""
     if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], Scattering):
         return model[0], model[1:]
     return None, model

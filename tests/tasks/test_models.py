@@ -1,4 +1,4 @@
-"""Models by name: sizes, seeds, and a gradient for every example."""
+"""Models by name: sizes, seeds, a gradient for every example, parameters as one vector, and which are refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.models import MODELS, build_model, check_fits, check_model, flatten_parameters
+from discreet.tasks.models import (
+    MODELS,
+    build_model,
+    character_lstm,
+    check_fits,
+    check_model,
+    flatten_parameters,
+    load_parameters,
+    named_parameters_of,
+)
 
 FITTING = [
     ("logistic_regression", (30,)),
@@ -148,3 +158,174 @@ def test_a_model_learns_digits_without_privacy(name: str) -> None:
         optimiser.step()
     right = model(task.test.inputs).argmax(1) == task.test.targets
     assert float(right.float().mean()) > 0.8
+
+
+class Tied(nn.Module):
+    """Two names for one matrix, as in a language model whose output is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.output = nn.Linear(3, 5)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.output(self.embedding(tokens))
+
+
+class Counting(nn.Module):
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(1), persistent=persistent)
+
+
+def test_a_vector_comes_back_as_it_went_in() -> None:
+    model = build_model("cnn", (1, 8, 8), 10, seed=7)
+    vector = torch.arange(len(flatten_parameters(model)), dtype=torch.float32)
+    load_parameters(model, vector)
+    assert torch.equal(flatten_parameters(model), vector)
+
+
+def test_the_vector_is_a_copy() -> None:
+    model = nn.Linear(2, 1)
+    flatten_parameters(model).zero_()
+    assert float(model.weight.detach().abs().sum()) > 0
+
+
+def test_loading_does_not_tie_the_model_to_the_vector() -> None:
+    model, vector = nn.Linear(2, 1), torch.ones(3)
+    load_parameters(model, vector)
+    vector.zero_()
+    assert flatten_parameters(model).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_loading_changes_what_the_model_computes() -> None:
+    model = nn.Linear(2, 1)
+    load_parameters(model, torch.tensor([2.0, 3.0, 0.5]))
+    assert model(torch.tensor([[1.0, 10.0]])).item() == 32.5
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (0,), (), (1, 3), (3, 1)])
+def test_a_vector_of_another_size_is_refused_and_changes_nothing(shape: tuple[int, ...]) -> None:
+    model = nn.Linear(2, 1)
+    before = flatten_parameters(model)
+    with pytest.raises(ValueError, match="the model has 3 parameters"):
+        load_parameters(model, torch.ones(shape))
+    assert torch.equal(flatten_parameters(model), before)
+
+
+def test_values_that_are_not_finite_pass_through() -> None:
+    model = nn.Linear(2, 1)
+    load_parameters(model, torch.tensor([float("nan"), float("inf"), 0.0]))
+    assert str(flatten_parameters(model).tolist()) == "[nan, inf, 0.0]"
+
+
+def test_half_precision_parameters_travel_as_float32() -> None:
+    model = nn.Linear(2, 1).half()
+    assert flatten_parameters(model).dtype == torch.float32
+    load_parameters(model, torch.tensor([0.5, 1.5, 2.0]))
+    assert model.weight.dtype == torch.float16
+    assert flatten_parameters(model).tolist() == [0.5, 1.5, 2.0]
+
+
+def test_tied_parameters_are_counted_once_and_stay_tied() -> None:
+    model = Tied()
+    check_model(model)
+    load_parameters(model, torch.arange(20.0))
+    assert len(flatten_parameters(model)) == 5 * 3 + 5
+    assert model.output.weight is model.embedding.weight
+    assert list(named_parameters_of(model, torch.arange(20.0))) == ["embedding.weight", "output.bias"]
+
+
+def test_named_parameters_restore_the_model() -> None:
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    other.load_state_dict(named_parameters_of(model, flatten_parameters(model)))
+    assert torch.equal(flatten_parameters(model), flatten_parameters(other))
+
+
+def test_named_parameters_are_copies() -> None:
+    vector = torch.ones(3)
+    parts = named_parameters_of(nn.Linear(2, 1), vector)
+    vector.zero_()
+    assert parts["bias"].item() == 1.0
+    assert parts["weight"].is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4, track_running_stats=False), nn.SyncBatchNorm(4)]
+)
+def test_batch_norm_is_refused_with_the_reason_and_a_way_out(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"1\.0 is a .*BatchNorm.* mixes the examples .*GroupNorm"):
+        check_model(nn.Sequential(nn.Linear(4, 4), nn.Sequential(layer)))
+
+
+def test_group_norm_is_taken() -> None:
+    check_model(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)))
+
+
+def test_a_buffer_that_would_be_saved_is_refused() -> None:
+    with pytest.raises(ValueError, match="the buffer seen, which would leave a client"):
+        check_model(Counting(persistent=True))
+    check_model(Counting(persistent=False))
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.ParameterList([torch.empty(0)])])
+def test_a_model_without_parameters_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        check_model(model)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"0\.bias is frozen"):
+        check_model(model)
+
+
+def test_parameters_that_are_not_floats_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
+    with pytest.raises(ValueError, match=r"scale is torch\.int64; only floating-point"):
+        check_model(model)
+
+
+GENERATOR = torch.Generator().manual_seed(50077)
+
+
+def torch_layer(layer: LSTMLayer) -> nn.LSTM:
+    hidden, width = layer.hidden_weight.shape[1], layer.input_weight.shape[1]
+    theirs = nn.LSTM(width, hidden, batch_first=True)
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(layer.input_weight)
+        theirs.weight_hh_l0.copy_(layer.hidden_weight)
+        theirs.bias_ih_l0.copy_(layer.bias)
+        theirs.bias_hh_l0.zero_()
+    return theirs
+
+
+def test_a_layer_gives_the_outputs_of_torch() -> None:
+    layer, inputs = LSTMLayer(3, 5), torch.randn(4, 7, 3, generator=GENERATOR)
+    assert torch.allclose(layer(inputs), torch_layer(layer)(inputs)[0], atol=1e-6)
+
+
+def test_a_layer_gives_the_gradients_of_torch() -> None:
+    layer, inputs = LSTMLayer(3, 5), torch.randn(4, 7, 3, generator=GENERATOR)
+    theirs = torch_layer(layer)
+    layer(inputs).square().sum().backward()
+    theirs(inputs)[0].square().sum().backward()
+    assert torch.allclose(layer.hidden_weight.grad, theirs.weight_hh_l0.grad, atol=1e-5)
+    assert torch.allclose(layer.input_weight.grad, theirs.weight_ih_l0.grad, atol=1e-5)
+    assert torch.allclose(layer.bias.grad, theirs.bias_ih_l0.grad, atol=1e-5)
+
+
+def test_the_size_of_the_published_model_follows_from_its_widths() -> None:
+    # Embedding 8, two layers of 256 with one bias, 98 characters: 4 * 256 * (in + 256 + 1) a layer.
+    model = character_lstm(98, embedding=8, hidden=256, layers=2)
+    expected = 98 * 8 + 1024 * (8 + 257) + 1024 * (256 + 257) + 257 * 98
+    assert len(flatten_parameters(model)) == expected
+
+
+def test_the_order_of_the_characters_matters() -> None:
+    model, tokens = character_lstm(98), torch.randint(0, 98, (1, 80), generator=GENERATOR)
+    assert not torch.allclose(model(tokens), model(tokens.flip(1)), atol=1e-4)
