@@ -38,7 +38,6 @@ from discreet.config import RunConfig, config_to_json, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import Order
 from discreet.federated.round import empty_sum
-from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Replies
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
@@ -50,6 +49,7 @@ from simulation.accounts import Accounts
 from simulation.client_examples import ClientExamples, PartitionedExamples
 from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
+from strategies.dp_fedavg import round_settings
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]

@@ -36,7 +36,7 @@ from deployment.flower_run import REPOSITORY, nodes_of
 from discreet.config import RunConfig, config_to_json, load_config
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.round import dp_fedavg_round, initial_state
-from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
+from discreet.federated.session import first_clip_norm
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.tasks.datasets import load_task
@@ -44,6 +44,7 @@ from discreet.tasks.models import build_model, flatten_parameters
 from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
 from simulation.in_process import InProcessTransport
+from strategies.dp_fedavg import cohort_sampling, round_settings
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[str], int], list[tuple[float, int]]]

@@ -15,7 +15,6 @@ from discreet.json_numbers import json_ready
 from discreet.settings import LOG_FORMATS
 
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
-ERASE = "\r\x1b[K"  # to the start of a terminal's line, which is then empty
 FIELDS = "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
 
 
@@ -42,9 +41,7 @@ class JsonLines:
         return json.dumps(entry, default=str)
 
 
-def log_to(
-    stream: TextIO, *, log_format: str | None = None, name: str = "discreet", over_progress: bool = False
-) -> None:
+def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discreet") -> None:
     """Sends the log of Discreet to a stream, whatever else is configured.
 
     Args:
@@ -52,7 +49,6 @@ def log_to(
       log_format: `text`, one plain line for each message, or `json`; None takes the environment variable
         DISCREET_LOG_FORMAT, and `text` without one.
       name: of the logger, and of those below it.
-      over_progress: where the stream is a terminal, a line of text takes the place of a progress line.
 
     If the stream is a pipe that nobody reads any more, logging raises BrokenPipeError.
 
@@ -63,8 +59,7 @@ def log_to(
     if chosen not in LOG_FORMATS:
         raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)} (got {chosen})")
     handler = logging.StreamHandler(stream)
-    text = logging.Formatter(f"{ERASE if over_progress and stream.isatty() else ''}%(message)s")
-    handler.setFormatter(cast(logging.Formatter, JsonLines()) if chosen == "json" else text)
+    handler.setFormatter(cast(logging.Formatter, JsonLines()) if chosen == "json" else logging.Formatter("%(message)s"))
     handler.handleError = partial(_handle_error, handler)  # type: ignore[method-assign]
     logger = logging.getLogger(name)
     logger.handlers = [handler]

@@ -198,7 +198,7 @@ def _main(words: list[str]) -> None:
         try:
             resumed = settings.resume is True and sweep is None
             config = run_config(HydraConfig.get().overrides.task) if resumed else parse_config(settings)
-            log_to(sys.stdout, log_format=config.operations.log_format, over_progress=True)
+            log_to(sys.stdout, log_format=config.operations.log_format)
             if sweep is None:
                 _run(config)
             else:

@@ -22,7 +22,7 @@ from discreet.federated.session import Session, finish, prepare
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
-from strategies.dp_fedavg import DPFedAvg
+from strategies.dp_fedavg import DPFedAvg, training_run
 
 logger = logging.getLogger("discreet")
 
@@ -85,7 +85,7 @@ def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )
-    strategy = DPFedAvg(session.training(transport), transport, checkpoint=session.checkpoint)
+    strategy = DPFedAvg(training_run(session, transport), transport, checkpoint=session.checkpoint)
     try:
         with _metrics(session):
             strategy.start(grid)

@@ -15,7 +15,6 @@ from torch import Tensor
 from client_app.local_privacy import LocalPrivacy, release_update, round_privacy
 from discreet.config import RunConfig
 from discreet.federated.round import UserPrivacy, empty_sum
-from discreet.federated.round_settings import round_settings
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.randomness import secure_source, seeded_source
@@ -28,6 +27,7 @@ from simulation.draws import Draws, SecureDraws, SeededDraws
 from simulation.dual_form import dual_is_cheaper, dual_sgd
 from simulation.engine import Engine
 from simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
+from strategies.dp_fedavg import round_settings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17

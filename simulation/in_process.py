@@ -23,6 +23,7 @@ from discreet.federated.transport import Failure, Transport
 from simulation.accounts import Accounts
 from simulation.cohort import BatchedTransport
 from simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from strategies.dp_fedavg import training_run
 
 logger = logging.getLogger("discreet")
 
@@ -73,7 +74,8 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
             exchange: Transport = InProcessTransport(session.config, str(session.folder.path))
         else:
             exchange = stack.enter_context(batched(session))
-        outcome = session.training(exchange, progress=progress).run(session.checkpoint)
+        text = config.operations.log_format == "text"
+        outcome = training_run(session, exchange).run(session.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
 

@@ -167,6 +167,11 @@ def user_event(config: RunConfig, noise_multiplier: float) -> DpEvent:
     return poisson_round_event(config.sampling_probability, noise_multiplier=noise_multiplier)
 
 
+def expected_cohort(config: RunConfig) -> float:
+    """The public denominator; of a fixed-size cohort its size."""
+    return float(round(config.expected_cohort)) if config.sampling.kind == "fixed" else config.expected_cohort
+
+
 def resolve_noise(config: RunConfig) -> RunConfig:
     """The configuration with the user-level noise multiplier that its target asks for, and its budget, filled in.
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.guarantees import resolve_noise
-from discreet.federated.round_settings import round_settings
+from discreet.federated.guarantees import count_stddev, expected_cohort, resolve_noise
+from discreet.federated.round import update_noise_multiplier
 from discreet.privacy.noise_ratio import EARLY_ROUNDS, LARGEST_DRIVE_SHRINKING, largest_drive, noise_drive, noise_ratio
 
 
@@ -40,14 +40,16 @@ class NoiseOutlook:
 
 def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     """Of a configuration whose noise is resolved, and a model of so many parameters."""
-    settings = round_settings(config)
-    noise = settings.user.update_noise_multiplier if settings.user else 0.0
-    ratio = noise_ratio(noise, num_params=num_params, expected_cohort=settings.expected_cohort)
+    user, server, noise = config.privacy.user, config.server, 0.0
+    if user.enabled:
+        assert user.noise_multiplier is not None
+        noise = update_noise_multiplier(user.noise_multiplier, count_stddev=count_stddev(config))
+    ratio = noise_ratio(noise, num_params=num_params, expected_cohort=expected_cohort(config))
     training = config.training
     work = training.epochs * training.learning_rate / (1 - training.momentum)
-    drive = noise_drive(ratio, learning_rate=settings.learning_rate, momentum=settings.momentum, local_work=work)
-    adaptive = config.privacy.user.clip.kind == "adaptive"
-    limit = largest_drive(config.rounds, shrinking=settings.shrink_with_noise) if adaptive else math.inf
+    drive = noise_drive(ratio, learning_rate=server.learning_rate, momentum=server.momentum, local_work=work)
+    adaptive = user.clip.kind == "adaptive"
+    limit = largest_drive(config.rounds, shrinking=server.shrink_with_noise) if adaptive else math.inf
     return NoiseOutlook(ratio, drive, limit)
 
 

@@ -1,26 +1,32 @@
-"""A line that tells how far a long run is: rounds, clients per second, time left. On a terminal only."""
+"""How far a long run is: rounds, clients per second, time left. On a terminal only."""
 
 from __future__ import annotations
 
-import shutil
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
+from rich.console import Console
+from rich.progress import Progress as Display
+from rich.progress import TextColumn, TimeRemainingColumn
+
 from discreet.federated.messages import Reply
 from discreet.federated.transport import Failure, Replies
-from discreet.logs import ERASE
 
 SECONDS_BETWEEN = 0.1
+COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]} clients", "{task.fields[rate]}")
 
 
 @dataclass
 class Progress:
-    """Writes over one line of a terminal. Log lines go above it: see `discreet.logs.log_to`.
+    """One line at the end of a terminal; the log goes above it.
 
     Attributes:
-      stream: where to; what is no terminal stays as it is, and so it does without a stream.
+      stream: the terminal; what is none stays as it is, and so it does without a stream.
       rounds: that are planned.
       clock: seconds.
     """
@@ -30,65 +36,72 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._shown = self.stream is not None and self.stream.isatty()
-        self._first = self._round = self._clients = self._in_round = 0
+        self._display = Display(
+            *map(TextColumn, COLUMNS),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=Console(file=self.stream),
+            auto_refresh=False,  # a thread of its own would be in the way of workers that are forked
+            transient=True,
+            disable=self.stream is None or not self.stream.isatty(),
+            get_time=self.clock,
+        )
+        self._display.add_task("", total=self.rounds, round=0, clients="0/0", rate="")
+        self.line = self._display.tasks[0]
+        self._round = self._clients = 0
         self._started = self._last = self.clock()
 
-    def begin(self, done: int) -> None:
-        """So many rounds are done already."""
-        self._first = self._round = done
-        self._started = self.clock()
+    @contextmanager
+    def shown(self, done: int) -> Iterator[None]:
+        """Shows the line while the block runs; so many rounds are done already."""
+        self._round, self._started = done, self.clock()
+        self._display.update(self.line.id, completed=done, round=done)
+        if self._display.disable:
+            yield
+            return
+        with self._display, _log_above(self.stream):
+            yield
 
     def counted(
         self, replies: Iterable[Reply | Replies | Failure], *, cohort: int
     ) -> Iterator[Reply | Replies | Failure]:
         """Passes replies on, and shows that they come."""
-        self._in_round, self._round = 0, self._round + 1
-        self._show(cohort)
+        self._round += 1
+        self._show(0, cohort)
+        arrived = 0
         for reply in replies:
             clients = reply.part.replies if isinstance(reply, Replies) else 1
-            self._in_round, self._clients = self._in_round + clients, self._clients + clients
-            self._show(cohort)
+            arrived, self._clients = arrived + clients, self._clients + clients
+            self._show(arrived, cohort)
             yield reply
 
-    def end(self) -> None:
-        """Leaves the line empty."""
-        if self._shown:
-            self._write(ERASE)
-
-    def line(self, cohort: int) -> str:
-        """What is shown now."""
-        elapsed = max(self.clock() - self._started, 1e-9)
-        done = self._round - 1 - self._first + (self._in_round / cohort if cohort else 1)
-        left = elapsed / done * (self.rounds - self._first - done) if done > 0 else None
-        return (
-            f"round {self._round}/{self.rounds}  {self._in_round}/{cohort} clients  "
-            f"{self._clients / elapsed:.3g} clients/s  {duration(left)} left"
-        )
-
-    def _show(self, cohort: int) -> None:
+    def _show(self, arrived: int, cohort: int) -> None:
         now = self.clock()
-        if self._shown and now - self._last >= SECONDS_BETWEEN:
-            self._last = now
-            self._write(ERASE + self.line(cohort)[: shutil.get_terminal_size().columns - 1])
-
-    def _write(self, text: str) -> None:
-        assert self.stream is not None
+        if self._display.disable or now - self._last < SECONDS_BETWEEN:
+            return
+        self._last = now
+        self._display.update(
+            self.line.id,
+            completed=self._round - 1 + (arrived / cohort if cohort else 1),
+            round=self._round,
+            clients=f"{arrived}/{cohort}",
+            rate=f"{self._clients / max(now - self._started, 1e-9):.3g} clients/s",
+        )
         try:
-            self.stream.write(text)
-            self.stream.flush()
+            self._display.refresh()
         except OSError:
-            self._shown = False  # the terminal is gone
+            self._display.disable = True  # the terminal is gone
 
 
-def duration(seconds: float | None) -> str:
-    """A time for people.
-
-    >>> duration(None), duration(42.4), duration(100), duration(7500)
-    ('?', '42 s', '1 min 40 s', '2 h 5 min')
-    """
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+@contextmanager
+def _log_above(stream: TextIO | None) -> Iterator[None]:
+    """While rich shows the line, what is written to sys.stdout goes above it; the log's handlers know the older one."""
+    ours = [h for h in logging.getLogger("discreet").handlers if isinstance(h, logging.StreamHandler)]
+    handlers = [handler for handler in ours if handler.stream is stream]
+    for handler in handlers:
+        handler.setStream(sys.stdout)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(stream)

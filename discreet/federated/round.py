@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,6 +101,13 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
+    def take(self, part: ClientUpdate | PartialSum) -> None:
+        """Adds a client, or a part."""
+        if isinstance(part, PartialSum):
+            self.merge(part)
+        else:
+            self.add(part.update.unsqueeze(0), torch.tensor([part.below]))
+
     def merge(self, part: PartialSum) -> None:
         """Adds a part.
 
@@ -169,10 +176,15 @@ class UserPrivacy:
 
     @property
     def update_noise_multiplier(self) -> float:
-        """z_update: so that update and bits together are one Gaussian of multiplier z."""
-        if self.count_stddev is None or self.noise_multiplier == 0:
-            return self.noise_multiplier
-        return split_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+        """z_update, see `update_noise_multiplier`."""
+        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+
+def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | None) -> float:
+    """z_update: so that update and bits together are one Gaussian of multiplier z; z itself if there are no bits."""
+    if count_stddev is None or noise_multiplier == 0:
+        return noise_multiplier
+    return split_noise_multiplier(noise_multiplier, count_stddev=count_stddev)
 
 
 @dataclass(frozen=True)
@@ -230,43 +242,36 @@ def dp_fedavg_round(
     of public constants and C_t alone: not of who replied.
 
     Args:
-      state: before the round.
-      updates: consumed as they come, each clipped here unless it is a part of this very sum; may be empty, and then
-        the round releases noise alone.
-      settings: the public constants.
+      updates: consumed as they come, each clipped here unless it is a part of this very sum. May be empty: then the
+        round releases noise alone.
       source: of the noise.
       charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
-
-    Returns:
-      The state after the round, and what may be said of it.
     """
     user = settings.user
     cohort = empty_sum(state.params.numel(), state.clip_norm, user)
-    _add_up(updates, cohort)
-    estimator, fraction = None, None
+    for part in updates:
+        cohort.take(part)
     if user is None:
-        total = cohort.clipped.total
-    else:
-        charge(user.event)
-        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
-        total = cohort.clipped.noised(mechanism, source.child("update"))
-        if user.count_stddev is not None:
-            noised = _noised_count(cohort.below, user, source.child("count"))
-            estimator = _estimator(state.clip_norm, user)
-            estimator, fraction = estimator.update(noised, expected_cohort=settings.expected_cohort)
+        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies)
+    charge(user.event)
+    # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+    mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
+    after = _step(state, cohort.clipped.noised(mechanism, source.child("update")), settings)
+    if user.count_stddev is None:
+        return after, RoundMetrics(state.clip_norm, None, cohort.replies)
+    noised = _noised_count(cohort.below, user, source.child("count"))
+    estimator, fraction = _estimator(state.clip_norm, user).update(noised, expected_cohort=settings.expected_cohort)
+    return replace(after, clip_norm=estimator.estimate), RoundMetrics(state.clip_norm, fraction, cohort.replies)
+
+
+def _step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
+    """The server's optimizer: momentum, and if it is asked for a step that shrinks as noise outweighs the signal."""
     change = (total / settings.expected_cohort).to(state.params.dtype)
     velocity = settings.momentum * state.velocity + change
     noise_energy = settings.momentum**2 * state.noise_energy + _noise_energy(state, settings)
     share = signal_share(velocity, noise_energy=noise_energy) if settings.shrink_with_noise else 1.0
-    after = ServerState(
-        round=state.round + 1,
-        params=state.params + settings.learning_rate * share * velocity,
-        velocity=velocity,
-        clip_norm=estimator.estimate if estimator else state.clip_norm,
-        noise_energy=noise_energy,
-    )
-    return after, RoundMetrics(state.clip_norm, fraction, cohort.replies)
+    params = state.params + settings.learning_rate * share * velocity
+    return ServerState(state.round + 1, params, velocity, state.clip_norm, noise_energy)
 
 
 def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:
@@ -292,14 +297,6 @@ def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
         return 0.0
     noise, size = user.update_noise_multiplier, state.params.numel()
     return (state.clip_norm * noise_ratio(noise, num_params=size, expected_cohort=settings.expected_cohort)) ** 2
-
-
-def _add_up(updates: Iterable[ClientUpdate | PartialSum], total: CohortSum) -> None:
-    for part in updates:
-        if isinstance(part, PartialSum):
-            total.merge(part)
-        else:
-            total.add(part.update.unsqueeze(0), torch.tensor([part.below]))
 
 
 def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:

@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TextIO
 
 from torch import Tensor, nn
 
 import discreet
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL, guarantees_of, resolve_noise
+from discreet.federated.guarantees import count_stddev, guarantees_of, resolve_noise
 from discreet.federated.noise_outlook import check_noise, noise_outlook
 from discreet.federated.predictions import write_indicators, write_predictions
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
-from discreet.federated.round_settings import cohort_sampling, first_clip_norm, round_settings
 from discreet.federated.run_folder import (
     ASKED,
     Checkpoint,
@@ -30,10 +28,8 @@ from discreet.federated.run_folder import (
     check_output,
     only_writer,
 )
-from discreet.federated.training_run import Outcome, Plan, TrainingRun
-from discreet.federated.transport import Transport
+from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
-from discreet.settings import PrivacyConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate
@@ -65,19 +61,7 @@ class Session:
     checkpoint: Checkpoint
     source: RandomSource
 
-    def training(self, transport: Transport, *, progress: TextIO | None = None) -> TrainingRun:
-        """The rounds, with the clients that `transport` asks; `progress` as `TrainingRun` takes it."""
-        return TrainingRun(
-            plan_of(self.config, num_classes=self.task.num_classes),
-            self.folder,
-            ledger=self.ledger,
-            transport=transport,
-            evaluate=self._evaluation(),
-            source=self.source,
-            progress=progress if self.config.operations.log_format == "text" else None,
-        )
-
-    def _evaluation(self) -> Callable[[Tensor], Evaluation]:
+    def evaluation(self) -> Callable[[Tensor], Evaluation]:
         """Of parameters, on the test set, whose fixed features are computed once."""
         fixed, learned = split_fixed(self.model)
         return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
@@ -117,7 +101,8 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
     """
     asked, config = config, resolve_noise(config)
-    round_settings(config)
+    if config.privacy.user.enabled:
+        count_stddev(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
         check_fits(config.model.name, task)
@@ -149,6 +134,11 @@ def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Check
         folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
         logger.info("resumed after round %d", checkpoint.round)
     return checkpoint
+
+
+def first_clip_norm(config: RunConfig) -> float:
+    """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
+    return config.privacy.user.clip.norm if config.privacy.user.enabled else math.inf
 
 
 def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
@@ -192,32 +182,6 @@ def client_lines(config: RunConfig) -> Iterator[str]:
 def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
     load_parameters(model, params)
     return evaluate(model, test)
-
-
-def plan_of(config: RunConfig, *, num_classes: int) -> Plan:
-    """The plan of a resolved configuration."""
-    privacy = config.privacy
-    on = [name for name, is_on in ((EXAMPLE, privacy.example.enabled), (LOCAL, privacy.local.kind != "none")) if is_on]
-    return Plan(
-        rounds=config.rounds,
-        settings=round_settings(config),
-        sampling=cohort_sampling(config),
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        max_epsilon=privacy.user.max_epsilon,
-        chance_loss=math.log(num_classes),
-        client_guarantees=tuple(on),
-        finite_epsilons=tuple(_finite_epsilons(privacy)),
-    )
-
-
-def _finite_epsilons(privacy: PrivacyConfig) -> Iterator[str]:
-    if privacy.example.enabled and privacy.example.noise_multiplier != 0:
-        yield "epsilon_example"
-    if privacy.local.kind != "none":
-        yield "epsilon_local"
-    if privacy.local.kind in ("laplace", "laplace_step"):
-        yield "epsilon_local_pure"
 
 
 def finish(session: Session, outcome: Outcome) -> None:

@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from torch import Tensor
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.guarantees import USER
 from discreet.federated.messages import EPSILONS, Reply
 from discreet.federated.progress import Progress
 from discreet.federated.round import (
@@ -27,10 +27,8 @@ from discreet.federated.transport import Failure, Replies, RoundReport, Transpor
 from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
+from discreet.settings import PrivacyConfig
 from discreet.tasks.metrics import Evaluation
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet")
 
@@ -40,19 +38,21 @@ FACTOR = 2.0  # times the loss of a model that gives every class the same chance
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do. `max_epsilon` is the user-level budget; None for none. `client_guarantees`: which of
-    `example` and `local` are on; they are accounted by the clients. `finite_epsilons`: which of a reply's this run
-    keeps finite. `chance_loss`: of a model that gives every class the same chance."""
+    """What a run is to do.
+
+    Attributes:
+      source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs no
+        stored random state.
+      privacy: which guarantees are on, the delta, the accountant and the budget.
+      chance_loss: of a model that gives every class the same chance.
+    """
 
     rounds: int
     settings: RoundSettings
     sampling: CohortSampling
-    delta: float
-    accountant: str
-    max_epsilon: float | None
+    source: RandomSource
+    privacy: PrivacyConfig
     chance_loss: float
-    client_guarantees: tuple[str, ...] = ()
-    finite_epsilons: tuple[str, ...] = ()
 
 
 class BudgetSpentError(RuntimeError):
@@ -83,14 +83,11 @@ class TrainingRun:
     """Runs the rounds of a plan in a run folder.
 
     Args:
-      plan: the public constants.
+      plan: what to do.
       folder: where everything is written.
       ledger: of the server.
       transport: asks the clients.
       evaluate: loss and accuracy of parameters on the server's public test set.
-      source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs
-        no stored random state.
-      progress: the terminal to show on how far the run is; None for none.
     """
 
     def __init__(
@@ -101,15 +98,12 @@ class TrainingRun:
         ledger: DurableLedger,
         transport: Transport,
         evaluate: Callable[[Tensor], Evaluation],
-        source: RandomSource,
-        progress: TextIO | None = None,
     ) -> None:
         self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.transport, self.evaluate, self.source = transport, evaluate, source
-        self.progress = Progress(progress, plan.rounds)
+        self.transport, self.evaluate = transport, evaluate
+        self.progress = Progress(None, plan.rounds)
         before = read_status(folder) or RunStatus("running", plan.rounds)
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
-        self.connected = 0
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
         self.at_ceiling = False
@@ -117,20 +111,23 @@ class TrainingRun:
         self.losses = [loss for loss, _ in rows]
         self.best = max((_score(*row) for row in rows if math.isfinite(row[0])), default=(0.0, -math.inf))
 
-    def run(self, checkpoint: Checkpoint) -> Outcome:
+    def announce(self) -> None:
+        """Logs what is about to run."""
+        logger.info("%d rounds, expected cohort %g", self.plan.rounds, self.plan.settings.expected_cohort)
+
+    def run(self, checkpoint: Checkpoint, *, progress: TextIO | None = None) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
 
         A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
-        whoever called this has written its last files: see `discreet.federated.session.finish`.
+        whoever called this has written its last files: see `discreet.federated.session.finish`. `progress` is the
+        terminal to show on how far the run is.
         """
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
-        self.progress.begin(checkpoint.round)
-        try:
+        self.progress = Progress(progress, self.plan.rounds)
+        with self.progress.shown(checkpoint.round):
             return self._run_rounds(checkpoint)
-        finally:
-            self.progress.end()
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
@@ -156,18 +153,8 @@ class TrainingRun:
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
-    def spent(self) -> PrivacyLedger:
-        """What the user-level guarantee has spent."""
-        return self.ledger.spent(USER)
-
-    def epsilon_user(self, spent: PrivacyLedger) -> float:
-        """The user-level epsilon; infinity where the guarantee is off."""
-        if self.plan.settings.user is None:
-            return math.inf
-        return spent.epsilon(self.plan.delta, self.plan.accountant)
-
-    def _by_clients(self, guarantee: str, epsilon: float) -> float:
-        return epsilon if guarantee in self.plan.client_guarantees else math.inf
+    def _epsilon(self, spent: PrivacyLedger) -> float:
+        return spent.epsilon(self.plan.privacy.delta, self.plan.privacy.accountant)
 
     def check_budget(self) -> None:
         """Looks one round ahead.
@@ -175,13 +162,13 @@ class TrainingRun:
         Raises:
           BudgetSpentError: the next round would pass the user-level budget; the message says what is left.
         """
-        user, budget = self.plan.settings.user, self.plan.max_epsilon
+        user, budget = self.plan.settings.user, self.plan.privacy.user.max_epsilon
         if user is None or budget is None:
             return
-        spent = self.spent()
-        after = spent.record(user.event).epsilon(self.plan.delta, self.plan.accountant)
+        spent = self.ledger.spent(USER)
+        after = self._epsilon(spent.record(user.event))
         if exceeds(after, budget):
-            left = max(0.0, budget - self.epsilon_user(spent))
+            left = max(0.0, budget - self._epsilon(spent))
             raise BudgetSpentError(
                 f"the next round would reach a user-level epsilon of {after:.4g}, beyond privacy.user.max_epsilon="
                 f"{budget:g}; {left:.4g} is left"
@@ -190,7 +177,6 @@ class TrainingRun:
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""
         self.members = self.transport.members()
-        self.connected = len(self.members)
 
     def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
@@ -211,13 +197,13 @@ class TrainingRun:
     ) -> tuple[Checkpoint, RoundReport]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
-        report = RoundReport(cohort=cohort_size, finite=self.plan.finite_epsilons)
+        report = RoundReport(cohort=cohort_size, finite=_finite_epsilons(self.plan.privacy))
         state, metrics = dp_fedavg_round(
             _state(checkpoint),
             report.accept(self.progress.counted(replies, cohort=cohort_size)),
             self.plan.settings,
             source=self._draw(checkpoint).child("noise"),
-            charge=self._charge(checkpoint.round + 1),
+            charge=lambda event: self.ledger.charge([Charge(checkpoint.round + 1, USER, "", event)]),
         )
         self.out |= report.refused
         self._look_at_ceiling(state.clip_norm)
@@ -243,12 +229,10 @@ class TrainingRun:
         )
 
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
-        return self.source.child("round", checkpoint.round + 1)
-
-    def _charge(self, number: int) -> Callable[[DpEvent], None]:
-        return lambda event: self.ledger.charge([Charge(number, USER, "", event)])
+        return self.plan.source.child("round", checkpoint.round + 1)
 
     def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Evaluation:
+        """Evaluates, and writes metrics, status and log."""
         evaluation = self.evaluate(after.params)
         row: dict[str, object] = {
             "round": after.round,
@@ -258,25 +242,43 @@ class TrainingRun:
             "fraction_below": metrics.fraction_below,
             "cohort": report.cohort,
             "replies": metrics.replies,
-            "epsilon_user": self.epsilon_user(self.spent()),
-            "epsilon_example": self._by_clients(EXAMPLE, largest_reported(after, "epsilon_example")),
-            "epsilon_local": self._by_clients(LOCAL, largest_reported(after, "epsilon_local")),
+            **self._epsilons(after),
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
         self.losses.append(evaluation.loss)
         last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(
-            self.status, number=after.round, nodes=self.connected, failures=report.failures, last_failure=last_failure
+            self.status,
+            number=after.round,
+            nodes=len(self.members),
+            failures=report.failures,
+            last_failure=last_failure,
         )
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
-        for reason in report.reasons[:3]:
-            logger.warning("  %s", reason)
-        if len(report.reasons) > 3:
-            logger.warning("  and %d more: %s", len(report.reasons) - 3, dict(report.failures))
+        report.log_failures()
         return evaluation
+
+    def _epsilons(self, after: Checkpoint) -> dict[str, float]:
+        """What is spent by now; infinity for a guarantee that is off."""
+        privacy, off = self.plan.privacy, math.inf
+        return {
+            "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
+            "epsilon_example": largest_reported(after, "epsilon_example") if privacy.example.enabled else off,
+            "epsilon_local": largest_reported(after, "epsilon_local") if privacy.local.kind != "none" else off,
+        }
+
+
+def _finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
+    """Which of the epsilons that clients report this run keeps finite."""
+    finite = {
+        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
+        "epsilon_local": privacy.local.kind != "none",
+        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
+    }
+    return tuple(name for name, is_finite in finite.items() if is_finite)
 
 
 def after_round(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from discreet.federated.messages import EPSILONS, Reply
 from discreet.federated.round import ClientUpdate, PartialSum
+
+logger = logging.getLogger("discreet")
 
 
 class MessagesTooLarge(OSError):
@@ -94,3 +97,10 @@ class RoundReport:
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1
         self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
+
+    def log_failures(self) -> None:
+        """The first failures in words, and how many more there are."""
+        for reason in self.reasons[:3]:
+            logger.warning("  %s", reason)
+        if len(self.reasons) > 3:
+            logger.warning("  and %d more: %s", len(self.reasons) - 3, dict(self.failures))

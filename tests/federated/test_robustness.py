@@ -26,7 +26,7 @@ from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks import models
-from strategies.dp_fedavg import DPFedAvg
+from strategies.dp_fedavg import DPFedAvg, training_run
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
@@ -58,7 +58,7 @@ def session(folder: Path, *words: str) -> Session:
 
 def run(folder: Path, transport: Scripted, *words: str) -> Checkpoint:
     ready = session(folder, *words)
-    outcome = ready.training(transport).run(ready.checkpoint)
+    outcome = training_run(ready, transport).run(ready.checkpoint)
     assert outcome.stopped is None
     return outcome.checkpoint
 
@@ -174,7 +174,7 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
         return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
 
     ready = session(tmp_path / "run", *EXAMPLE_ON)
-    outcome = ready.training(Scripted(reports)).run(ready.checkpoint)
+    outcome = training_run(ready, Scripted(reports)).run(ready.checkpoint)
     finish(ready, outcome)
     example = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][1]
     # Where nobody has a finite one, there is nothing to publish but infinity.
@@ -211,7 +211,7 @@ def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     ready = session(tmp_path / "run", *FIXED)
-    training = ready.training(Scripted(replies))
+    training = training_run(ready, Scripted(replies))
     return DPFedAvg(
         training, GridTransport(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
     )  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
     def moves(number: int, client: int) -> Reply:
         return Reply(number, torch.full((size,), 0.001), below=True)
 
-    after = ready.training(Scripted(moves)).run(ready.checkpoint).checkpoint
+    after = training_run(ready, Scripted(moves)).run(ready.checkpoint).checkpoint
     models.load_parameters(ready.model, after.params)
     tied = ready.model[1]  # type: ignore[index]
     assert tied.first.weight is tied.second.weight

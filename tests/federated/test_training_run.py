@@ -19,6 +19,7 @@ from discreet.federated.session import prepare
 from discreet.federated.training_run import round_line
 from discreet.federated.transport import Failure
 from simulation.in_process import simulate
+from strategies.dp_fedavg import training_run
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
 COLUMNS = (
@@ -122,7 +123,7 @@ def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkey
     config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        session.training(Late()).run(session.checkpoint)
+        training_run(session, Late()).run(session.checkpoint)
     assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
 
 
