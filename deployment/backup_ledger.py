@@ -39,7 +39,7 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
 
 
 def main(words: Sequence[str]) -> int:
-    """Copies, and prints rows and head; 2 where it can't."""
+    """Copies, and prints rows and head; exit code 2 if it can't."""
     parser = argparse.ArgumentParser(prog="python -m deployment.backup_ledger", description=__doc__)
     parser.add_argument("ledger", type=Path)
     parser.add_argument("copy", type=Path)

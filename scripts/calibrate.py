@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; exit code 2 where something is missing or out of range."""
+    """The command line; exit code 2 if something is missing or out of range."""
     given = parser().parse_args(words)
     question = Question(given.delta, given.noise, given.epsilon, given.rounds)
     try:

@@ -38,7 +38,8 @@ def ledgers_of(run: Path) -> list[DurableLedger]:
     Raises:
       LedgerError: there is none.
     """
-    paths = [run] if run.is_file() else [path for path in (run / "ledger.db", run / "clients.db") if path.exists()]
+    files = [run] if run.is_file() else [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
+    paths = [path for path in files if path.exists()]
     if not paths:
         raise LedgerError(f"{run} holds no ledger")
     return [DurableLedger(path) for path in paths]

@@ -81,8 +81,8 @@ class DurableLedger:
     The connection is opened for each use: a ledger object holds no lock and may be shared between threads and passed on
     to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
 
-    Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an
-    older copy nor a second one is gone on with.
+    Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an older
+    copy nor a second one is charged.
 
     Args:
       path: the file.
@@ -170,7 +170,11 @@ class DurableLedger:
         return True
 
     def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
-        """What this machine knows of the ledger, all of which it holds."""
+        """What this machine knows of the ledger.
+
+        Raises:
+          LedgerError: it knows nothing, or rows that the ledger does not hold.
+        """
         _, mark = _settings(connection)
         known = here.recall(mark.identity)
         if known is None:
@@ -180,15 +184,15 @@ class DurableLedger:
             )
         if _head_at(connection, known.rows) != known.head:
             raise LedgerError(
-                f"{self.path} is an older copy, or another copy was gone on with: this machine knows {known.rows} rows "
-                f"of it, which are not all among the {mark.rows} in the file. Put back the one that has them"
+                f"{self.path} is an older copy, or another copy of it was charged: this machine knows {known.rows} "
+                f"rows of it, which are not all among the {mark.rows} in the file. Put back the one that has them"
             )
         if _head_at(connection, mark.rows) != mark.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
         return known
 
     def check(self) -> None:
-        """Looks whether the ledger may be gone on with.
+        """Checks that the ledger may be charged further.
 
         Raises:
           LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.

@@ -108,7 +108,7 @@ def _example(config: RunConfig) -> Guarantee:
         not_covered=(
             *NOT_COVERED,
             *_number_of_examples(declared),
-            "all examples of one person together, where a client holds several of one person",
+            "all examples of one person together, if a client holds several of one person",
             "that a client took part",
             *_shared_examples(config),
         ),

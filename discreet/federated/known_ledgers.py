@@ -117,7 +117,7 @@ def _unusable(path: Path, error: Exception) -> LedgerError:
 
 
 def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()) -> bool:
-    """Makes an SQLite file in WAL mode, whole or not at all; False where there is a file already.
+    """Makes an SQLite file in WAL mode, whole or not at all; False if there is a file already.
 
     Raises:
       OSError, sqlite3.DatabaseError: it can't be made.

@@ -83,7 +83,7 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 def pure_epsilon(entries: Entries) -> float:
     """The epsilon at delta 0: pure epsilons add up, and a Laplace event costs 1 / noise_multiplier.
 
-    Adjacency: the one under which the sensitivities were taken. 0 where nothing was released; inf where a
+    Adjacency: the one under which the sensitivities were taken. 0 if nothing was released; inf if a
     release is anything but Laplace noise that is not sampled.
 
     Raises:
@@ -255,7 +255,7 @@ def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64
 def _quiet() -> Iterator[None]:
     """Without dp_accounting's lines about orders that it gives up, which only makes the bound looser.
 
-    absl writes them, and gives the root logger a handler where it has none, which then prints every library's lines.
+    absl writes them, and gives the root logger a handler if it has none, which then prints every library's lines.
     """
     logger, root, placeholder = logging.getLogger("absl"), logging.getLogger(), logging.NullHandler()
     level = logger.level

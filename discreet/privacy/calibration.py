@@ -103,7 +103,7 @@ def rounds_within(
     """How many more releases of ``event`` fit after ``spent`` before the epsilon at ``delta`` passes
     ``max_epsilon``.
 
-    0 where not one fits, or where ``spent`` has passed it already. The adjacency is that of the events.
+    0 if not one fits, or if ``spent`` has passed it already. The adjacency is that of the events.
 
     Raises:
         ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as

@@ -59,8 +59,8 @@ def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
     """How much of a step's length is signal, by what its noise is expected to be: within [0, 1].
 
     |velocity|^2 is on average the squared norm of the signal plus `noise_energy`, so that the signal's norm is about
-    sqrt(1 - noise_energy / |velocity|^2) of it; the positive part of it, as in James and Stein 1961. 1 where there is
-    no noise, 0 where the step is no longer than noise alone would be. Post-processing of what was released.
+    sqrt(1 - noise_energy / |velocity|^2) of it; the positive part of it, as in James and Stein 1961. 1 if there is
+    no noise, 0 if the step is no longer than noise alone would be. Post-processing of what was released.
 
     >>> import torch
     >>> signal_share(torch.tensor([3.0, 4.0]), noise_energy=16.0)

@@ -49,7 +49,7 @@ class PrivacyLedger:
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
-        """The epsilon at ``delta`` of all releases together: 0 where nothing was spent, inf where a release
+        """The epsilon at ``delta`` of all releases together: 0 if nothing was spent, inf if a release
         had no noise.
 
         Raises:

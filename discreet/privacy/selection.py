@@ -1,4 +1,4 @@
-"""What the best of several private trainings costs, where how many there are was drawn at random beforehand.
+"""What the best of several private trainings costs, if their number was drawn at random beforehand.
 
 Source: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6, through dp_accounting's
 `RepeatAndSelectDpEvent`. The guarantee is for whoever sees the chosen training alone: the number of trials and the
@@ -88,7 +88,7 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
         raise ValueError("there are no candidates")
     if any(isinstance(event, NonPrivateDpEvent) and count for entries in candidates for event, count in entries):
         return NonPrivateDpEvent()
-    # Divergences grow with the order: where one was given up, that of the next order is a bound.
+    # Divergences grow with the order: if one was given up, that of the next order is a bound.
     curves = np.array([np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates])
     if not curves.any():
         return NoOpDpEvent()

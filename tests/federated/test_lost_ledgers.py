@@ -123,7 +123,7 @@ def test_a_run_folder_that_was_copied_is_not_resumed_twice(runs: Path, tmp_path:
     train(tmp_path / "run", 1, resume=False)
     copy = copied(tmp_path / "run", tmp_path / "copy")
     train(copy, 2, resume=True)
-    with pytest.raises(LedgerError, match="another copy was gone on with"):
+    with pytest.raises(LedgerError, match="another copy of it was charged"):
         train(tmp_path / "run", 2, resume=True)
     train(copy, 3, resume=True)
     assert (round_of(tmp_path / "run"), round_of(copy)) == (1, 3)
@@ -171,7 +171,7 @@ def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
         return note(here, mark, path, since=since)
 
     monkeypatch.setattr(KnownLedgers, "note", late)
-    with pytest.raises(LedgerError, match="another copy was gone on with"):
+    with pytest.raises(LedgerError, match="another copy of it was charged"):
         one_more(copy)
     assert charges_of(node) == 3
 
