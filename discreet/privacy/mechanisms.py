@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,16 +14,6 @@ from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-
-class Mechanism(Protocol):
-    """What `Gaussian` and `Laplace` have in common."""
-
-    def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor: ...
-
-    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor: ...
-
-    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True)
@@ -46,53 +36,47 @@ class Gaussian:
 
     def stddev(self, sensitivity: float) -> float:
         """Standard deviation of the noise for an L2 `sensitivity` > 0, in its units; 0 without noise."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return self.noise_multiplier * _checked_sensitivity(sensitivity)
+        return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type back.
 
-        Between neighbours `total` must change by at most `sensitivity` in L2 norm: C for a sum of vectors
-        clipped to C where one is added or removed, 2C where one is replaced. The low bits of floating-point
-        noise can still tell something about `total` (Mironov 2012); `add_grid_noise` has none.
+        Between neighbours `total` must change by at most `sensitivity` in L2 norm: C for a sum of vectors clipped to C
+        if one is added or removed, 2C if one is replaced. The low bits of floating-point noise can still tell something
+        about `total` (Mironov 2012); `add_grid_noise` has none.
 
         Raises:
-            ValueError: if total has a value that is not finite, or, where there is noise, sensitivity is not
-                finite and > 0 or the noise is too small or too large for total's type.
-            TypeError: if total is of another type.
+            ValueError: total is not finite, or there is noise and sensitivity is not finite and > 0, or the noise is
+                too small or too large for total's type.
+            TypeError: total is of another type.
         """
         stddev = self.stddev(sensitivity)
         _check_total(total, stddev)
         if stddev == 0:
             return total.clone()
-        noise = source.normal(total.numel(), stddev=stddev, draws=self.draws, dtype=total.dtype)
-        return _like(noise, total).add_(total)
+        return _added(source.normal(total.numel(), stddev=stddev, draws=self.draws, dtype=total.dtype), total)
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data.
 
-        The same guarantee as `add_noise`, with a slack in delta given by `grid_slack`. The standard deviation
-        is rounded up. `draws` does not matter here: the grid leaves no low bits to search.
+        The same guarantee as `add_noise`, with a slack in delta given by `grid_slack`. The standard deviation is
+        rounded up. `draws` does not matter here: the grid leaves no low bits to search.
 
         Raises:
-            ValueError: if sensitivity is not finite and > 0 while there is noise, or the noise is too large
-                for grid.
-            TypeError: if total is not int64.
+            ValueError: there is noise and sensitivity is not finite and > 0, or the noise is too large for grid.
+            TypeError: total is not int64.
         """
         stddev = self.stddev(sensitivity)
         _check_grid_total(total)
         if stddev == 0:
             return total.clone()
-        return total + _like(grid.gaussian(total.numel(), math.nextafter(stddev, math.inf), source), total)
+        return _added(grid.gaussian(total.numel(), math.nextafter(stddev, math.inf), source), total)
 
     def event(self) -> DpEvent:
         """What one release costs."""
         from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-        if self.noise_multiplier == 0:
-            return NonPrivateDpEvent()
-        return GaussianDpEvent(self.noise_multiplier)
+        return GaussianDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
 
 
 @dataclass(frozen=True)
@@ -117,9 +101,7 @@ class Laplace:
 
     def scale(self, sensitivity: float) -> float:
         """Scale of the noise for an L1 `sensitivity` > 0; its standard deviation is sqrt(2) times that."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return self.noise_multiplier * _checked_sensitivity(sensitivity)
+        return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for an L1 `sensitivity`; otherwise as `Gaussian.add_noise`."""
@@ -127,7 +109,7 @@ class Laplace:
         _check_total(total, scale)
         if scale == 0:
             return total.clone()
-        return total + _like(source.laplace(total.numel()).mul_(scale).to(total.dtype), total)
+        return _added(source.laplace(total.numel()).mul_(scale).to(total.dtype), total)
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as `Gaussian.add_grid_noise`."""
@@ -135,15 +117,13 @@ class Laplace:
         _check_grid_total(total)
         if scale == 0:
             return total.clone()
-        return total + _like(grid.laplace(total.numel(), math.nextafter(scale, math.inf), source), total)
+        return _added(grid.laplace(total.numel(), math.nextafter(scale, math.inf), source), total)
 
     def event(self) -> DpEvent:
         """What one release costs."""
         from dp_accounting import LaplaceDpEvent, NonPrivateDpEvent
 
-        if self.noise_multiplier == 0:
-            return NonPrivateDpEvent()
-        return LaplaceDpEvent(self.noise_multiplier)
+        return LaplaceDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
@@ -169,10 +149,9 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
 def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float:
     """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially private.
 
-    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018,
-    Theorem 8 and Algorithm 1), which is exact for every epsilon, where the classical sqrt(2 ln(1.25/delta)) /
-    epsilon is loose below epsilon = 1 and wrong above. The result errs upwards, by less than one part in
-    10^9.
+    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem 8
+    and Algorithm 1), which is exact for every epsilon; the classical sqrt(2 ln(1.25/delta)) / epsilon is loose below
+    epsilon = 1 and wrong above. The result errs upwards, by less than one part in 10^9.
 
     Raises:
         ValueError: if epsilon is not in [0, inf) or delta not in (0, 1).
@@ -196,12 +175,10 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
 
 
 def laplace_step_sensitivity(learning_rate: float, *, l1_norm_clip: float, num_examples: int) -> float:
-    """L1 sensitivity of the parameters after one full-batch step: 2 * learning_rate * l1_norm_clip /
-    num_examples.
+    """L1 sensitivity of the parameters after a full-batch step: 2 * learning_rate * l1_norm_clip / num_examples.
 
     The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm l1_norm_clip. Replacing one of
-    num_examples examples moves the mean by at most 2 * l1_norm_clip / num_examples. The number of examples is
-    taken as public.
+    num_examples examples, a public number, moves the mean by at most 2 * l1_norm_clip / num_examples.
 
     Raises:
         ValueError: if learning_rate or l1_norm_clip is not finite and > 0, or num_examples < 1.
@@ -228,10 +205,12 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
         raise ValueError(f"noise_multiplier must be finite and >= 0, not {noise_multiplier}")
 
 
-def _checked_sensitivity(sensitivity: float) -> float:
+def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
+    if noise_multiplier == 0:
+        return 0.0
     if not 0 < sensitivity < math.inf:
         raise ValueError(f"sensitivity must be finite and > 0, not {sensitivity}")
-    return sensitivity
+    return noise_multiplier * sensitivity
 
 
 def _check_total(total: Tensor, noise: float) -> None:
@@ -240,7 +219,7 @@ def _check_total(total: Tensor, noise: float) -> None:
     span = torch.finfo(total.dtype)
     if noise != 0 and not span.tiny < noise < span.max / 64:
         raise ValueError(f"noise of size {noise} is out of range for {total.dtype}: it would vanish or overflow")
-    # A sum is not finite where a value is not, and is fifty times faster than a look at each; it may overflow.
+    # A sum is not finite if a value is not, and is fifty times faster than a look at each; it may overflow.
     if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
         raise ValueError("total must be finite")
 
@@ -250,5 +229,6 @@ def _check_grid_total(total: Tensor) -> None:
         raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
 
 
-def _like(noise: Tensor, total: Tensor) -> Tensor:
-    return noise.reshape(total.shape).to(total.device)
+def _added(noise: Tensor, total: Tensor) -> Tensor:
+    """`noise` (n,) in the shape of `total`, with `total` added in place."""
+    return noise.reshape(total.shape).to(total.device).add_(total)
