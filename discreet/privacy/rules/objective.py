@@ -82,7 +82,12 @@ class Objective:
 
 
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes): softmax minus one-hot targets."""
+    """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes)."""
     if logits.shape[0] != targets.shape[0]:
         raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
-    return logits.softmax(1).scatter_(1, targets.unsqueeze(1), -1.0, reduce="add").mul_(_LOSS_SCALE)
+    return softmax_minus_one_hot(logits, targets).mul_(_LOSS_SCALE)
+
+
+def softmax_minus_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of the cross-entropy at logits (..., classes), for class numbers (...)."""
+    return logits.softmax(-1).scatter_(-1, targets.unsqueeze(-1), -1.0, reduce="add")
