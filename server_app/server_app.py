@@ -9,8 +9,7 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.exit import ExitCode, flwr_exit
+from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from discreet.config import ConfigError, RunConfig, config_to_json
@@ -22,16 +21,14 @@ from discreet.federated.session import Session, finish, prepare
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
+from server_app.bundle_entry import refuse
 from strategies.dp_fedavg import DPFedAvg, training_run
 
 logger = logging.getLogger("discreet")
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
 
-app = ServerApp()
 
-
-@app.main()
 def main(grid: Grid, context: Context) -> None:
     """One run. What is wrong with the configuration is said in one line before any client is asked."""
     try:
@@ -40,11 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config)
     except (ConfigError, LedgerError, MessagesTooLarge, TimeoutError) as error:
-        logger.error("discreet: %s", error)
-        if isinstance(grid, InMemoryGrid):
-            raise SystemExit(2) from error
-        # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later.
-        flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))
+        refuse(grid, error)
 
 
 def config_of(context: Context) -> RunConfig:

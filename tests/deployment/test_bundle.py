@@ -1,0 +1,110 @@
+"""The bundle that Flower sends to nodes: what a client runs, all of it, and nothing else; the server runs its own."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from deployment.approve import build_app
+from deployment.flower_run import REPOSITORY
+from server_app.bundle_entry import OtherCodeError, use_installed
+
+MOST_LINES = 7000
+ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py"}
+
+# What a node does: its own packages are on the path, and the app's folder comes first.
+IMPORT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import client_app.client_app
+ours = [m for name, m in sys.modules.items() if name.split(".")[0] in ("client_app", "discreet", "strategies", "conf")]
+print([m.__file__ for m in ours if not str(m.__file__).startswith(sys.argv[1])], len(ours) > 30)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle").resolve()
+    with zipfile.ZipFile(build_app(folder)) as app:
+        app.extractall(folder / "app")
+    return folder / "app"
+
+
+def python_files(bundle: Path) -> set[str]:
+    return {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
+
+
+def file_of(module: str) -> str | None:
+    place = module.replace(".", "/")
+    return next((name for name in (f"{place}.py", f"{place}/__init__.py") if (REPOSITORY / name).is_file()), None)
+
+
+def imported_by(module: str, found: set[str]) -> set[str]:
+    """The files of this repository that a module imports, at any depth and at any time."""
+    file = file_of(module)
+    if file is None or file in found:
+        return found
+    found.add(file)
+    imported_by(module.rpartition(".")[0], found)
+    for node in ast.walk(ast.parse((REPOSITORY / file).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                imported_by(name, found)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                imported_by(alias.name, found)
+    return found
+
+
+def test_it_holds_what_a_client_can_import_the_servers_entry_and_no_other_code(bundle: Path) -> None:
+    assert python_files(bundle) == imported_by("client_app.client_app", set()) | ENTRY
+
+
+def test_a_nodes_people_have_at_most_so_many_lines_of_python_to_read(bundle: Path) -> None:
+    assert sum(len((bundle / name).read_text().splitlines()) for name in python_files(bundle)) <= MOST_LINES
+
+
+def test_a_client_runs_from_the_bundle_alone(bundle: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORT, str(bundle)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "[] True\n"
+
+
+@pytest.fixture
+def app(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the bundle from which one package was imported already, as a simulation does."""
+    subprocess.run(["cp", "-r", str(bundle), str(tmp_path / "app")], check=True)
+    package = ModuleType("discreet.of_the_bundle")
+    package.__path__ = [str(tmp_path / "app" / "discreet")]
+    monkeypatch.setitem(sys.modules, "discreet.of_the_bundle", package)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
+    return tmp_path / "app"
+
+
+def test_the_server_takes_every_module_from_what_is_installed(app: Path) -> None:
+    use_installed(app, [str(app), str(REPOSITORY)])
+    assert sys.path[0] == str(REPOSITORY)
+    assert list(sys.modules["discreet.of_the_bundle"].__path__) == [str(REPOSITORY / "discreet")]
+
+
+@pytest.mark.parametrize("name", ["discreet/logs.py", "discreet/more.py"])
+def test_the_server_refuses_a_bundle_with_another_byte_or_another_file(app: Path, name: str) -> None:
+    with (app / name).open("a") as file:
+        file.write("\n")
+    before = list(sys.path)
+    with pytest.raises(OtherCodeError, match=rf"{re.escape(name)} of this run is not the one installed in [^\n]*$"):
+        use_installed(app, [str(app), str(REPOSITORY)])
+    assert sys.path == before
+
+
+def test_a_server_without_the_package_says_so(app: Path) -> None:
+    with pytest.raises(OtherCodeError, match="not installed where the ServerApp runs"):
+        use_installed(app, [str(app)])
