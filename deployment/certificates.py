@@ -33,6 +33,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS, SERVER_DAYS = 1826, 397
+KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -50,17 +54,13 @@ def make_authority(folder: Path, *, days: int = CA_DAYS) -> None:
     Raises:
       CertificateError: one of the files is there.
     """
-    key_path, certificate_path = folder / "ca.key", folder / "ca.crt"
-    _refuse_existing(key_path, certificate_path)
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Discreet federation authority")])
-    builder = _builder(name, name, key.public_key(), days).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    _refuse_existing(folder / "ca.key", folder / "ca.crt")
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    _write(certificate_path, builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM), private=False)
-    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
+    _write_pair(folder / "ca", builder, key, signer=key, days=days)
 
 
 def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) -> None:
@@ -69,24 +69,18 @@ def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) 
     Raises:
       CertificateError: one of the files is there, the authority is not, or no host is given.
     """
-    key_path, certificate_path = folder / "server.key", folder / "server.crt"
-    _refuse_existing(key_path, certificate_path)
+    _refuse_existing(folder / "server.key", folder / "server.crt")
     if not hosts:
         raise CertificateError("a server certificate needs at least one host name or address")
-    authority, authority_key = _authority(folder)
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    builder = _builder(name, authority.subject, key.public_key(), days)
-    for extension, critical in (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_key_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
-    ):
-        builder = builder.add_extension(extension, critical=critical)
-    _write(certificate_path, builder.sign(authority_key, hashes.SHA384()).public_bytes(Encoding.PEM), private=False)
-    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
+    authority, signer = _authority(folder)
+    names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = x509.CertificateBuilder().subject_name(_name(hosts[0][:64])).issuer_name(authority.subject)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(names, critical=False).add_extension(issuer, critical=False)
+    _write_pair(folder / "server", builder, ec.generate_private_key(ec.SECP384R1()), signer=signer, days=days)
 
 
 def make_node(folder: Path, name: str) -> None:
@@ -136,35 +130,30 @@ def give_to(folder: Path, owner: int) -> None:
             os.chown(path, owner, owner)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _key_usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: name in uses for name in KEY_USES})
+
+
+def _write_pair(
+    path: Path,
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+) -> None:
     if days < 1:
         raise CertificateError(f"days must be at least 1 (got {days})")
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
-    )
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
+    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
+    _write(path.with_suffix(".crt"), certificate, private=False)
+    _write(path.with_suffix(".key"), key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -206,8 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("all", help="an authority, a server certificate and node keys, for one machine")
-    demo.add_argument("--host", action="append", default=[], help="a further name or address of the server")
-    demo.add_argument("--node", action="append", default=[], help="a node's name (default: node-0 to node-3)")
+    demo.add_argument(
+        "--host", dest="hosts", action="append", default=[], help="a further name or address of the server"
+    )
+    demo.add_argument("--node", dest="names", action="append", help="a node's name (default: node-0 to node-3)")
     authority = commands.add_parser("authority", help="ca.key and ca.crt")
     authority.add_argument("--days", type=int, default=CA_DAYS)
     server = commands.add_parser("server", help="server.key and server.crt")
@@ -221,41 +212,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _register(folder: Path, names: Sequence[str], *, connection: str) -> int:
-    for name in names:
-        new = register_node(folder / "public" / f"{name}.pub", connection=connection)
-        print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
-    return 0
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    folder: Path = arguments.folder
-    if arguments.command != "register":
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if arguments.command == "register":
-        return _register(folder, arguments.names, connection=arguments.connection)
-    if arguments.command in ("all", "authority"):
-        make_authority(folder, days=getattr(arguments, "days", CA_DAYS))
-    if arguments.command in ("all", "server"):
-        hosts = [*arguments.host, "localhost"] if arguments.command == "all" else arguments.hosts
-        make_server(folder, hosts, days=getattr(arguments, "days", SERVER_DAYS))
-    if arguments.command in ("all", "node"):
-        names = (arguments.node or DEMONSTRATION_NODES) if arguments.command == "all" else arguments.names
-        for name in names:
-            make_node(folder, name)
+def _run(arguments: argparse.Namespace) -> None:
+    folder, command, everything = arguments.folder, arguments.command, arguments.command == "all"
+    if command == "register":
+        for name in arguments.names:
+            new = register_node(folder / "public" / f"{name}.pub", connection=arguments.connection)
+            print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if everything or command == "authority":
+        make_authority(folder, days=CA_DAYS if everything else arguments.days)
+    if everything or command == "server":
+        hosts = [*arguments.hosts, "localhost"] if everything else arguments.hosts
+        make_server(folder, hosts, days=SERVER_DAYS if everything else arguments.days)
+    for name in (arguments.names or DEMONSTRATION_NODES) if everything or command == "node" else ():
+        make_node(folder, name)
     if arguments.owner is not None:
         give_to(folder, arguments.owner)
     print(f"scripts/certs: made in {folder.resolve()}")
-    return 0
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs one command; 2 where something is in the way."""
+    """Runs one command; 2 if something is in the way."""
     try:
-        return _run(_parser().parse_args(words))
+        _run(_parser().parse_args(words))
     except (CertificateError, PermissionError) as error:
         print(f"scripts/certs: {error}", file=sys.stderr)
         return 2
+    return 0
 
 
 if __name__ == "__main__":
