@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from deployment.healthy import healthy
 from deployment.interruption import RunLostError, override, resumable
 from deployment.processes import kept
 from discreet.config import ConfigError, RunConfig
@@ -81,7 +80,7 @@ def simulation_superlink(home: Path, *, folder: Path) -> Iterator[tuple[str, sub
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with (home / LOG).open("w") as output, _kept(command, home, folder=folder, output=output) as process:
         deadline = time.monotonic() + START_SECONDS
-        while not _healthy(address):
+        while not healthy(f"http://{address}/health", authority=None):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RunLostError(f"the SuperLink did not start{_last_line(home)}")
             time.sleep(LOOK_SECONDS)
@@ -104,14 +103,6 @@ def _kept(command: Sequence[str], home: Path, *, folder: Path, output: TextIO) -
 def _last_line(home: Path) -> str:
     lines = (home / LOG).read_text(errors="replace").split("\n")
     return f": {lines[-2].strip()}" if len(lines) > 1 else ""
-
-
-def _healthy(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{address}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def nodes_of(config: RunConfig) -> int:
