@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -33,14 +34,18 @@ def main(grid: Grid, context: Context) -> None:
     try:
         use_installed(BUNDLE, sys.path)
     except OtherCodeError as error:
-        refuse(grid, error)
+        _end(grid, error)
+    from server_app.server_app import ENDS
     from server_app.server_app import main as run_installed
 
-    run_installed(grid, context)
+    try:
+        run_installed(grid, context)
+    except ENDS as error:
+        _end(grid, error)
 
 
-def refuse(grid: Grid, error: Exception) -> None:
-    """Ends this process, and with it the run, with one line in the run's log."""
+def _end(grid: Grid, error: Exception) -> NoReturn:
+    # One line in the run's log, then the end of this process and of the run.
     logging.getLogger("discreet").error("discreet: %s", error)
     if isinstance(grid, InMemoryGrid):
         raise SystemExit(2) from error

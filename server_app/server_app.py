@@ -21,23 +21,20 @@ from discreet.federated.session import Session, finish, prepare
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
-from server_app.bundle_entry import refuse
 from strategies.dp_fedavg import DPFedAvg, training_run
 
 logger = logging.getLogger("discreet")
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
+ENDS = (ConfigError, LedgerError, MessagesTooLarge, TimeoutError)  # end a run with one line, not with a traceback
 
 
 def main(grid: Grid, context: Context) -> None:
-    """One run. What is wrong with the configuration is said in one line before any client is asked."""
-    try:
-        log_to(sys.stdout)
-        config = config_of(context)
-        log_to(sys.stdout, log_format=config.operations.log_format)
-        run(grid, config)
-    except (ConfigError, LedgerError, MessagesTooLarge, TimeoutError) as error:
-        refuse(grid, error)
+    """One run. What is wrong with the configuration is one of ENDS, raised before any client is asked."""
+    log_to(sys.stdout)
+    config = config_of(context)
+    log_to(sys.stdout, log_format=config.operations.log_format)
+    run(grid, config)
 
 
 def config_of(context: Context) -> RunConfig:
