@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,46 +33,24 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
 Work = TypeVar("Work")
-Contravariant = TypeVar("Contravariant", contravariant=True)
+Train = Callable[[Tensor, Work], Replies]
+# What training may meet and its caller is to see. A worker that meets anything else prints it and ends.
+TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 
 
 class WorkerKilled(RuntimeError):
     """A worker is gone before it answered."""
 
     def __init__(self) -> None:
-        super().__init__("a worker process of the simulation was killed: is there enough memory?")
-
-
-Train = Callable[[Tensor, Work], Replies]
-TrainAny = Callable[[Tensor, Any], Replies]
-
-
-class Workers(Protocol[Contravariant]):
-    """Trains pieces of work, several at a time, and gives the replies back in the order of the work."""
-
-    def begin(self, params: Tensor) -> None:
-        """The parameters that work starts from, until the next call. What an earlier round left is given up."""
-
-    def submit(self, work: Contravariant) -> None:
-        """Begins a piece of work. Not while `full`."""
-
-    @property
-    def full(self) -> bool:
-        """Whether a result has to be taken before more is submitted."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is left to wait for."""
-
-    def result(self) -> Replies:
-        """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after."""
-
-    def close(self) -> None:
-        """Ends the workers."""
+        super().__init__(
+            "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
+        )
 
 
 class ThreadWorker(Generic[Work]):
-    """`Workers` as one thread, which trains a piece while the caller takes the one before.
+    """One thread, which trains a piece while the caller takes the one before: for a GPU, and where nothing can fork.
+
+    It works as `ForkedWorkers` does.
 
     Args:
         train: of parameters (num_params,) and a piece of work, the replies.
@@ -84,30 +62,24 @@ class ThreadWorker(Generic[Work]):
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
-        """See `Workers`."""
         self._give_up()
         self._params = params
 
     def submit(self, work: Work) -> None:
-        """See `Workers`."""
         self._waiting.append(self._pool.submit(self._train, self._params, work))
 
     @property
     def full(self) -> bool:
-        """See `Workers`."""
         return len(self._waiting) > 1
 
     @property
     def idle(self) -> bool:
-        """See `Workers`."""
         return not self._waiting
 
     def result(self) -> Replies:
-        """See `Workers`."""
         return self._waiting.popleft().result()
 
     def close(self) -> None:
-        """See `Workers`."""
         self._give_up()
         self._pool.shutdown()
 
@@ -119,10 +91,11 @@ class ThreadWorker(Generic[Work]):
 
 
 class ForkedWorkers(Generic[Work]):
-    """`Workers` as processes, forked when the first work comes.
+    """Processes, forked when the first work comes, that give replies back in the order of the work.
 
     Args:
-        train: as it was when the workers were forked, so that work and replies' numbers are all that travels.
+        train: of parameters (num_params,) and a piece of work, the replies. Workers have it as it was when they were
+            forked, so that work and replies' numbers are all that travels.
         count: how many processes.
         num_params: of the model.
     """
@@ -137,13 +110,13 @@ class ForkedWorkers(Generic[Work]):
         self._waiting: deque[tuple[_Process, int]] = deque()
 
     def begin(self, params: Tensor) -> None:
-        """See `Workers`."""
+        """Sets the parameters that work starts from, until the next call. What an earlier round left is given up."""
         while self._waiting:
             self._next()
         self._params.copy_(params)
 
     def submit(self, work: Work) -> None:
-        """See `Workers`."""
+        """Begins a piece of work. Not while `full`."""
         if not self._processes:
             self._processes = [self._fork() for _ in range(self._count)]
         slot = self._free.popleft()
@@ -156,16 +129,16 @@ class ForkedWorkers(Generic[Work]):
 
     @property
     def full(self) -> bool:
-        """See `Workers`."""
+        """Whether a result has to be taken before more is submitted."""
         return not self._free
 
     @property
     def idle(self) -> bool:
-        """See `Workers`."""
+        """Whether nothing is left to wait for."""
         return not self._waiting
 
     def result(self) -> Replies:
-        """See `Workers`.
+        """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after.
 
         Raises:
           WorkerKilled: the process that had this work is gone.
@@ -173,16 +146,16 @@ class ForkedWorkers(Generic[Work]):
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
-        return told.with_values(self._slots[slot])
+        return _with_values(told, self._slots[slot].view(told.part.values.dtype))
 
     def close(self) -> None:
-        """See `Workers`."""
+        """Ends the workers."""
         for process in self._processes:
             process.end()
         self._processes.clear()
         self._waiting.clear()
 
-    def _next(self) -> tuple[_Told | Exception, int]:
+    def _next(self) -> tuple[Replies | Exception, int]:
         process, slot = self._waiting.popleft()
         self._free.append(slot)
         try:
@@ -204,6 +177,9 @@ class ForkedWorkers(Generic[Work]):
         return _Process(worker, here)
 
 
+Workers = ForkedWorkers[Work] | ThreadWorker[Work]
+
+
 def can_fork() -> bool:
     """Whether this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
     return (
@@ -219,28 +195,8 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-@dataclass(frozen=True, eq=False)
-class _Told:
-    """Replies but for the values of their sum, as they travel between processes: PyTorch would send a tensor by a file.
-
-    Attributes:
-        replies: with a sum of no parameters.
-        exact: whether the sum is of whole numbers.
-    """
-
-    replies: Replies
-    exact: bool
-
-    def with_values(self, slot: Tensor) -> Replies:
-        """The replies with the sum that stands in a slot, (num_params,)."""
-        values = slot.view(torch.int64) if self.exact else slot
-        return replace(self.replies, part=replace(self.replies.part, values=values))
-
-
-def _told(replies: Replies, slot: Tensor) -> _Told:
-    values = replies.part.values
-    slot.view(values.dtype).copy_(values)
-    return _Told(replace(replies, part=replace(replies.part, values=torch.empty(0))), values.dtype == torch.int64)
+def _with_values(replies: Replies, values: Tensor) -> Replies:
+    return replace(replies, part=replace(replies.part, values=values))
 
 
 @dataclass(eq=False)
@@ -250,7 +206,7 @@ class _Process:
     worker: BaseProcess
     pipe: Connection
     given: int = 0
-    told: deque[_Told | Exception] = field(default_factory=deque)
+    told: deque[Replies | Exception] = field(default_factory=deque)
 
     def left_to_do(self) -> int:
         """How many pieces of work it has not answered yet."""
@@ -262,7 +218,7 @@ class _Process:
         self.pipe.send((slot, work))
         self.given += 1
 
-    def take(self) -> _Told | Exception:
+    def take(self) -> Replies | Exception:
         """The answer to the oldest piece of work that was not taken."""
         if not self.told:
             self._read()
@@ -278,7 +234,7 @@ class _Process:
         self.given -= 1
 
 
-def _serve(train: TrainAny, params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
+def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
     """A worker's life. It ends with its parent, however that ends, and leaves signals to it."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
@@ -291,8 +247,11 @@ def _serve(train: TrainAny, params: Tensor, slots: Tensor, pipe: Connection, par
         slot, work = pipe.recv()
         try:
             replies = train(params, work)
-        except Exception as error:  # noqa: BLE001  # the parent raises it
+        except TOLD as error:
             error.add_note("in a worker of the simulation:\n" + traceback.format_exc())
             pipe.send(error)
             continue
-        pipe.send(_told(replies, slots[slot]))
+        values = replies.part.values
+        slots[slot].view(values.dtype).copy_(values)
+        # Without the sum, of which only the type travels: PyTorch would send a tensor by a file.
+        pipe.send(_with_values(replies, torch.empty(0, dtype=values.dtype)))
