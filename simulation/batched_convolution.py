@@ -1,9 +1,7 @@
 """Convolutions and pooling of many models at once, on images with channels last: (k, n, height, width, channels).
 
 A convolution is one matrix product a client: the patches that it reads are laid out as rows ("im2col"), and the
-gradient of its weight is one product too. Where the stride divides the kernel, as in most networks, every block of
-stride x stride pixels is first turned into channels: what is left has stride 1 and a kernel so many times smaller, and
-its patches are copied in so many times longer pieces.
+gradient of its weight is one product too.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discreet.privacy.rules.convolution import Geometry
 from simulation.layers import Use
 
 Pair = tuple[int, int]
@@ -38,25 +37,20 @@ class Convolution:
     """A two-dimensional convolution with zero padding.
 
     Attributes:
-        weight: the number of the weight, which is (k, out, height / block, width / block, block, block, channels).
-        kernel, stride, padding: as the model has them.
-        block: the side of the blocks of pixels that become channels; it divides kernel and stride. 1: none do.
+        weight: the number of the weight, which is (k, out, height, width, channels).
+        geometry: kernel, stride and padding as the model has them.
     """
 
     weight: int
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    block: int
+    geometry: Geometry
 
     def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
         clients, count, *image = inputs.shape
-        rows, columns = self.output_size((image[0], image[1]))
-        blocks = self._blocks(inputs.flatten(0, 1), rows, columns)
-        patches = self._patches(blocks, rows, columns).reshape(clients, count, rows * columns, -1)
+        patches = self.geometry.patches(inputs.flatten(0, 1).movedim(-1, 1))
+        patches = patches.view(clients, count, *patches.shape[2:])
         weight = params[self.weight].flatten(2)
         outputs = torch.baddbmm(params[self.weight + 1].unsqueeze(1), patches.flatten(1, 2), weight.transpose(1, 2))
-        return outputs.view(clients, count, rows, columns, -1), (patches, image)
+        return outputs.view(clients, count, *self.output_size((image[0], image[1])), -1), (patches, image)
 
     def backward(
         self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
@@ -66,66 +60,30 @@ class Convolution:
         if not further:
             return None, [use]
         back = torch.bmm(grads.flatten(1, 3), params[self.weight].flatten(2))
-        return self._folded(back.view(*grads.shape[:4], *params[self.weight].shape[2:4], -1), image), [use]
+        return self._folded(back.view(*grads.shape[:4], *params[self.weight].shape[2:]), image), [use]
 
     def output_size(self, image: Pair) -> Pair:
         """Height and width of the output for an image of this height and width."""
+        kernel, stride, padding = self.geometry.kernel, self.geometry.stride, self.geometry.padding
         height, width = (
-            (length + 2 * pad - kernel) // stride + 1
-            for length, pad, kernel, stride in zip(image, self.padding, self.kernel, self.stride, strict=True)
+            (length + sum(sides) - size) // step + 1
+            for length, sides, size, step in zip(image, padding, kernel, stride, strict=True)
         )
         return height, width
-
-    def _read_size(self, rows: int, columns: int) -> Pair:
-        """Height and width of what the output reads of the padded image: a multiple of the block."""
-        return (rows - 1) * self.stride[0] + self.kernel[0], (columns - 1) * self.stride[1] + self.kernel[1]
-
-    def _blocks(self, images: Tensor, rows: int, columns: int) -> Tensor:
-        """(count, height, width, channels) to (count, height / block, width / block, block * block * channels)."""
-        (height, width), (top, left) = self._read_size(rows, columns), self.padding
-        if self.padding != (0, 0) or images.shape[1:3] != (height, width):
-            padded = images.new_zeros(len(images), height, width, images.shape[3])
-            inside = images[:, : height - top, : width - left]
-            padded[:, top : top + inside.shape[1], left : left + inside.shape[2]] = inside
-            images = padded
-        count, channels, side = len(images), images.shape[3], self.block
-        split = images.reshape(count, height // side, side, width // side, side, channels)
-        return split.transpose(2, 3).reshape(count, height // side, width // side, -1).contiguous()
-
-    def _patches(self, blocks: Tensor, rows: int, columns: int) -> Tensor:
-        """What each output reads, in blocks: a view (count, rows, columns, kernel height, kernel width * channels)."""
-        count, height, width, channels = blocks.shape
-        line, (down, across) = width * channels, (length // self.block for length in self.stride)
-        return blocks.as_strided(
-            (count, rows, columns, self.kernel[0] // self.block, self.kernel[1] // self.block * channels),
-            (height * line, down * line, across * channels, line, 1),
-        )
 
     def _folded(self, back: Tensor, image: list[int]) -> Tensor:
         """The gradients at the image: each patch's added where it was read.
 
-        back: (k, n, rows, columns, kernel height, kernel width, channels), in blocks.
+        back: (k, n, rows, columns, kernel height, kernel width, channels).
         """
-        (rows, columns, tall, wide), channels = back.shape[2:6], back.shape[6]
-        height, width = self._read_size(rows, columns)
-        grads = back.new_zeros(*back.shape[:2], height // self.block, width // self.block, channels)
-        down, across = (length // self.block for length in self.stride)
+        (rows, columns, tall, wide, channels), (height, width, _) = back.shape[2:], image
+        ((top, bottom), (left, right)), (down, across) = self.geometry.padding, self.geometry.stride
+        grads = back.new_zeros(*back.shape[:2], height + top + bottom, width + left + right, channels)
         for row in range(tall):
             for column in range(wide):
                 read = grads[:, :, row : row + down * rows : down, column : column + across * columns : across]
                 read += back[:, :, :, :, row, column]
-        split = grads.view(*grads.shape[:4], self.block, self.block, image[2]).transpose(3, 4)
-        return self._cut(split.reshape(*back.shape[:2], height, width, image[2]), image)
-
-    def _cut(self, grads: Tensor, image: list[int]) -> Tensor:
-        """Without the padding; where the image goes on beyond what was read, with zeros."""
-        (top, left), (height, width, channels) = self.padding, image
-        inside = grads[:, :, top : top + height, left : left + width]
-        if inside.shape[2:4] == (height, width):
-            return inside
-        whole = grads.new_zeros(*grads.shape[:2], height, width, channels)
-        whole[:, :, : inside.shape[2], : inside.shape[3]] = inside
-        return whole
+        return grads[:, :, top : top + height, left : left + width]
 
 
 @dataclass(frozen=True)

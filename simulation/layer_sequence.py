@@ -23,7 +23,7 @@ class Block:
 
     Attributes:
         offset: where it starts.
-        shape: its shape in the model, where a dimension may be split in several.
+        shape: its shape in the model, or that with a dimension split in several.
         order: the order of these dimensions as the layers read them.
     """
 

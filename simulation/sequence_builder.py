@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from discreet.privacy.rules.convolution import Geometry
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
 from simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
@@ -97,12 +98,11 @@ class _Builder:
         if not self.read_image:
             self.layers.append(ChannelsLast())
         kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-        block = stride[0] if stride[0] == stride[1] and kernel[0] % stride[0] == kernel[1] % stride[0] == 0 else 1
-        layer = Convolution(len(self.shapes), kernel, stride, padding, block)
+        sides = ((padding[0], padding[0]), (padding[1], padding[1]))
+        layer = Convolution(len(self.shapes), Geometry(kernel, stride, (1, 1), sides, groups=1))
         self.layers.append(layer)
-        split = (kernel[0] // block, block, kernel[1] // block, block)
-        self.shapes += [(module.out_channels, self.shape[0], *split), (module.out_channels,)]
-        self.orders += [(0, 2, 4, 3, 5, 1), (0,)]
+        self.shapes += [(module.out_channels, self.shape[0], *kernel), (module.out_channels,)]
+        self.orders += [(0, 2, 3, 1), (0,)]
         self.shape = (module.out_channels, *layer.output_size((self.shape[1], self.shape[2])))
         self.read_image = True
 
