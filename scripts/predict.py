@@ -1,8 +1,8 @@
 """Predicts with the model of a run.
 
 RUN is a run folder. --data is a .csv, .parquet or .npz file, or the name of a data set such as mnist, which means its
-test set. Without --data it is the test set of the run's own data. The columns of a file: see
-discreet/federated/input_tables.py. Without --out the predictions go to predictions.csv in the run folder.
+test set. Without --data it is the test set of the run's own data. `read_inputs` in discreet/federated/predictions.py
+says which columns a file needs. Without --out the predictions go to predictions.csv in the run folder.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.config import ConfigError
-from discreet.federated.input_tables import Inputs, read_inputs
 from discreet.federated.predictions import (
     PREDICTIONS_FILE,
+    Inputs,
     SavedModel,
     class_names,
     indicators_of,
@@ -23,6 +23,7 @@ from discreet.federated.predictions import (
     own_test_set,
     predict,
     predictions_csv,
+    read_inputs,
     write_indicators,
 )
 from discreet.federated.run_folder import replace_file
@@ -36,19 +37,20 @@ EXAMPLES = """examples:
 """
 
 
-def inputs_of(run: Path, saved: SavedModel, *, data: str | None, data_path: str | None) -> Inputs:
+def inputs_of(arguments: argparse.Namespace, saved: SavedModel) -> Inputs:
     """What is predicted for: a file, the test set of a named data set, or that of the run.
 
     Raises:
       ConfigError, ValueError, OSError: it can't be read.
     """
+    data: str | None = arguments.data
     if data is None:
-        table = own_test_set(run)
+        table = own_test_set(arguments.run)
         return Inputs(table.inputs, table.targets)
     if data in DATASETS:
-        task = load_task(data, path=data_path)
+        task = load_task(data, path=arguments.data_path)
         return Inputs(task.test.inputs, task.test.targets if task.num_classes == saved.num_classes else None)
-    return read_inputs(Path(data), saved)
+    return read_inputs(Path(data), saved, id_column=arguments.id)
 
 
 def ids_of(data: str | None, column: str) -> list[object]:
@@ -99,7 +101,7 @@ def main(words: Sequence[str]) -> int:
     out: Path = arguments.out or run / PREDICTIONS_FILE
     try:
         saved = load_model(run)
-        given = inputs_of(run, saved, data=arguments.data, data_path=arguments.data_path)
+        given = inputs_of(arguments, saved)
         probabilities = predict(saved, given.inputs)
         ids = None if arguments.id is None else (arguments.id, ids_of(arguments.data, arguments.id))
         text = predictions_csv(probabilities, given.targets, classes=class_names(saved), ids=ids)

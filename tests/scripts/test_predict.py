@@ -13,9 +13,17 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from discreet.config import load_config
-from discreet.federated.input_tables import TableError, feature_names, read_inputs
-from discreet.federated.predictions import indicators_of, load_model, predict, write_indicators, write_predictions
+from discreet.federated.predictions import (
+    feature_names,
+    indicators_of,
+    load_model,
+    predict,
+    read_inputs,
+    write_indicators,
+    write_predictions,
+)
 from discreet.tasks.datasets import load_task
+from discreet.tasks.folder import FolderError
 from scripts.predict import main
 from simulation.in_process import simulate
 
@@ -87,6 +95,13 @@ def test_out_names_the_file_and_targets_are_optional(run: Path, tmp_path: Path) 
     assert math.isclose(float(rows[1][2]) + float(rows[1][3]), 1, abs_tol=1e-5)
 
 
+def test_a_column_that_tells_rows_apart_is_copied_and_is_no_input(run: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "named.csv", ["patient", *NAMES], [["p7", *raw_rows(1)[0]]])
+    assert main([str(run), "--data", str(data), "--id", "patient", "--out", str(tmp_path / "out.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert (row["row"], row["patient"]) == ("0", "p7")
+
+
 def test_a_file_with_a_header_and_no_rows_has_no_predictions(run: Path, tmp_path: Path) -> None:
     assert main([str(run), "--data", str(write_csv(tmp_path / "none.csv", NAMES, []))]) == 0
 
@@ -135,7 +150,7 @@ ARRAYS = {
 def test_what_is_wrong_with_arrays_is_said(fault: str, run: Path, tmp_path: Path) -> None:
     arrays, message = ARRAYS[fault]
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(TableError) as error:
+    with pytest.raises(FolderError) as error:
         read_inputs(tmp_path / "bad.npz", load_model(run))
     assert message in str(error.value)
 
@@ -143,13 +158,13 @@ def test_what_is_wrong_with_arrays_is_said(fault: str, run: Path, tmp_path: Path
 @pytest.mark.parametrize(("name", "content"), [("a.npz", b"no archive"), ("a.csv", b"\xff\xfe\x00"), ("a.txt", b"")])
 def test_a_file_of_another_kind_is_refused(name: str, content: bytes, run: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TableError):
+    with pytest.raises(FolderError):
         read_inputs(tmp_path / name, load_model(run))
 
 
 def test_pickled_objects_are_not_read(run: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", inputs=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(TableError, match="can't be read: Object arrays"):
+    with pytest.raises(FolderError, match="can't be read: Object arrays"):
         read_inputs(tmp_path / "objects.npz", load_model(run))
 
 
@@ -159,7 +174,7 @@ def test_images_are_read_from_bytes_and_refused_beyond_one(tmp_path: Path) -> No
     np.savez(tmp_path / "bytes.npz", inputs=(digits.inputs[:4] * 255).round().to(torch.uint8).numpy())
     assert torch.allclose(read_inputs(tmp_path / "bytes.npz", saved).inputs, digits.inputs[:4], atol=0.5 / 255)
     np.savez(tmp_path / "large.npz", inputs=digits.inputs[:4].numpy() * 16)
-    with pytest.raises(TableError, match="divide them"):
+    with pytest.raises(FolderError, match="divide them"):
         read_inputs(tmp_path / "large.npz", saved)
     flat = write_csv(
         tmp_path / "flat.csv", [f"pixel {n}" for n in range(64)], digits.inputs[:4].reshape(4, 64).tolist()
