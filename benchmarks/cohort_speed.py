@@ -31,21 +31,21 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.pfl_rounds import pfl_rounds
-from client_app.account import ClientAccount
+from client_app.account import Accounts
 from client_app.client import DPClient
 from client_app.policy import ClientPolicy
-from discreet.config import RunConfig, config_to_json, load_config
+from discreet.client_settings import DataConfig
+from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import Order
+from discreet.federated.messages import TrainRequest
 from discreet.federated.round import empty_sum
 from discreet.federated.transport import Replies
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
-from discreet.settings import DataConfig
+from discreet.settings import client_settings
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
-from simulation.accounts import Accounts
 from simulation.client_examples import ClientExamples, PartitionedExamples
 from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
@@ -163,16 +163,15 @@ def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
 def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The clients that Flower runs, called one after the other."""
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
-    start, order = flatten_parameters(model), Order(1, CLIP_NORM, config_to_json(run))
+    start, request = flatten_parameters(model), TrainRequest(1, CLIP_NORM, client_settings(run))
 
     def rounds(clients: Sequence[int]) -> None:
         total = ClippedSum(len(start), CLIP_NORM)
         for client in clients:
             examples = task.train.subset(torch.from_numpy(held.examples(client)))
-            account = None
-            if ledger is not None:
-                account = ClientAccount(ledger, str(client), run.privacy.delta, run.privacy.accountant)
-            reply = DPClient(model, examples, account, ClientPolicy(), secure_source()).answer(order, start)
+            accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+            who = DPClient(model, examples, accounts, ClientPolicy(), secure_source(), str(client))
+            reply = who.answer(request, start)
             total.add(reply.update.unsqueeze(0))
 
     return rounds

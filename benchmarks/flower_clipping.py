@@ -21,12 +21,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from client_app.client import local_settings
+from client_app.admission import local_settings
 from client_app.nodes import model_of, share_of
 from discreet.config import RunConfig, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
+from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters, load_parameters
@@ -55,7 +56,7 @@ def flower_rounds(config: RunConfig, *, source: RandomSource) -> Iterator[Row]:
         clip_norm_lr=user.clip.learning_rate,
         clipped_count_stddev=user.clip.count_stddev,
     )
-    model = model_of(config)
+    model = model_of(client_settings(config), path=config.data.path)
     task = load_task(config.data.name, path=config.data.path)
     params = flatten_parameters(model)
     for number in range(1, config.rounds + 1):
@@ -74,10 +75,10 @@ def flower_rounds(config: RunConfig, *, source: RandomSource) -> Iterator[Row]:
 def _reply(config: RunConfig, params: Tensor, client: int, source: RandomSource) -> Any:
     from flwr.app import ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 
-    examples = share_of(config, client)
-    update = local_update(
-        model_of(config), params, examples, settings=local_settings(config, len(examples)), source=source
-    )
+    run, path = client_settings(config), config.data.path
+    examples = share_of(run.data, client, path=path)
+    settings = local_settings(run, len(examples))
+    update = local_update(model_of(run, path=path), params, examples, settings=settings, source=source)
     content = RecordDict()
     content["arrays"] = ArrayRecord([(params + update).numpy()])
     content["metrics"] = MetricRecord({"num-examples": len(examples)})

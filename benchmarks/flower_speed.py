@@ -33,12 +33,14 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from deployment.flower_run import REPOSITORY, nodes_of
-from discreet.config import RunConfig, config_to_json, load_config
+from discreet.config import RunConfig, load_config
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.session import first_clip_norm
+from discreet.federated.simulation_ticket import leave_ticket
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
+from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
 from simulation.cohort import BatchedTransport
@@ -161,8 +163,8 @@ def _under_ray(words: Sequence[str], count: int, client_app: ClientApp) -> list[
 
         @server_app.main()
         def main(grid: Grid, context: Context) -> None:
-            virtual = VirtualClients(run.data.num_clients, folder)
-            settings, clients = config_to_json(run), run.population_size
+            virtual = VirtualClients(run.data.num_clients, folder, leave_ticket(Path(folder)), run.seed, run.data.path)
+            settings, clients = client_settings(run), run.population_size
             timeout = run.server.round_timeout
             exchange = GridTransport(grid, settings, timeout=timeout, population_size=clients, virtual=virtual)
             found.extend(_timed_rounds(run, exchange, count))

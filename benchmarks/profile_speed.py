@@ -19,11 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cohort_speed import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from client_app.client import local_settings
+from client_app.admission import local_settings
+from discreet.client_settings import DataConfig
 from discreet.config import load_config
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
-from discreet.settings import DataConfig
+from discreet.settings import client_settings
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
 from simulation.batches import table_of
@@ -102,7 +103,7 @@ def _cohort(name: str) -> tuple[Callable[[], Tensor], int]:
     )
     start = flatten_parameters(build_model(name, task.input_shape, task.num_classes, seed=SEED))
     engine, draws = engine_of(run, task, client_examples=held), SecureDraws(secure_source())
-    settings = local_settings(run, len(task.train) // CLIENTS)
+    settings = local_settings(client_settings(run), len(task.train) // CLIENTS)
 
     def train() -> Tensor:
         total = ClippedSum(len(start), CLIP_NORM)

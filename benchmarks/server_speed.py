@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.config import RunConfig, load_config
-from discreet.federated.messages import Reply, decode_reply, encode_reply
+from discreet.federated.messages import TrainReply, decode_reply, encode_reply
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.transport import RoundReport
 from discreet.privacy.clipping import ClippedSum, GridSum
@@ -51,7 +51,7 @@ def rows(*, size: int = MILLION, cohorts: tuple[int, ...] = COHORTS, repetitions
     return [*memory, *_times(size, repetitions)]
 
 
-def replies(count: int, size: int, *, round_number: int = 1) -> Iterator[Reply]:
+def replies(count: int, size: int, *, round_number: int = 1) -> Iterator[TrainReply]:
     """`count` replies as the server reads them: each is made when it is asked for, encoded by its client, decoded."""
     return (_wire(_update(number, size), round_number=round_number) for number in range(count))
 
@@ -62,8 +62,8 @@ def _update(number: int, size: int) -> Tensor:
     return update
 
 
-def _wire(update: Tensor, *, round_number: int = 1) -> Reply:
-    content = encode_reply(Reply(round_number, update, below=True))
+def _wire(update: Tensor, *, round_number: int = 1) -> TrainReply:
+    content = encode_reply(TrainReply(round_number, update, below=True))
     return decode_reply(content, round_number=round_number, num_params=update.numel())
 
 
@@ -106,10 +106,10 @@ def _times(size: int, repetitions: int) -> list[Row]:
     ours = {noise: _ours(noise, size) for noise in NOISES}
     total, whole = np.zeros(size), np.zeros(size, dtype=np.int64)
     step = grid_for(CLIP_NORM, size).step
-    content, raw = encode_reply(Reply(1, update, below=True)), update.numpy().tobytes()
+    content, raw = encode_reply(TrainReply(1, update, below=True)), update.numpy().tobytes()
     row, wild = update.numpy(), 3 * update
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "encode": (lambda: encode_reply(Reply(1, update, below=True)), lambda: row.tobytes()),
+        "encode": (lambda: encode_reply(TrainReply(1, update, below=True)), lambda: row.tobytes()),
         "decode": (lambda: decode_reply(content, round_number=1, num_params=size), lambda: _read(raw)),
         "clip and sum, float": (lambda: ours["float"](update), lambda: _add(row, total)),
         "clip and sum, grid": (lambda: ours["grid"](update), lambda: _add_whole(row, whole, step)),

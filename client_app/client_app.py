@@ -11,18 +11,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.account import Refused
-from client_app.client import settings_of
-from client_app.nodes import node_client, virtual_client
-from discreet.config import ConfigError
+from client_app.nodes import SIMULATION_KEYS, client_of
+from discreet.client_settings import ConfigError
 from discreet.federated.durable_ledger import LedgerError
-from discreet.federated.messages import (
-    REFUSED_CODE,
-    MalformedMessage,
-    decode_order,
-    encode_reply,
-    order_config,
-    reply_from_numbers,
-)
+from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply
 from discreet.logs import log_to
 
 logger = logging.getLogger("discreet.client")
@@ -35,7 +27,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
-    if not (in_simulation() or logger.hasHandlers()):
+    if not (context.node_config.keys() <= SIMULATION_KEYS or logger.hasHandlers()):
         log_to(sys.stdout, name="discreet.client")
     try:
         return Message(_work(message, context), reply_to=message)
@@ -53,19 +45,15 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _work(message: Message, context: Context) -> RecordDict:
-    order, parameters = decode_order(message.content)
-    run = settings_of(order.settings)
-    if in_simulation():
-        torch.set_num_threads(1)
-        client = virtual_client(order, run)
-    else:
-        client = node_client(order, run, context.node_config)
-    arrays, _, numbers = client.fit(parameters, order_config(order))
-    reply = reply_from_numbers(arrays, numbers)
-    if not in_simulation():
-        spent = {"epsilon_example": reply.epsilon_example, "epsilon_local": reply.epsilon_local}
-        fields = {"event": "update", "round": order.round, **spent}
-        logger.info("round %d: %s", order.round, _spent_line(spent), extra={"fields": fields})
+    request, params = decode_request(message.content)
+    client = client_of(request, context.node_config)
+    if request.virtual is not None:
+        torch.set_num_threads(1)  # a simulation has a process for each core
+        return encode_reply(client.answer(request, params))
+    reply = client.answer(request, params)
+    spent = {"epsilon_example": reply.epsilon_example, "epsilon_local": reply.epsilon_local}
+    fields = {"event": "update", "round": request.round, **spent}
+    logger.info("round %d: %s", request.round, _spent_line(spent), extra={"fields": fields})
     return encode_reply(reply)
 
 
@@ -79,10 +67,3 @@ def evaluate(message: Message, context: Context) -> Message:
     """Refused: see `DPClient.evaluate`."""
     reason = "a client's loss and accuracy are not private, and do not leave it"
     return Message(Error(code=REFUSED_CODE, reason=reason), reply_to=message)
-
-
-def in_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation. Only there may an order name a virtual client: on a real
-    node it would let the server choose whose data is used, and where its account is kept."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from client_app.account import Refused
-from discreet.config import RunConfig
-from discreet.federated.guarantees import PRIVACY_DRAWS
-from discreet.privacy.accountants import exceeds
+from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm, clip_to_grid
 from discreet.privacy.grid import grid_for
@@ -28,7 +25,6 @@ from discreet.privacy.mechanisms import (
     laplace_step_sensitivity,
 )
 from discreet.privacy.per_example import l1_clipped_gradient_sum
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import load_parameters
@@ -59,7 +55,7 @@ class LocalPrivacy:
         return self.mechanism.event()
 
 
-def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | None:
+def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | None:
     """The local mechanism of a round, or None where it is off.
 
     With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's shares w_t, which add up
@@ -69,42 +65,21 @@ def round_privacy(config: RunConfig, *, round_number: int) -> LocalPrivacy | Non
     Raises:
       ValueError: `round_number` is beyond the planned rounds, where nothing is left.
     """
-    local = config.privacy.local
+    local = run.local
     if local.kind == "none":
         return None
     if local.noise_multiplier is not None:
-        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier, config.privacy.noise)
-    if not 1 <= round_number <= config.rounds:
+        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier, run.noise)
+    if not 1 <= round_number <= run.rounds:
         raise ValueError(
-            f"privacy.local.epsilon is spread over {config.rounds} rounds: nothing is left for {round_number}"
+            f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for {round_number}"
         )
     assert local.epsilon is not None
-    share = epsilon_schedule(1.0, kind=local.schedule, rounds=config.rounds)[round_number - 1]
+    share = epsilon_schedule(1.0, kind=local.schedule, rounds=run.rounds)[round_number - 1]
     if local.kind == "gaussian":
-        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=config.privacy.delta)
-        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share), config.privacy.noise)
-    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share), config.privacy.noise)
-
-
-def check_pure_total(config: RunConfig, privacy: LocalPrivacy, *, spent: PrivacyLedger) -> None:
-    """Holds Laplace releases to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon.
-
-    By loss distributions and a delta the same releases cost less, and a round that is asked again would still fit.
-    Nothing is checked for Gaussian noise, with a `noise_multiplier`, where `max_epsilon` names a budget at delta
-    instead, or after Gaussian releases of earlier runs, which have no pure epsilon.
-
-    Raises:
-      Refused: one more release would pass the total.
-    """
-    local = config.privacy.local
-    if privacy.kind == "gaussian" or local.epsilon is None or local.max_epsilon is not None:
-        return
-    from discreet.privacy.accounting import pure_epsilon
-
-    after = pure_epsilon(spent.record(privacy.event).entries)
-    if exceeds(after, local.epsilon) and after < math.inf:
-        total = f"a pure epsilon of {after:.4g} of {local.epsilon:g}"
-        raise Refused(f"the local-level budget is spent: this round would reach {total}")
+        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta)
+        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share), run.noise)
+    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share), run.noise)
 
 
 def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:

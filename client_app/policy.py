@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_app.account import Budget, Refused
-from discreet.config import RunConfig
-from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_event
+from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
+PURE_KINDS = ("laplace", "laplace_step")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
     return int(value)
 
 
-def as_declared(config: RunConfig, policy: ClientPolicy) -> RunConfig:
+def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
     """The run's settings as they hold at a client: the number of examples that its owner declares goes before the
     run's. The server's choice can't weaken add-or-remove, as either is a constant, and what it costs is charged.
 
@@ -121,15 +121,15 @@ def as_declared(config: RunConfig, policy: ClientPolicy) -> RunConfig:
       ConfigError: the owner's number does not go with the run's batch size or delta.
     """
     if policy.public_num_examples is None:
-        return config
-    return replace(config, data=replace(config.data, public_num_examples=policy.public_num_examples))
+        return run
+    return replace(run, data=replace(run.data, public_num_examples=policy.public_num_examples))
 
 
-def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: Mapping[str, float]) -> None:
+def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: Mapping[str, float]) -> None:
     """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on.
 
-    A client can hold its own noise to the policy. Of user-level noise, which the server draws, it can only hold the
-    server's word to it: that guarantee trusts the server.
+    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
+    client can check what the server declares, not what it does.
 
     Raises:
       Refused: with the setting that is too weak.
@@ -145,12 +145,10 @@ def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: 
                 f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
                 f"the {name}-level one is {value:g}"
             )
-    if config.privacy.delta > policy.max_delta:
-        raise Refused(
-            f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {config.privacy.delta:g}"
-        )
+    if run.delta > policy.max_delta:
+        raise Refused(f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
-        planned = planned_user_epsilon(config, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
+        planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
         if planned > policy.max_epsilon:
             raise Refused(
                 f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
@@ -158,26 +156,34 @@ def check_policy(policy: ClientPolicy, config: RunConfig, *, noise_multipliers: 
             )
 
 
-def planned_user_epsilon(config: RunConfig, *, noise_multiplier: float, delta: float) -> float:
+def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
     def epsilon(rounds: int) -> float:
-        ledger = PrivacyLedger().record(user_event(config, noise_multiplier), rounds)
-        return ledger.epsilon(delta, config.privacy.accountant)
+        return PrivacyLedger().record(run.user.event(noise_multiplier), rounds).epsilon(delta, run.accountant)
 
-    budget = config.privacy.user.max_epsilon
-    return epsilon(config.rounds) if budget is None else max(epsilon(1), min(epsilon(config.rounds), budget))
+    budget = run.user.max_epsilon
+    return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
 
 
-def budgets_of(policy: ClientPolicy, config: RunConfig, guarantee: str) -> tuple[Budget, ...]:
-    """The run's and the owner's budget for a guarantee that the client accounts itself, each at its own delta."""
-    example, local = config.privacy.example, config.privacy.local
+def budgets_of(policy: ClientPolicy, run: ClientSettings, guarantee: str) -> tuple[Budget, ...]:
+    """The run's and the owner's budget for a guarantee that the client accounts itself, each at its own delta.
+
+    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
+    distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
+    `max_epsilon` names a budget at delta instead.
+    """
+    example, local = run.example, run.local
+    budgets = []
+    if guarantee == LOCAL and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0))
     of_run = {
         EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
         LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
     }[guarantee]
-    budgets = [] if of_run is None else [Budget(of_run, config.privacy.delta)]
+    if of_run is not None:
+        budgets.append(Budget(of_run, run.delta))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

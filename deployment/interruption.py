@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from deployment.processes import heard
+from discreet.client_settings import ConfigError
 from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
 from discreet.logs import log_to
-from discreet.settings import ConfigError
 
 logger = logging.getLogger("discreet")
 

@@ -6,9 +6,7 @@ anything starts.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,10 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from discreet.settings import ConfigError, RunConfig
+from discreet.client_settings import ConfigError
+from discreet.settings import RunConfig
 
-__all__ = ["CONF", "ConfigError", "RunConfig", "config_from_json", "config_to_json", "load_config", "parse_config"]
+__all__ = ["CONF", "ConfigError", "RunConfig", "load_config", "parse_config"]
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -84,7 +83,7 @@ def _leaves(section: DictConfig, prefix: str) -> list[str]:
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
-    """The checked RunConfig of composed settings (Hydra's, or a dictionary read back from JSON).
+    """The checked RunConfig of composed settings (Hydra's, or a plain dictionary).
 
     Raises:
       ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
@@ -109,7 +108,7 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> Run
     Raises:
       ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
-    # Imported here: a client reads settings as JSON, and does without Hydra.
+    # Imported here: what reads a configuration that is composed already does without Hydra.
     from hydra import compose
     from hydra.types import RunMode
 
@@ -152,20 +151,3 @@ def _said_of(message: str, overrides: Sequence[str]) -> str:
     close = difflib.get_close_matches(missing[1], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"
-
-
-def config_to_json(config: RunConfig) -> str:
-    """The configuration as JSON with sorted keys: equal configurations give equal text."""
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)
-
-
-def config_from_json(text: str) -> RunConfig:
-    """Reads what `config_to_json` wrote, checked again.
-
-    Raises:
-      ConfigError: the text is not JSON, or not a configuration.
-    """
-    try:
-        return parse_config(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the configuration is not JSON: {error}") from error

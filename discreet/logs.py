@@ -12,8 +12,8 @@ from functools import partial
 from typing import TextIO, cast
 
 from discreet.json_numbers import json_ready
-from discreet.settings import LOG_FORMATS
 
+LOG_FORMATS = ("text", "json")
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
 FIELDS = "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
 

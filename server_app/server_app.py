@@ -12,15 +12,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError, RunConfig, config_to_json
+from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import note_interruption
 from discreet.federated.session import Session, finish, prepare
+from discreet.federated.simulation_ticket import leave_ticket, take_ticket_back
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
+from discreet.settings import client_settings
 from strategies.dp_fedavg import DPFedAvg, training_run
 
 logger = logging.getLogger("discreet")
@@ -55,7 +57,7 @@ def run(grid: Grid, config: RunConfig) -> None:
     if not simulated:
         check_secure(config)
     with ExitStack() as held:
-        _train(grid, prepare(config, simulated=simulated, held=held), simulated=simulated)
+        _train(grid, prepare(config, simulated=simulated, held=held), simulated=simulated, held=held)
 
 
 def check_secure(config: RunConfig) -> None:
@@ -64,12 +66,17 @@ def check_secure(config: RunConfig) -> None:
         raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
 
 
-def _train(grid: Grid, session: Session, *, simulated: bool) -> None:
+def _train(grid: Grid, session: Session, *, simulated: bool, held: ExitStack) -> None:
     config = session.config
-    virtual = VirtualClients(config.data.num_clients, str(session.folder.path)) if simulated else None
+    virtual = None
+    if simulated:
+        folder = session.folder.path
+        ticket = leave_ticket(folder)
+        held.callback(take_ticket_back, folder)
+        virtual = VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
     transport = GridTransport(
         grid,
-        config_to_json(config),
+        client_settings(config),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,

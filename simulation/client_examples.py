@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.settings import DataConfig
+from discreet.client_settings import DataConfig
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.partition import sampled_indices, task_partition
 

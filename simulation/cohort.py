@@ -12,14 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.local_privacy import LocalPrivacy, release_update, round_privacy
+from client_app.account import Accounts, Refused
+from client_app.admission import Admitted, admit
+from client_app.local_privacy import LocalPrivacy, release_update
 from discreet.config import RunConfig
+from discreet.federated.messages import EPSILONS
 from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.randomness import secure_source, seeded_source
-from discreet.training.local_training import dp_sgd, sgd
-from simulation.accounts import Accounts, Admitted, admit
+from discreet.settings import client_settings
+from discreet.training.local_training import LocalSettings, dp_sgd, sgd
 from simulation.batches import table_of
 from simulation.chunk import Chunk
 from simulation.client_examples import Numbers
@@ -59,15 +62,15 @@ class BatchedTransport:
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
-        local = round_privacy(self.run, round_number=round_number)
+        asked = client_settings(self.run)
         self._workers.begin(params.to(self.engine.data.device))
         for clients, sizes in self._chunks(cohort):
-            admitted, failures = admit(
-                self.run, clients, sizes, accounts=self.accounts, local=local, round_number=round_number
-            )
-            yield from failures
-            if admitted.clients:
-                self._workers.submit(_Work(admitted, local, round_number, clip_norm))
+            named = dict(zip(map(str, clients), sizes, strict=True))
+            found = admit(asked, round_number, named, accounts=self.accounts)
+            yield from (Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused))
+            admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
+            if admitted:
+                self._workers.submit(_work_of(admitted, round_number, clip_norm))
             if self._workers.full:
                 yield self._workers.result()
         while not self._workers.idle:
@@ -90,10 +93,19 @@ class BatchedTransport:
 class _Work:
     """One chunk of clients in one round."""
 
-    admitted: Admitted
+    clients: tuple[int, ...]
+    training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     round_number: int
     clip_norm: float
+    largest: tuple[float, ...]  # of the epsilons that they have spent, as `Replies` has them
+
+
+def _work_of(admitted: dict[int, Admitted], round_number: int, clip_norm: float) -> _Work:
+    each = admitted.values()
+    largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
+    training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+    return _Work(tuple(admitted), training, local, round_number, clip_norm, largest)
 
 
 def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
@@ -105,16 +117,16 @@ def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
 
 def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: Tensor, work: _Work) -> Replies:
     """Trains a chunk from `params`, and adds it up."""
-    draws, spent = _draws(run, work), work.admitted
-    table = table_of([engine.client_examples.examples(client) for client in spent.clients])
-    updates = chunk_updates(Chunk(engine.model, engine.data, table, spent.settings, draws), params).cpu()
+    draws = _draws(run, work)
+    table = table_of([engine.client_examples.examples(client) for client in work.clients])
+    updates = chunk_updates(Chunk(engine.model, engine.data, table, work.training, draws), params).cpu()
     if work.local is not None:
         for row in range(len(updates)):
             updates[row] = release_update(updates[row], work.local, source=draws.local(row))
     total = empty_sum(updates.shape[1], work.clip_norm, user)
     for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
         total.add(piece, row_norms(piece) <= work.clip_norm)
-    return Replies(total.part(), spent.epsilon_example, spent.epsilon_local, spent.epsilon_local_pure)
+    return Replies(total.part(), *work.largest)
 
 
 def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
@@ -139,4 +151,4 @@ def _draws(run: RunConfig, work: _Work) -> Draws:
     if run.seed is None:
         return SecureDraws(secure_source())
     seeded = seeded_source(run.seed)
-    return SeededDraws([seeded.child("client", work.round_number, client) for client in work.admitted.clients])
+    return SeededDraws([seeded.child("client", work.round_number, client) for client in work.clients])

@@ -11,16 +11,15 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from client_app.account import Refused
+from client_app.account import Accounts, Refused
 from client_app.nodes import virtual_client
-from discreet.config import ConfigError, RunConfig, config_to_json
+from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import accounts_itself
-from discreet.federated.messages import Order, Reply
+from discreet.federated.messages import TrainReply, TrainRequest, VirtualClient
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Transport
-from simulation.accounts import Accounts
+from discreet.settings import client_settings
 from simulation.cohort import BatchedTransport
 from simulation.engine import CHUNK_BYTES, engine_of, learned_layers
 from strategies.dp_fedavg import training_run
@@ -43,13 +42,14 @@ class InProcessTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
-    ) -> Iterator[Reply | Failure]:
+    ) -> Iterator[TrainReply | Failure]:
         """Trains one client after the other."""
-        settings = config_to_json(self.run)
+        run = client_settings(self.run)
         for client_id in cohort:
-            order = Order(round_number, clip_norm, settings, client_id, self.state_folder)
+            virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
+            request = TrainRequest(round_number, clip_norm, run, virtual)
             try:
-                yield replace(virtual_client(order, self.run).answer(order, params), client=client_id)
+                yield replace(virtual_client(request).answer(request, params), client=client_id)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
 
@@ -121,7 +121,7 @@ def not_batched(config: RunConfig) -> str | None:
 def batched(session: Session) -> BatchedTransport:
     """The exchange that trains a session's clients many at a time."""
     config, accounts = session.config, None
-    if accounts_itself(config):
+    if client_settings(config).accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
     engine = engine_of(config, session.task)

@@ -28,9 +28,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
 from discreet.federated.grid_transport import GridTransport, read_reply
-from discreet.federated.guarantees import PRIVACY_DRAWS, count_stddev, expected_cohort, user_event
+from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
 from discreet.federated.messages import parameters_record
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.run_folder import Checkpoint

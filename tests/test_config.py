@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from discreet.config import (
     CONF,
     ConfigError,
-    config_from_json,
-    config_to_json,
     load_config,
     parse_config,
     setting_names,
@@ -138,11 +136,6 @@ def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
 @pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes(path: Path) -> None:
     assert load_config([f"experiment={path.stem}"], of_sweep=path.stem.endswith("_sweep")).rounds >= 1
-
-
-def test_a_configuration_survives_its_json_form() -> None:
-    config = load_config(["rounds=7", "data.path=/somewhere", "privacy.local.norm_clip=2"])
-    assert config_from_json(config_to_json(config)) == config
 
 
 JSON = st.recursive(

@@ -27,7 +27,7 @@ from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
-from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, order, params_of
+from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 
 C, Z = 0.5, 1.3
@@ -136,7 +136,7 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
     """A whole round: every client trains, clips and sends its bit, and the server does the rest."""
     run, params, updates = config(*OFF, "training.epochs=2"), params_of(linear()), []
     for number, share in enumerate(shares):
-        reply = client(share, source=source.child("client", number)).answer(order(run, clip_norm=C), params)
+        reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
         updates.append(ClientUpdate(reply.update, reply.below))
     state = ServerState(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, 1.0, 0.0, KINDS["on the grid"])
@@ -215,7 +215,7 @@ def dp_sgd_client(data: Examples, source: RandomSource, *words: str) -> object:
     run = config(*EXAMPLE, "training.epochs=3", "training.batch_size=8", *words)
     with TemporaryDirectory() as folder:
         who = client(data, Path(folder) / "ledger.db", source=source)
-        return who.answer(order(run, clip_norm=C), params_of(linear()))
+        return who.answer(request(run, clip_norm=C), params_of(linear()))
 
 
 @wild_examples
@@ -244,7 +244,7 @@ def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_
 def local_round(run: RunConfig, data: Examples, source: RandomSource) -> object:
     with TemporaryDirectory() as folder:
         who = client(data, Path(folder) / "ledger.db", source=source)
-        return who.answer(order(run), params_of(linear()))
+        return who.answer(request(run), params_of(linear()))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

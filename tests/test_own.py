@@ -26,7 +26,7 @@ from discreet.tasks.models import build_model
 from scripts.predict import main as predict
 from scripts.simulate import main as simulate_main
 from simulation.in_process import simulate
-from tests.client_app.clients import order
+from tests.client_app.clients import request
 from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -317,7 +317,7 @@ NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "d
 
 def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> None:
     run = load_config([*NODE_RUN, f"model.name={MODEL}", "data.path=/the/servers"])
-    client = node_client(order(run), run, {"data": str(owns(tmp_path))})
+    client = node_client(request(run), {"data": str(owns(tmp_path))})
     assert len(client.examples) == 2400
     assert sum(parameter.numel() for parameter in client.model.parameters()) == 4 * 16 + 16 + 32 + 16 * 3 + 3
 
@@ -326,14 +326,14 @@ def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> Non
 def test_a_node_imports_nothing_that_its_owner_has_not_named(name: str, tmp_path: Path) -> None:
     run = load_config([*NODE_RUN, f"model.name='{name}'"])
     with pytest.raises(Refused, match="is not the model that this node's"):
-        node_client(order(run), run, {"data": str(owns(tmp_path))})
+        node_client(request(run), {"data": str(owns(tmp_path))})
 
 
 def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() -> None:
     node = {"partition-id": 0, "num-partitions": 2}
     digits = load_config([*NODE_RUN, "data.name=digits", "model.name='os:abort'"])
     with pytest.raises(Refused, match="is not the model that this node's"):
-        node_client(order(digits), digits, node)
+        node_client(request(digits), node)
     folder = load_config([*NODE_RUN, f"data.path={OWN}"])
     with pytest.raises(Refused, match="this node has no data"):
-        node_client(order(folder), folder, node)
+        node_client(request(folder), node)

@@ -11,7 +11,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from discreet.federated.grid_transport import GridTransport
-from discreet.federated.messages import Reply
+from discreet.federated.messages import TrainReply
+from discreet.settings import RunConfig, client_settings
 
 app = ServerApp()
 
@@ -21,13 +22,14 @@ def main(grid: Grid, context: Context) -> None:
     """Rounds with every node; writes seconds and replies to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
-    exchange = GridTransport(grid, "{}", timeout=float(settings["timeout"]), population_size=nodes, min_nodes=nodes)
+    run, timeout = client_settings(RunConfig()), float(settings["timeout"])
+    exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
     seconds, replies = [], []
     for number in range(1, rounds + 1):
         started, total, count = time.monotonic(), torch.zeros(size), 0
         cohort = exchange.members()
         for reply in exchange.ask(round_number=number, params=torch.ones(size), clip_norm=1.0, cohort=cohort):
-            if isinstance(reply, Reply):
+            if isinstance(reply, TrainReply):
                 total, count = total.add_(reply.update), count + 1
         seconds.append(time.monotonic() - started)
         replies.append(count)

@@ -148,26 +148,29 @@ class DurableLedger:
     def charge(self, charges: Sequence[Charge]) -> None:
         """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
         if charges:
-            self._charge(charges, after=None)
+            self._charge(charges, since=None)
 
-    def charge_after(self, releases: int, charge: Charge) -> bool:
-        """Appends one charge if its holder has been charged for exactly so many releases, and says whether it did.
+    def charge_after(self, since: Mark, charges: Sequence[Charge]) -> Mark | None:
+        """As `charge`, unless one of the holders has been charged since a mark: then nothing is written, and None
+        returned.
 
-        So a budget that was looked at before still holds: nobody else has charged in between.
+
+        Returns:
+          How far the ledger has come with these charges.
         """
-        return self._charge([charge], after=releases)
+        return self._charge(charges, since=since)
 
-    def _charge(self, charges: Sequence[Charge], *, after: int | None) -> bool:
+    def _charge(self, charges: Sequence[Charge], *, since: Mark | None) -> Mark | None:
         with KnownLedgers.opened() as here, self._connect() as connection:
             with _transaction(connection):
-                if after is not None and _releases_of(connection, charges[0]) != after:
-                    return False
+                if since is not None and _charged_since(connection, since) & {charge.holder for charge in charges}:
+                    return None
                 known = self._known(connection, here)
                 mark = _append(connection, charges)
             # If another process was faster, it has charged this very file, or else another copy of it.
             while known.rows < mark.rows and not here.note(mark, self.path, since=known):
                 known = self._known(connection, here)
-        return True
+        return mark
 
     def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
         """What this machine knows of the ledger.
@@ -280,9 +283,9 @@ def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _releases_of(connection: sqlite3.Connection, charge: Charge) -> int:
-    query = "select coalesce(sum(count), 0) from releases where guarantee = ? and holder = ?"
-    return int(connection.execute(query, (charge.guarantee, charge.holder)).fetchone()[0])
+def _charged_since(connection: sqlite3.Connection, mark: Mark) -> set[str]:
+    query = "select distinct holder from releases where number > ?"
+    return {str(holder) for (holder,) in connection.execute(query, (mark.rows,))}
 
 
 def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:

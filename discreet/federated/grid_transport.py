@@ -14,13 +14,15 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     REFUSED_CODE,
     MalformedMessage,
-    Order,
-    Reply,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
     decode_reply,
-    encode_order,
+    encode_request,
     parameters_record,
 )
 from discreet.federated.transport import Failure, MessagesTooLarge
@@ -39,11 +41,19 @@ class VirtualClients:
     """In a simulation: `num_clients` clients on however many nodes there are, and where they keep their ledger.
 
     Client c runs on the node c modulo the number of nodes, so that a node that is one client is the usual case, and a
-    simulation with fewer nodes still has the population that its configuration declares.
+    simulation with fewer nodes still has the population that its configuration declares. `ticket`, `seed` and
+    `data_path` as `VirtualClient` has them.
     """
 
     num_clients: int
     state_folder: str
+    ticket: str = ""
+    seed: int | None = None
+    data_path: str | None = None
+
+    def client(self, number: int) -> VirtualClient:
+        """What the request for one of them says of it."""
+        return VirtualClient(number, self.state_folder, self.ticket, self.seed, self.data_path)
 
 
 @dataclass
@@ -52,7 +62,7 @@ class GridTransport:
 
     Attributes:
       grid: Flower's.
-      settings: the resolved configuration as JSON, the same for every message.
+      run: what the run asks of clients, the same in every message.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
       virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
       population_size: how many clients there are by declaration. One node is one client, so that no more may be
@@ -61,7 +71,7 @@ class GridTransport:
     """
 
     grid: Grid
-    settings: str
+    run: ClientSettings
     timeout: float
     population_size: int
     virtual: VirtualClients | None = None
@@ -120,8 +130,8 @@ class GridTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
-    ) -> Iterator[Reply | Failure]:
-        """Sends the order to each client and decodes replies as they come, until all are there or the deadline is.
+    ) -> Iterator[TrainReply | Failure]:
+        """Sends each client its request and decodes replies as they come, until all are there or the deadline is.
 
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
@@ -168,12 +178,10 @@ class GridTransport:
         """One training message for each client; the parameters are encoded once."""
         arrays = parameters_record(params)
         for client in cohort:
-            order = Order(number, clip_norm, self.settings)
-            node = client
+            who, node = None, client
             if self.virtual:
-                order = Order(number, clip_norm, self.settings, client, self.virtual.state_folder)
-                node = self.nodes[client % len(self.nodes)]
-            content = encode_order(order, arrays)
+                who, node = self.virtual.client(client), self.nodes[client % len(self.nodes)]
+            content = encode_request(TrainRequest(number, clip_norm, self.run, who), arrays)
             yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
 
 
@@ -186,7 +194,7 @@ def pause_after(waited: float) -> float:
     return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
 
 
-def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> Reply | Failure:
+def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> TrainReply | Failure:
     """A message from a client as a checked reply, or as the failure that it is."""
     if message.has_error():
         return Failure(client, _kind_of(message.error.code), _one_line(message.error.reason or ""))

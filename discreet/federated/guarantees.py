@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER
 from discreet.config import ConfigError, RunConfig
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.quantile import default_count_stddev
+from discreet.settings import client_settings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-USER, EXAMPLE, LOCAL = "user", "example", "local"
-GUARANTEES = (USER, EXAMPLE, LOCAL)
+__all__ = ["EXAMPLE", "GUARANTEES", "LOCAL", "USER", "ZERO_OUT", "Guarantee", "guarantees_of"]
 
 ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 
@@ -158,13 +158,7 @@ def _local(config: RunConfig) -> Guarantee:
 
 def user_event(config: RunConfig, noise_multiplier: float) -> DpEvent:
     """What one round costs a client, for the sampling that the configuration runs."""
-    if config.sampling.kind == "fixed":
-        return fixed_size_round_event(
-            round(config.expected_cohort),
-            population_size=config.population_size,
-            noise_multiplier=noise_multiplier,
-        )
-    return poisson_round_event(config.sampling_probability, noise_multiplier=noise_multiplier)
+    return client_settings(config).user.event(noise_multiplier)
 
 
 def expected_cohort(config: RunConfig) -> float:
@@ -218,14 +212,6 @@ def count_stddev(config: RunConfig) -> float | None:
             f"(got {value:g})"
         )
     return value
-
-
-def accounts_itself(config: RunConfig) -> bool:
-    """Whether a guarantee is on that each client accounts in a ledger of its own."""
-    return config.privacy.example.enabled or config.privacy.local.kind != "none"
-
-
-PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 
 
 _DECIDING = (

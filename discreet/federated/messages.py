@@ -1,16 +1,19 @@
 """What travels between server and client: typed records, and their form as Flower's RecordDict.
 
-To a client go the round, the parameters, the clip norm and the settings. Back come the clipped update, one bit, and
-what the client has spent by its own account. Nothing else: no number of examples, no loss, no accuracy.
+To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
+update, one bit, and what the client has spent by its own account. Nothing else: no number of examples, no loss, no
+accuracy.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -19,9 +22,16 @@ from flwr.common.constant import SType
 from numpy.typing import NDArray
 from torch import Tensor
 
-ORDER, PARAMETERS, REPLY, UPDATE = "order", "parameters", "reply", "update"
+from discreet.client_settings import ClientSettings
+
+VERSION = 1  # of the train request
+REQUEST, PARAMETERS, REPLY, UPDATE = "request", "parameters", "reply", "update"
+VIRTUAL = "virtual."
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Floats = NDArray[np.floating[Any]]
+Scalar = bool | bytes | float | int | str  # as NumPyClient has it
+Items = dict[str, Scalar | list[float]]
+Record = TypeVar("Record")
 PIECE = 2**16
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
@@ -32,26 +42,56 @@ class MalformedMessage(ValueError):
 
 
 @dataclass(frozen=True)
-class Order:
+class VirtualClient:
+    """Which client of a simulation to be: obeyed only in a simulation (`discreet.federated.simulation_ticket`).
+
+    Attributes:
+      client_id: its number.
+      state_folder: where virtual clients keep their ledger.
+      ticket: what the simulation has left in that folder.
+      seed: of its random numbers; None for secure ones.
+      data_path: where the simulation's data lie; None for data that are built in or come from the hub.
+    """
+
+    client_id: int
+    state_folder: str
+    ticket: str = ""
+    seed: int | None = None
+    data_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.client_id < 0:
+            raise ValueError(f"client_id must be a whole number of at least 0 (got {self.client_id})")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
     """What a client is asked to do in one round.
+
+    It has a version of its own, a whole number. A client reads its own version alone, and refuses a request with a
+    key that it does not know: a setting that it does not know may be what its guarantees rest on.
 
     Attributes:
       round: counted from 1.
-      clip_norm: C_t, the L2 norm to clip the update to; infinity where user-level privacy is off.
-      settings: the RunConfig as JSON (`config.config_to_json`).
-      client_id: which virtual client to be, in a simulation; None in a real federation, where a node is itself.
-      state_folder: where virtual clients keep their ledger, in a simulation; None in a real federation.
+      clip_norm: C_t, the L2 norm to clip the update to; infinity if user-level privacy is off.
+      run: what the run asks, the same in every round.
+      virtual: which client to be, in a simulation; None in a real federation, where a node is itself.
     """
 
     round: int
     clip_norm: float
-    settings: str
-    client_id: int | None = None
-    state_folder: str | None = None
+    run: ClientSettings
+    virtual: VirtualClient | None = None
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ValueError(f"round must be a whole number of at least 1 (got {self.round})")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0 (got {self.clip_norm})")
 
 
 @dataclass(frozen=True, eq=False)
-class Reply:
+class TrainReply:
     """What a client sends back.
 
     Attributes:
@@ -73,39 +113,73 @@ class Reply:
     client: int = field(default=-1, kw_only=True)
 
 
-def order_config(order: Order) -> dict[str, bool | bytes | float | int | str]:
-    """The order as the flat dictionary that `NumPyClient.fit` takes."""
-    config: dict[str, bool | bytes | float | int | str] = {
-        "round": order.round,
-        "clip_norm": order.clip_norm,
-        "settings": order.settings,
-    }
-    if order.client_id is not None:
-        config["client_id"] = order.client_id
-    if order.state_folder is not None:
-        config["state_folder"] = order.state_folder
-    return config
+def request_items(request: TrainRequest) -> Items:
+    """The request as it travels, a flat dictionary; also what `NumPyClient.fit` takes. What is None is left out."""
+    virtual = {} if request.virtual is None else _flat(request.virtual, VIRTUAL)
+    first: Items = {"version": VERSION, "round": request.round, "clip_norm": request.clip_norm}
+    return first | _flat(request.run) | virtual
 
 
-def order_from_config(config: dict[str, bool | bytes | float | int | str]) -> Order:
-    """Reads what `order_config` wrote.
+def request_of(items: Mapping[str, object]) -> TrainRequest:
+    """Reads what `request_items` wrote.
 
     Raises:
-      MalformedMessage: a field is missing or of the wrong type.
+      MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
     """
-    number, clip_norm, settings = config.get("round"), config.get("clip_norm"), config.get("settings")
-    client_id, state_folder = config.get("client_id"), config.get("state_folder")
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise MalformedMessage(f"the order's round must be a whole number of at least 1 (got {number!r})")
-    if not isinstance(clip_norm, float) or math.isnan(clip_norm) or clip_norm <= 0:
-        raise MalformedMessage(f"the order's clip_norm must be above 0 (got {clip_norm!r})")
-    if not isinstance(settings, str):
-        raise MalformedMessage("the order has no settings")
-    if client_id is not None and (not isinstance(client_id, int) or isinstance(client_id, bool) or client_id < 0):
-        raise MalformedMessage(f"the order's client_id must be a whole number of at least 0 (got {client_id!r})")
-    if state_folder is not None and not isinstance(state_folder, str):
-        raise MalformedMessage("the order's state_folder must be a path")
-    return Order(number, clip_norm, settings, client_id, state_folder)
+    left = dict(items)
+    version = left.pop("version", None)
+    if version != VERSION:
+        raise MalformedMessage(
+            f"the train request has version {version}, this client reads version {VERSION}: server and client need the "
+            "same release of Discreet"
+        )
+    number = _value(left.pop("round", None), int, "round")
+    clip_norm = _value(left.pop("clip_norm", None), float, "clip_norm")
+    try:
+        run = _read(ClientSettings, left)
+        virtual = _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
+        request = TrainRequest(number, clip_norm, run, virtual)
+    except MalformedMessage:
+        raise
+    except ValueError as error:
+        raise MalformedMessage(f"the train request can't be followed: {error}") from error
+    if left:
+        raise MalformedMessage(f"the train request holds {', '.join(sorted(left))}, which this client does not know")
+    return request
+
+
+def _flat(record: Any, prefix: str = "") -> Items:
+    items: Items = {}
+    for part in fields(record):
+        value, name = getattr(record, part.name), prefix + part.name
+        if is_dataclass(value):
+            items |= _flat(value, f"{name}.")
+        elif value is not None:
+            items[name] = [float(number) for number in value] if isinstance(value, list) else value
+    return items
+
+
+def _read(kind: type[Record], left: dict[str, object], prefix: str = "") -> Record:
+    """A record of the items whose names begin with `prefix`; they are taken out."""
+    values = {}
+    for name, wanted in get_type_hints(kind).items():
+        if is_dataclass(wanted) and isinstance(wanted, type):
+            values[name] = _read(wanted, left, f"{prefix}{name}.")
+        else:
+            values[name] = _value(left.pop(prefix + name, None), wanted, prefix + name)
+    return kind(**values)
+
+
+def _value(value: object, wanted: Any, name: str) -> Any:
+    """A value of a type, or of one of a union; whole numbers are floats too, a bit is no number."""
+    allowed = get_args(wanted) or (wanted,)
+    if value is None and NoneType not in allowed:
+        raise MalformedMessage(f"the train request has no {name}")
+    if Any in allowed or type(value) in allowed:
+        return value
+    if float in allowed and type(value) is int:
+        return float(value)
+    raise MalformedMessage(f"{name} of the train request is of the wrong type (got {value!r})")
 
 
 def parameters_record(params: Tensor) -> ArrayRecord:
@@ -113,44 +187,37 @@ def parameters_record(params: Tensor) -> ArrayRecord:
     return ArrayRecord({PARAMETERS: _array(params)})
 
 
-def encode_order(order: Order, parameters: ArrayRecord) -> RecordDict:
+def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict:
     """The content of a training message. `parameters` is shared by all messages of a round."""
-    return RecordDict({PARAMETERS: parameters, ORDER: ConfigRecord(dict(order_config(order)))})
+    return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
 
 
-def decode_order(content: RecordDict) -> tuple[Order, list[Floats]]:
-    """What a client was sent: the order, and the parameters as a list of one array, as `NumPyClient.fit` takes them.
+def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
+    """What a client was sent: the request, and the parameters, (num_params,), float32.
 
     Raises:
       MalformedMessage: a part is missing or of the wrong kind.
     """
     # Not content.config_records and its like: they would tie the message into a cycle, and keep its arrays for long.
-    record, arrays = content.get(ORDER), content.get(PARAMETERS)
+    record, arrays = content.get(REQUEST), content.get(PARAMETERS)
     if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
-        raise MalformedMessage("the message holds no order and parameters of Discreet")
-    config = {name: value for name, value in record.items() if isinstance(value, bool | bytes | float | int | str)}
-    return order_from_config(config), [_floats(arrays[PARAMETERS], PARAMETERS)]
+        raise MalformedMessage("the message holds no train request and parameters of Discreet")
+    return request_of(record), torch.from_numpy(np.array(_floats(arrays[PARAMETERS], PARAMETERS), dtype=np.float32))
 
 
-def encode_reply(reply: Reply) -> RecordDict:
+def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
+    """What a reply says beside the update."""
+    spent = {name: getattr(reply, name) for name in EPSILONS}
+    return {"round": reply.round, "below": int(reply.below), **spent}
+
+
+def encode_reply(reply: TrainReply) -> RecordDict:
     """The content of a reply."""
-    numbers = {
-        "round": reply.round,
-        "below": int(reply.below),
-        "epsilon_example": reply.epsilon_example,
-        "epsilon_local": reply.epsilon_local,
-        "epsilon_local_pure": reply.epsilon_local_pure,
-    }
-    return RecordDict({UPDATE: ArrayRecord({UPDATE: _array(reply.update)}), REPLY: MetricRecord(dict(numbers))})
+    numbers = MetricRecord(dict(reply_numbers(reply)))
+    return RecordDict({UPDATE: ArrayRecord({UPDATE: _array(reply.update)}), REPLY: numbers})
 
 
-def reply_from_numbers(arrays: list[Floats], numbers: dict[str, bool | bytes | float | int | str]) -> Reply:
-    """What `DPClient.fit` returned, as a typed reply."""
-    spent = [float(numbers[name]) for name in EPSILONS]
-    return Reply(int(numbers["round"]), torch.from_numpy(arrays[0]), bool(numbers["below"]), *spent)
-
-
-def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> Reply:
+def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> TrainReply:
     """A client's reply, checked before anything is computed from it.
 
     Raises:
@@ -174,7 +241,7 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
     if not _all_finite(vector):
         raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
-    return Reply(round_number, _tensor(vector), bool(below), *spent)
+    return TrainReply(round_number, _tensor(vector), bool(below), *spent)
 
 
 def _array(vector: Tensor) -> Array:

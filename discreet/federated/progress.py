@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from discreet.federated.messages import Reply
+from discreet.federated.messages import TrainReply
 from discreet.federated.transport import Failure, Replies
 
 SECONDS_BETWEEN = 0.1
@@ -63,8 +63,8 @@ class Progress:
             yield
 
     def counted(
-        self, replies: Iterable[Reply | Replies | Failure], *, cohort: int
-    ) -> Iterator[Reply | Replies | Failure]:
+        self, replies: Iterable[TrainReply | Replies | Failure], *, cohort: int
+    ) -> Iterator[TrainReply | Replies | Failure]:
         """Passes replies on, and shows that they come."""
         self._round += 1
         self._show(0, cohort)

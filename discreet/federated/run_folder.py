@@ -37,8 +37,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
-from discreet.federated.guarantees import USER, accounts_itself, deciding_settings
+from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
+from discreet.settings import client_settings
 
 CONFIG, ASKED, STATUS = "config.yaml", "asked.yaml", "status.json"
 STATES = ("running", "finished", "stopped", "interrupted")
@@ -117,7 +118,7 @@ class RunFolder:
           LedgerError: there are some already.
         """
         DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
-        if simulated and accounts_itself(config):
+        if simulated and client_settings(config).accounts_itself:
             DurableLedger.create(self.clients_ledger_path)
 
     def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
@@ -128,7 +129,7 @@ class RunFolder:
             what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
         """
         ledgers = [self.ledger(config)]
-        if simulated and accounts_itself(config):
+        if simulated and client_settings(config).accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
         marks = _checkpoint_facts(self.checkpoint_path, "ledgers") if self.checkpoint_path.exists() else None
         for ledger in ledgers:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
-from discreet.federated.messages import EPSILONS, Reply
+from discreet.federated.messages import EPSILONS, TrainReply
 from discreet.federated.progress import Progress
 from discreet.federated.round import (
     CohortSampling,
@@ -190,7 +190,7 @@ class TrainingRun:
     def finish_round(
         self,
         checkpoint: Checkpoint,
-        replies: Iterable[Reply | Replies | Failure],
+        replies: Iterable[TrainReply | Replies | Failure],
         *,
         cohort_size: int,
         started: float | None = None,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from discreet.federated.messages import EPSILONS, Reply
+from discreet.federated.messages import EPSILONS, TrainReply
 from discreet.federated.round import ClientUpdate, PartialSum
 
 logger = logging.getLogger("discreet")
@@ -57,7 +57,7 @@ class Transport(Protocol):
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
-    ) -> Iterable[Reply | Replies | Failure]:
+    ) -> Iterable[TrainReply | Replies | Failure]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once."""
 
 
@@ -73,7 +73,7 @@ class RoundReport:
     finite: tuple[str, ...] = ()
     unaccounted: set[int] = field(default_factory=set)
 
-    def accept(self, replies: Iterable[Reply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
+    def accept(self, replies: Iterable[TrainReply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
         """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
         `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
         for reply in replies:

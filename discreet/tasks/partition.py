@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.settings import DataConfig
+from discreet.client_settings import DataConfig
 from discreet.tasks.examples import Examples, Task
 
 _Parts = list[np.ndarray[Any, Any]]

@@ -12,13 +12,14 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor, nn
 
-from client_app.account import ClientAccount
+from client_app.account import Accounts
 from client_app.client import DPClient
 from client_app.policy import ClientPolicy
-from discreet.config import RunConfig, config_to_json, parse_config
+from discreet.config import RunConfig, parse_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import Order
+from discreet.federated.messages import TrainRequest
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.settings import client_settings
 from discreet.tasks.examples import Examples
 
 DIMS, CLASSES = 5, 3
@@ -63,8 +64,8 @@ def client(
     delta: float = 1e-3,
 ) -> DPClient:
     """A client with its own ledger file, or without one."""
-    account = None if ledger is None else ClientAccount(ledger_at(ledger), "", delta, "pld")
-    return DPClient(linear(), data, account, policy or ClientPolicy(), source or seeded_source(6871))
+    accounts = None if ledger is None else Accounts(ledger_at(ledger), delta, "pld")
+    return DPClient(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
 
 
 def ledger_at(path: Path) -> DurableLedger:
@@ -72,9 +73,9 @@ def ledger_at(path: Path) -> DurableLedger:
     return DurableLedger(path) if path.exists() else DurableLedger.create(path)
 
 
-def order(run: RunConfig, number: int = 1, *, clip_norm: float = math.inf) -> Order:
+def request(run: RunConfig, number: int = 1, *, clip_norm: float = math.inf) -> TrainRequest:
     """What the server would send."""
-    return Order(number, clip_norm, config_to_json(run))
+    return TrainRequest(number, clip_norm, client_settings(run))
 
 
 def gradients(model: nn.Module, data: Examples) -> list[Tensor]:

@@ -8,36 +8,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Of what is in the environment of a whole project; the data are a table, since those of scikit-learn need it.
-HEAVY = ("dp_accounting", "scipy", "hydra", "sklearn", "datasets", "matplotlib")
+HEAVY = ("dp_accounting", "scipy", "hydra", "omegaconf", "sklearn", "datasets", "matplotlib")
 
 WORK = """
 import sys
 import torch
 import client_app.client_app
 from client_app.nodes import virtual_client
-from discreet.config import config_from_json
-from discreet.federated.messages import Order
-order = Order(1, 0.3, sys.argv[1], client_id=3, state_folder="")
-client = virtual_client(order, config_from_json(order.settings))
-reply = client.answer(order, torch.zeros(sum(parameter.numel() for parameter in client.model.parameters())))
+from discreet.client_settings import ClientSettings, DataConfig, UserTerms
+from discreet.federated.messages import TrainRequest, VirtualClient
+data = DataConfig("folder", num_clients=300, partition="natural")
+run = ClientSettings(5, "mlp", 1e-3, "pld", "grid", data, user=UserTerms(True, 1.0, population_size=300))
+request = TrainRequest(1, 0.3, run, VirtualClient(3, "", data_path="examples/own"))
+client = virtual_client(request)
+reply = client.answer(request, torch.zeros(sum(parameter.numel() for parameter in client.model.parameters())))
 assert float(reply.update.norm()) > 0
 print(",".join(sys.modules))
 """
 
 
 def test_a_client_without_an_account_imports_no_accounting_and_no_configuration_language() -> None:
-    settings = """
-from discreet.config import config_to_json, load_config
-words = ["data.name=folder", "data.path=examples/own", "data.partition=natural", "data.num_clients=300"]
-print(config_to_json(load_config([*words, "privacy.user.noise_multiplier=1"])))
-"""
-    written = run(settings)
-    loaded = set(run(WORK, written.strip()).strip().split(","))
+    command = [sys.executable, "-c", WORK]
+    loaded = set(
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip().split(",")
+    )
     assert {"torch", "flwr"} <= loaded
-    assert sorted(loaded & set(HEAVY)) == []
-
-
-def run(code: str, *words: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    assert sorted(loaded & {*HEAVY, "discreet.config", "discreet.settings", "discreet.federated.guarantees"}) == []

@@ -16,8 +16,9 @@ from client_app.client import DPClient
 from client_app.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import Reply
+from discreet.federated.messages import TrainReply
 from discreet.privacy.randomness import seeded_source
+from discreet.settings import client_settings
 from tests.client_app.clients import (
     OFF,
     SIZE,
@@ -27,10 +28,10 @@ from tests.client_app.clients import (
     examples,
     gradients,
     linear,
-    order,
     params_of,
     rejects_gaussian,
     rejects_laplace,
+    request,
 )
 
 CLIP, RATE, LONG = 0.5, 0.3, 20_000
@@ -45,9 +46,9 @@ def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = 
     return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
 
 
-def answers(run: RunConfig, who: DPClient) -> list[Reply]:
+def answers(run: RunConfig, who: DPClient) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
-    return [who.answer(order(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
+    return [who.answer(request(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
 
 
 @pytest.mark.parametrize(("kind", "norm_order"), [("gaussian", 2), ("laplace", 1)])
@@ -119,14 +120,14 @@ SHARES = {
 @pytest.mark.parametrize("kind", ["laplace", "laplace_step"])
 def test_a_schedule_spreads_the_total_over_the_rounds(kind: str, schedule: str, shares: list[float]) -> None:
     run = local(kind, "privacy.local.epsilon=2", f"privacy.local.schedule={schedule}")
-    per_round = [round_privacy(run, round_number=number) for number in range(1, 5)]
+    per_round = [round_privacy(client_settings(run), round_number=number) for number in range(1, 5)]
     assert [1 / privacy.noise_multiplier for privacy in per_round if privacy] == pytest.approx([2 * s for s in shares])
 
 
 @pytest.mark.parametrize(("schedule", "shares"), SHARES.items())
 def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total(schedule: str, shares: list[float]) -> None:
     run = local("gaussian", "privacy.local.epsilon=2", f"privacy.local.schedule={schedule}")
-    per_round = [round_privacy(run, round_number=number) for number in range(1, 5)]
+    per_round = [round_privacy(client_settings(run), round_number=number) for number in range(1, 5)]
     inverse = [privacy.noise_multiplier**-2 for privacy in per_round if privacy]
     assert [part / sum(inverse) for part in inverse] == pytest.approx(shares)
     # Balle and Wang 2018, Theorem 8: the delta of one Gaussian of that multiplier at epsilon 2.
@@ -135,13 +136,13 @@ def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total(schedule: str,
 
 
 def test_a_noise_multiplier_is_the_same_in_every_round() -> None:
-    run = local("laplace", "privacy.local.noise_multiplier=3")
+    run = client_settings(local("laplace", "privacy.local.noise_multiplier=3"))
     assert {round_privacy(run, round_number=number) for number in (1, 4)} == {LocalPrivacy("laplace", 1.0, 3.0, "grid")}
 
 
 def test_beyond_the_planned_rounds_nothing_is_left() -> None:
     with pytest.raises(ValueError, match="nothing is left for 5"):
-        round_privacy(local("laplace", "privacy.local.epsilon=2"), round_number=5)
+        round_privacy(client_settings(local("laplace", "privacy.local.epsilon=2")), round_number=5)
 
 
 def test_a_release_costs_its_noise_over_its_sensitivity() -> None:
@@ -179,7 +180,7 @@ def test_a_total_is_spent_exactly_at_the_last_round_and_the_client_then_stops(
     assert spent[-2] < 1.95
     assert spent[-1] == pytest.approx(2, rel=1e-6)
     with pytest.raises(Refused):
-        who.answer(order(run, 5), params_of(linear()))
+        who.answer(request(run, 5), params_of(linear()))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -189,5 +190,5 @@ def test_a_round_that_is_asked_again_does_not_pass_the_total(kind: str, tmp_path
     last = answers(run, who)[-1]
     assert kind == "gaussian" or last.epsilon_local < 3
     with pytest.raises(Refused, match="the local-level budget is spent"):
-        who.answer(order(run, 1), params_of(linear()))
+        who.answer(request(run, 1), params_of(linear()))
     assert len(DurableLedger(tmp_path / "ledger.db").releases()) == 40

@@ -10,8 +10,9 @@ import pytest
 
 from client_app.account import Budget, Refused
 from client_app.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
+from discreet.client_settings import EXAMPLE, LOCAL, USER
 from discreet.config import RunConfig
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.settings import client_settings
 from tests.client_app.clients import EXAMPLE as EXAMPLE_ON
 from tests.client_app.clients import OFF, config
 
@@ -24,7 +25,7 @@ USER_ON = (
 
 def refusal(policy: ClientPolicy, run: RunConfig, **noises: float) -> str:
     try:
-        check_policy(policy, run, noise_multipliers=noises)
+        check_policy(policy, client_settings(run), noise_multipliers=noises)
     except Refused as refused:
         return str(refused)
     return ""
@@ -112,7 +113,9 @@ def test_a_larger_delta_is_refused() -> None:
 
 def test_the_planned_user_level_epsilon_is_compared_with_the_policy() -> None:
     run = config(*USER_ON)
-    assert planned_user_epsilon(run, noise_multiplier=1.1, delta=1e-5) == pytest.approx(1.5154, rel=1e-3)
+    assert planned_user_epsilon(client_settings(run), noise_multiplier=1.1, delta=1e-5) == pytest.approx(
+        1.5154, rel=1e-3
+    )
     assert refusal(ClientPolicy(max_epsilon=1.52, max_delta=1e-5), run, user=1.1) == ""
     assert "allows epsilon up to 1.51; the run plans a user-level 1.515 at delta 1e-05" in refusal(
         ClientPolicy(max_epsilon=1.51, max_delta=1e-5), run, user=1.1
@@ -156,7 +159,7 @@ def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
     owners = () if allowed == math.inf else (Budget(allowed, 1e-6),)
     for guarantee, of_run in zip((EXAMPLE, LOCAL), budgets, strict=True):
         runs = () if of_run is None else (Budget(of_run, 1e-3),)
-        assert budgets_of(policy, run, guarantee) == runs + owners
+        assert budgets_of(policy, client_settings(run), guarantee) == runs + owners
 
 
 def test_the_names_of_the_guarantees_are_the_ones_a_policy_requires() -> None:

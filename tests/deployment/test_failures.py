@@ -19,9 +19,9 @@ from client_app.nodes import node_client, share_of
 from deployment.flower_run import free_port
 from deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from deployment.superlink import CONNECTION
-from discreet.config import config_from_json, load_config
+from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import decode_order, encode_reply
+from discreet.federated.messages import decode_request, encode_reply
 from discreet.federated.run_folder import read_status
 from scripts.status import status_facts
 from tests.deployment.raw_node import Behaviour, raw_node
@@ -37,17 +37,17 @@ ONE_AT_A_TIME = threading.Lock()  # the nodes of this process share one model
 
 def honest(number: int) -> Behaviour:
     def answer(message: Message) -> RecordDict:
-        order, parameters = decode_order(message.content)
+        request, params = decode_request(message.content)
         with ONE_AT_A_TIME:
-            client = node_client(order, config_from_json(order.settings), {"partition-id": number, "num-partitions": 4})
-            return encode_reply(client.answer(order, torch.from_numpy(parameters[0].copy())))
+            client = node_client(request, {"partition-id": number, "num-partitions": 4})
+            return encode_reply(client.answer(request, params))
 
     return answer
 
 
 def garbage(message: Message) -> RecordDict:
-    _, parameters = decode_order(message.content)
-    nonsense = Array(torch.full((len(parameters[0]),), math.nan).numpy())
+    _, params = decode_request(message.content)
+    nonsense = Array(torch.full(params.shape, math.nan).numpy())
     return RecordDict({"update": ArrayRecord({"update": nonsense}), "reply": MetricRecord({"round": 1, "below": 1})})
 
 
@@ -59,7 +59,7 @@ def silent(message: Message) -> None:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("failures")
     federation = Federation(folder, make_secrets(folder / "secrets", NODES))
-    share_of(load_config(FOUR), 0)  # the honest nodes' first answer is not to wait for this
+    share_of(load_config(FOUR).data, 0)  # the honest nodes' first answer is not to wait for this
     try:
         federation.start_superlink()
         yield federation

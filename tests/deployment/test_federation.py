@@ -30,7 +30,7 @@ NONE = ("privacy.user.enabled=false", "training.batch_size=512")
 def own_data(folder: Path) -> Path:
     """What partition 0 holds, as the data folder that node 0 serves instead."""
     folder.mkdir()
-    examples = share_of(load_config(FOUR), 0)
+    examples = share_of(load_config(FOUR).data, 0)
     rows = (examples.inputs.reshape(len(examples), -1).numpy() * 16).astype(int)
     lines = [",".join([*map(str, row), str(int(target))]) for row, target in zip(rows, examples.targets, strict=True)]
     head = ",".join([*(f"p{number}" for number in range(64)), "digit"])

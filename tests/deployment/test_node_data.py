@@ -15,6 +15,7 @@ from client_app.account import Refused
 from client_app.node_data import NodeDataError, load_node_data, main
 from client_app.nodes import model_of, node_examples
 from discreet.config import load_config
+from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES
 
@@ -145,7 +146,7 @@ def test_a_task_that_is_not_known_is_named(tmp_path: Path) -> None:
 def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = csv_folder(tmp_path, extra='task = "mnist"')
     with pytest.raises(Refused) as refused:
-        node_examples(load_config(), {"data": str(folder)})
+        node_examples(load_config().data, {"data": str(folder)})
     assert str(refused.value) == "this node's own data do not fit the task digits; its log says why"
     assert "for mnist" in caplog.text
 
@@ -166,7 +167,7 @@ def test_the_known_shape_of_mnist_is_that_of_the_task(shared_data: Path) -> None
 
 def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:
     run = load_config(["data.name=mnist", "data.path=/nowhere", "model.name=logistic_regression"])
-    assert sum(parameter.numel() for parameter in model_of(run).parameters()) == 7850
+    assert sum(parameter.numel() for parameter in model_of(client_settings(run)).parameters()) == 7850
 
 
 def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from deployment.compose_nodes import main as compose_nodes
 from deployment.flower_run import free_port
 from deployment.healthy import healthy
 from deployment.healthy import main as healthy_main
+from discreet.client_settings import ConfigError
 from discreet.config import load_config
 from discreet.federated.run_folder import (
     METRICS,
@@ -33,7 +34,6 @@ from discreet.federated.run_folder import (
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
-from discreet.settings import ConfigError
 from scripts.status import main as status_main
 from scripts.status import status_facts, status_lines
 from server_app.server_app import config_of

@@ -13,10 +13,13 @@ from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricReco
 from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.federated.grid_transport import GridTransport, VirtualClients
-from discreet.federated.messages import REFUSED_CODE, Reply, decode_order, encode_reply
+from discreet.federated.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
 from discreet.federated.round import CohortSampling
 from discreet.federated.transport import Failure, MessagesTooLarge
 from discreet.privacy.randomness import seeded_source
+from discreet.settings import RunConfig, client_settings
+
+RUN = client_settings(RunConfig())
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +61,8 @@ class FakeGrid:
 
 
 def good(message: Message) -> RecordDict:
-    order, parameters = decode_order(message.content)
-    return encode_reply(Reply(order.round, torch.from_numpy(parameters[0].copy()) + 1, below=True, epsilon_example=0.5))
+    request, params = decode_request(message.content)
+    return encode_reply(TrainReply(request.round, params + 1, below=True, epsilon_example=0.5))
 
 
 def refused(message: Message) -> Error:
@@ -79,20 +82,20 @@ def garbage(message: Message) -> RecordDict:
 
 
 def stale(message: Message) -> RecordDict:
-    return encode_reply(Reply(99, torch.zeros(2), below=True))
+    return encode_reply(TrainReply(99, torch.zeros(2), below=True))
 
 
 def silent(message: Message) -> None:
     return None
 
 
-def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[Reply | Failure]:
-    transport = GridTransport(grid, "{}", timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
+def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
+    transport = GridTransport(grid, RUN, timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
     transport.members()
     return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
 
 
-def kinds(replies: list[Reply | Failure]) -> list[str]:
+def kinds(replies: list[TrainReply | Failure]) -> list[str]:
     return sorted(reply.kind if isinstance(reply, Failure) else "good" for reply in replies)
 
 
@@ -151,7 +154,7 @@ def test_a_failure_says_its_reason_in_one_line() -> None:
 
 def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
     grid = FakeGrid({1: good, 2: good, 3: good})
-    transport = GridTransport(grid, "{}", timeout=0.1, population_size=2)  # type: ignore[arg-type]
+    transport = GridTransport(grid, RUN, timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
         TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
     ):
@@ -170,18 +173,18 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
-    transport = GridTransport(grid, "{}", timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    transport = GridTransport(grid, RUN, timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
     assert list(transport.members()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
     list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
-    sent = [(decode_order(m.content)[0].client_id, m.metadata.dst_node_id) for m in grid.sent.values()]
-    assert sent == [(0, 10), (3, 20), (4, 10)]
+    sent = [(decode_request(m.content)[0].virtual, m.metadata.dst_node_id) for m in grid.sent.values()]
+    assert [(virtual.client_id, node) for virtual, node in sent if virtual] == [(0, 10), (3, 20), (4, 10)]
 
 
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     virtual = VirtualClients(5, "folder")
     grid = FakeGrid({10: silent})
-    transport = GridTransport(grid, "{}", timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
+    transport = GridTransport(grid, RUN, timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
         transport.members()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
@@ -192,5 +195,5 @@ def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
 def test_a_real_federation_is_told_no_client_and_no_folder() -> None:
     grid = FakeGrid({10: good})
     ask(grid, [10])
-    order, _ = decode_order(next(iter(grid.sent.values())).content)
-    assert (order.client_id, order.state_folder) == (None, None)
+    request, _ = decode_request(next(iter(grid.sent.values())).content)
+    assert request.virtual is None

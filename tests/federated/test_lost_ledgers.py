@@ -20,7 +20,7 @@ from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
 from scripts.ledger import main as ledger_command
 from simulation.in_process import simulate
-from tests.client_app.clients import EXAMPLE, config, order
+from tests.client_app.clients import EXAMPLE, config, request
 
 SMALL = (
     *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone"),
@@ -77,9 +77,9 @@ def round_of(folder: Path) -> int:
 
 def charges_of(ledger: Path) -> int:
     """By the node that has it."""
-    account = node_client(order(RUN), RUN, NODE | {"ledger": str(ledger)}).account
-    assert account is not None
-    return len(account.ledger.releases())
+    accounts = node_client(request(RUN), NODE | {"ledger": str(ledger)}).accounts
+    assert accounts is not None
+    return len(accounts.ledger.releases())
 
 
 def rebuilt(path: Path) -> None:

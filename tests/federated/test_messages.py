@@ -1,8 +1,11 @@
-"""A reply is checked before anything is computed from it."""
+"""What travels to a client is what it needs; a reply is checked before anything is computed from it."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,16 +16,28 @@ from hypothesis import strategies as st
 
 from discreet.federated.messages import (
     MalformedMessage,
-    Order,
-    Reply,
-    decode_order,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
     decode_reply,
-    encode_order,
+    decode_request,
     encode_reply,
+    encode_request,
     parameters_record,
+    request_items,
 )
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
+from discreet.settings import (
+    DataConfig,
+    ExamplePrivacyConfig,
+    LocalPrivacyConfig,
+    OperationsConfig,
+    PrivacyConfig,
+    RunConfig,
+    UserPrivacyConfig,
+    client_settings,
+)
 
 GOOD: dict[str, float | int] = {
     "round": 3,
@@ -38,19 +53,19 @@ def content(array: np.ndarray | None = None, **numbers: float | int) -> RecordDi
     return RecordDict({"update": ArrayRecord({"update": Array(values)}), "reply": MetricRecord(dict(GOOD | numbers))})
 
 
-def decode(record: RecordDict) -> Reply:
+def decode(record: RecordDict) -> TrainReply:
     return decode_reply(record, round_number=3, num_params=2)
 
 
 def test_a_reply_survives_the_wire() -> None:
-    reply = Reply(3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25)
+    reply = TrainReply(3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25)
     read = decode(encode_reply(reply))
     assert torch.equal(read.update, reply.update)
     assert (read.round, read.below, read.epsilon_example, read.epsilon_local) == (3, True, 0.5, 0.25)
 
 
 def test_nothing_but_update_bit_and_epsilons_leaves_a_client() -> None:
-    record = encode_reply(Reply(3, torch.zeros(2), below=False))
+    record = encode_reply(TrainReply(3, torch.zeros(2), below=False))
     assert list(record.array_records) == ["update"]
     assert set(record.metric_records["reply"]) == {
         "round",
@@ -62,11 +77,96 @@ def test_nothing_but_update_bit_and_epsilons_leaves_a_client() -> None:
     assert not record.config_records
 
 
-def test_an_order_survives_the_wire() -> None:
-    order = Order(2, math.inf, "{}", client_id=7, state_folder="somewhere")
-    read, arrays = decode_order(encode_order(order, parameters_record(torch.arange(3.0))))
-    assert read == order
-    assert arrays[0].tolist() == [0.0, 1.0, 2.0]
+REQUEST = TrainRequest(2, math.inf, client_settings(RunConfig()))
+SCHEDULED = RunConfig(
+    rounds=2,
+    privacy=PrivacyConfig(
+        user=UserPrivacyConfig(enabled=False),
+        local=LocalPrivacyConfig("laplace", epsilon=2.0, schedule=[1, 2]),
+        example=ExamplePrivacyConfig(enabled=True, target_epsilon=3.0, max_epsilon=4.0),
+    ),
+)
+REQUESTS = {
+    "of the default run": REQUEST,
+    "with every client-side guarantee": TrainRequest(1, 0.3, client_settings(SCHEDULED)),
+    "of a simulation": replace(REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
+    read, params = decode_request(encode_request(request_, parameters_record(torch.arange(3.0))))
+    assert read == request_
+    assert params.tolist() == [0.0, 1.0, 2.0]
+
+
+TRAVELS = {
+    *("version", "round", "clip_norm", "rounds", "model", "delta", "accountant", "noise"),
+    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+    *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
+    *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
+    *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
+}
+IF_GIVEN = {
+    *("data.examples_per_client", "data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"),
+    *("example.noise_multiplier", "example.target_epsilon", "example.max_epsilon"),
+    *("local.epsilon", "local.noise_multiplier", "local.max_epsilon"),
+}
+
+
+def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None:
+    secret = RunConfig(
+        output_dir="/srv/outputs",
+        seed=77531,
+        data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),
+        operations=OperationsConfig(metrics_host="metrics.example", metrics_port=9099),
+        privacy=PrivacyConfig(user=UserPrivacyConfig(noise_multiplier=1.0, max_epsilon=3.0)),
+    )
+    items = request_items(TrainRequest(1, 0.3, client_settings(secret)))
+    more = {"data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"}
+    assert set(items) == TRAVELS | more
+    assert not {"/srv/outputs", "/srv/data", "metrics.example", 9099, 77531} & {str(v) for v in items.values()}
+    kept = {"data.path"}
+    assert {*names_of(client_settings(secret))} | {"version", "round", "clip_norm"} == TRAVELS | IF_GIVEN | kept
+
+
+def names_of(record: object, prefix: str = "") -> Iterator[str]:
+    for part in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, part.name)
+        yield from names_of(value, f"{prefix}{part.name}.") if is_dataclass(value) else [prefix + part.name]
+
+
+UNREADABLE = {
+    "train request has version 2, this client reads version 1": {"version": 2},
+    "train request has version None, this client reads version 1": {"version": None},
+    "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
+    "round must be a whole number of at least 1": {"round": 0},
+    "clip_norm must be above 0 (got -1": {"clip_norm": -1.0},
+    "clip_norm must be above 0 (got nan": {"clip_norm": math.nan},
+    "clip_norm of the train request is of the wrong type": {"clip_norm": "large"},
+    "the train request has no delta": {"delta": None},
+    "delta of the train request is of the wrong type": {"delta": True},
+    "privacy.delta must be within (0, 1)": {"delta": 0.0},
+    "privacy.delta must be below 1 / population_size": {"delta": 0.5},
+    "sampling.kind must be one of": {"user.sampling": "chosen"},
+    "privacy.noise must be one of": {"noise": "none"},
+    "data.path must be left out": {"data.path": "/etc"},
+    "client_id must be a whole number of at least 0": {
+        "virtual.client_id": -1,
+        "virtual.state_folder": "",
+        "virtual.ticket": "",
+    },
+    "the train request has no virtual.client_id": {"virtual.seed": 3},
+}
+
+
+@pytest.mark.parametrize(("message", "change"), UNREADABLE.items(), ids=UNREADABLE.keys())
+def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(message: str, change: dict[str, object]) -> None:
+    items = {name: value for name, value in (request_items(REQUEST) | change).items() if value is not None}  # type: ignore[operator]
+    record = RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
+    with pytest.raises(MalformedMessage, match=re.escape(message)) as refused:
+        decode_request(record)
+    assert "\n" not in str(refused.value)
 
 
 BAD = {
@@ -141,14 +241,6 @@ def test_a_pickled_object_is_not_loaded() -> None:
     record = ArrayRecord({"update": Array("object", (2,), "numpy.ndarray", file.getvalue())})
     with pytest.raises(MalformedMessage):
         decode(RecordDict({"update": record, "reply": MetricRecord(dict(GOOD))}))
-
-
-@pytest.mark.parametrize("field", [{"round": 0}, {"clip_norm": -1.0}, {"clip_norm": math.nan}, {"settings": 3}])
-def test_a_malformed_order_is_refused_by_the_client(field: dict[str, float]) -> None:
-    config = {"round": 1, "clip_norm": 1.0, "settings": "{}"} | field
-    record = RecordDict({"order": ConfigRecord(dict(config)), "parameters": parameters_record(torch.zeros(2))})
-    with pytest.raises(MalformedMessage):
-        decode_order(record)
 
 
 def test_a_vector_is_encoded_byte_for_byte_as_flower_does_it() -> None:

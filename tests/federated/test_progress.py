@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.messages import Reply
+from discreet.federated.messages import TrainReply
 from discreet.federated.progress import Progress
 from discreet.federated.round import PartialSum
 from discreet.federated.transport import Failure, Replies
@@ -28,9 +28,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def replies(count: int) -> Iterable[Reply | Replies | Failure]:
+def replies(count: int) -> Iterable[TrainReply | Replies | Failure]:
     several = Replies(PartialSum(torch.zeros(1), 0, count - 2, 1.0, None))
-    return [Reply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
+    return [TrainReply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
 
 
 def shown(stream: io.StringIO | None, *, rounds: int, done: int, cohorts: list[tuple[int, int]]) -> None:

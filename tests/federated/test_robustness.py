@@ -9,22 +9,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.grid_transport import GridTransport
-from discreet.federated.messages import Reply, encode_reply
+from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
 from discreet.federated.session import Session, finish, prepare
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
+from discreet.settings import RunConfig, client_settings
 from discreet.tasks import models
 from strategies.dp_fedavg import DPFedAvg, training_run
 
@@ -33,7 +36,7 @@ SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic
 SMALL += ["sampling.kind=everyone", "privacy.user.noise_multiplier=1.0", "server.momentum=0"]
 FIXED = ["privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.5"]
 
-Answer = Callable[[int, int], Reply | Failure]
+Answer = Callable[[int, int], TrainReply | Failure]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Scripted:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
-    ) -> Iterable[Reply | Failure]:
+    ) -> Iterable[TrainReply | Failure]:
         return [self.answer(round_number, client) for client in cohort]
 
 
@@ -67,8 +70,8 @@ def fails(number: int, client: int) -> Failure:
     return Failure(client, ("refused", "malformed", "error", "late")[client % 4], f"of round {number}")
 
 
-def replies(number: int, client: int) -> Reply:
-    return Reply(number, torch.full((SIZE,), 0.01), below=True)
+def replies(number: int, client: int) -> TrainReply:
+    return TrainReply(number, torch.full((SIZE,), 0.01), below=True)
 
 
 def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_a_poisson_cohort_that_is_empty_is_a_round_and_is_not_drawn_again(tmp_pa
 
 @pytest.mark.parametrize("replying", [1, 4, CLIENTS])
 def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, tmp_path: Path) -> None:
-    def some(number: int, client: int) -> Reply | Failure:
+    def some(number: int, client: int) -> TrainReply | Failure:
         return replies(number, client) if client < replying else fails(number, client)
 
     found = run(tmp_path / "some", Scripted(some), "rounds=1", *FIXED)
@@ -121,9 +124,9 @@ def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(t
 def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path) -> None:
     wild = [math.nan, math.inf, -math.inf, 3e38]
 
-    def odd(number: int, client: int) -> Reply | Failure:
+    def odd(number: int, client: int) -> TrainReply | Failure:
         filled = torch.full((SIZE,), wild[client % 4])
-        return Reply(number, filled, below=False) if client < 4 else fails(number, client)
+        return TrainReply(number, filled, below=False) if client < 4 else fails(number, client)
 
     found = run(tmp_path / "odd", Scripted(odd), "rounds=1", *FIXED)
     nobody = run(tmp_path / "nobody", Scripted(fails), "rounds=1", *FIXED)
@@ -154,8 +157,8 @@ def test_with_user_level_privacy_on_a_run_does_not_end_because_everybody_refuses
 def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: Path) -> None:
     said = [2.0, 0.0, 1.0]
 
-    def reports(number: int, client: int) -> Reply:
-        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said[number - 1])
+    def reports(number: int, client: int) -> TrainReply:
+        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said[number - 1])
 
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     assert run(tmp_path / "run", Scripted(reports), *words).epsilon_example == 2.0
@@ -169,9 +172,9 @@ EXAMPLE_ON = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=
 def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_the_others_is_published(
     liars: int, tmp_path: Path
 ) -> None:
-    def reports(number: int, client: int) -> Reply:
+    def reports(number: int, client: int) -> TrainReply:
         said = math.inf if client < liars else 0.5 * number
-        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
 
     ready = session(tmp_path / "run", *EXAMPLE_ON)
     outcome = training_run(ready, Scripted(reports)).run(ready.checkpoint)
@@ -188,9 +191,9 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
 
 
 def test_who_reported_an_infinite_epsilon_is_known_after_a_resume(tmp_path: Path) -> None:
-    def reports(number: int, client: int) -> Reply:
+    def reports(number: int, client: int) -> TrainReply:
         said = math.inf if client == 4 and number == 1 else 0.5
-        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
 
     run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "rounds=1")
     after = run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "resume=true")
@@ -198,8 +201,8 @@ def test_who_reported_an_infinite_epsilon_is_known_after_a_resume(tmp_path: Path
 
 
 def test_without_noise_an_infinite_epsilon_is_what_every_honest_client_reports(tmp_path: Path) -> None:
-    def reports(number: int, client: int) -> Reply:
-        return Reply(number, torch.zeros(SIZE), below=True, epsilon_example=math.inf, client=client)
+    def reports(number: int, client: int) -> TrainReply:
+        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=math.inf, client=client)
 
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=0"]
     after = run(tmp_path / "run", Scripted(reports), *words)
@@ -212,9 +215,9 @@ def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
         monkeypatch.setattr(TaskIdentity, name, 1)
     ready = session(tmp_path / "run", *FIXED)
     training = training_run(ready, Scripted(replies))
-    return DPFedAvg(
-        training, GridTransport(None, "{}", timeout=1.0, population_size=CLIENTS), checkpoint=ready.checkpoint
-    )  # type: ignore[arg-type]
+    grid = cast(Grid, None)  # nobody is asked
+    transport = GridTransport(grid, client_settings(RunConfig()), timeout=1.0, population_size=CLIENTS)
+    return DPFedAvg(training, transport, checkpoint=ready.checkpoint)
 
 
 def answered(strategy: DPFedAvg, number: int, *, times: int) -> Checkpoint:
@@ -303,8 +306,8 @@ def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
     size = 64 * 64 + 2 * 64 + 650
     assert ready.checkpoint.params.shape == (size,)
 
-    def moves(number: int, client: int) -> Reply:
-        return Reply(number, torch.full((size,), 0.001), below=True)
+    def moves(number: int, client: int) -> TrainReply:
+        return TrainReply(number, torch.full((size,), 0.001), below=True)
 
     after = training_run(ready, Scripted(moves)).run(ready.checkpoint).checkpoint
     models.load_parameters(ready.model, after.params)

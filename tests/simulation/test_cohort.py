@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from client_app import nodes
-from discreet.config import ConfigError, RunConfig, load_config
+from client_app.account import Refused
+from client_app.admission import Admitted, admit
+from discreet.client_settings import ClientSettings
+from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.round import PartialSum, empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure, Replies
 from discreet.tasks.models import MODELS
-from simulation.accounts import Admitted, admit
 from simulation.client_examples import ClientExamples, Numbers, SampledExamples
 from simulation.cohort import BatchedTransport
 from simulation.engine import Engine
@@ -213,9 +215,9 @@ def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[int] = []
 
-    def watched(run: RunConfig, clients: list[int], sizes: list[int], **how: Any) -> tuple[Admitted, list[Failure]]:
-        admitted.extend(clients)
-        return admit(run, clients, sizes, **how)
+    def watched(run: ClientSettings, number: int, sizes: dict[str, int], **how: Any) -> dict[str, Admitted | Refused]:
+        admitted.extend(map(int, sizes))
+        return admit(run, number, sizes, **how)
 
     monkeypatch.setattr("simulation.cohort.admit", watched)
     start = Clients("logistic_regression", (4,), (30, 3)).start

@@ -53,7 +53,7 @@ def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
     client_examples = engine_of(config, task).client_examples
     for client in (0, 7, MILLION - 1):
         viewed = task.train.subset(torch.from_numpy(client_examples.examples(client)))
-        held = share_of(config, client)
+        held = share_of(config.data, client)
         assert len(held) == 10
         assert torch.equal(held.inputs, viewed.inputs)
         assert torch.equal(held.targets, viewed.targets)
