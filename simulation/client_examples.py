@@ -87,11 +87,9 @@ class PartitionedExamples:
         return len(self.parts)
 
     def sizes(self, clients: Numbers) -> Numbers:
-        """See `ClientExamples`."""
         return np.array([len(self.parts[client]) for client in clients], dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """See `ClientExamples`."""
         numbers: Numbers = self.parts[client].numpy()
         return numbers
 
@@ -129,11 +127,10 @@ class SampledExamples:
         return self.num_clients
 
     def sizes(self, clients: Numbers) -> Numbers:
-        """See `ClientExamples`."""
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """See `ClientExamples`. The time depends on `examples_per_client` alone.
+        """The time depends on `examples_per_client` alone.
 
         Raises:
             ValueError: client is not in [0, num_clients).

@@ -45,28 +45,24 @@ class SeededDraws:
     sources: Sequence[RandomSource]
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
-        """See `Draws`."""
         orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
         for row, size in enumerate(sizes.tolist()):
             orders[row, :size] = epoch_order(self.sources[row], epoch, size).numpy()
         return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
-        """See `Draws`."""
         found = []
         for source, size, probability in zip(self.sources, sizes.tolist(), probabilities, strict=False):
             found.append(step_batch(source, step, size, probability=probability).numpy())
         return _joined(found)
 
     def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
-        """See `Draws`."""
         noised = torch.empty_like(totals)
         for row, mechanism in enumerate(mechanisms[: len(totals)]):
             noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
         return noised
 
     def local(self, row: int) -> RandomSource:
-        """See `Draws`."""
         return self.sources[row].child("local")
 
 
@@ -81,7 +77,7 @@ class SecureDraws:
             raise ValueError("source must be secure: with a seed every client draws from streams of its own")
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
-        """See `Draws`. Each order is uniform: see `RandomSource.permutation`."""
+        """Each order is uniform: see `RandomSource.permutation`."""
         orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
         for start, stop in _runs(sizes):
             size = int(sizes[start])
@@ -98,7 +94,6 @@ class SecureDraws:
                 return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
-        """See `Draws`."""
         clients, positions = [], []
         for start, stop in _runs(sizes):
             size = int(sizes[start])
@@ -108,7 +103,6 @@ class SecureDraws:
         return _concatenated(clients), _concatenated(positions)
 
     def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
-        """See `Draws`."""
         if all(mechanism == mechanisms[0] for mechanism in mechanisms[: len(totals)]):
             return mechanisms[0].add_noise(totals, sensitivity, self.source) if len(totals) else totals
         rows = [
@@ -118,7 +112,6 @@ class SecureDraws:
         return torch.stack(rows)
 
     def local(self, row: int) -> RandomSource:
-        """See `Draws`."""
         return self.source
 
 

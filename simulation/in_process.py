@@ -31,7 +31,7 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """An `Transport` that calls each client where it stands."""
+    """A `Transport` that calls each client where it stands."""
 
     run: RunConfig
     state_folder: str
@@ -71,11 +71,11 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         _refuse_uncovered(config, uncovered)
         if config.engine == "one_by_one" or uncovered:
             logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
-            exchange: Transport = InProcessTransport(session.config, str(session.folder.path))
+            transport: Transport = InProcessTransport(session.config, str(session.folder.path))
         else:
-            exchange = stack.enter_context(batched(session))
+            transport = stack.enter_context(batched(session))
         text = config.operations.log_format == "text"
-        outcome = training_run(session, exchange).run(session.checkpoint, progress=progress if text else None)
+        outcome = training_run(session, transport).run(session.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
 
@@ -119,7 +119,7 @@ def not_batched(config: RunConfig) -> str | None:
 
 
 def batched(session: Session) -> BatchedTransport:
-    """The exchange that trains a session's clients many at a time."""
+    """The transport that trains a session's clients many at a time."""
     config, accounts = session.config, None
     if client_settings(config).accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
