@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.chosen_trial import cost_of
+from discreet.federated.chosen_trial import cost_of, publish
 from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
@@ -149,6 +149,19 @@ def test_the_cost_alone_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_folder_that_is_not_empty_is_left_alone(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--output", str(tuned), *SMALL, f"{NOISE}=1"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_the_chosen_run_says_which_round_its_model_is_of_if_it_was_lost(tmp_path: Path) -> None:
+    config = load_config([*SMALL, "rounds=2", f"{NOISE}=1", f"output_dir={tmp_path / 'trial'}"])
+    last, files = simulate(config).checkpoint, RunFolder(tmp_path / "trial")
+    files.save_checkpoint(replace(last, round=1), best=True)
+    facts = json.loads((files.path / "privacy.json").read_text())
+    files.write_privacy({**facts, "stopped": "lost", "model_round": 1})
+    trials = TrialCount("geometric", 3)
+    cost = cost_of([replace(config, output_dir=None)], trials)
+    chosen = publish(files.path, tmp_path, trials=trials, cost=cost)
+    stated = json.loads((chosen / "privacy.json").read_text())
+    assert (stated["rounds"], stated["model_round"], stated["stopped"]) == (2, 1, "lost")
 
 
 WORDS = ["--trials", "geometric", "--mean", "3", *SMALL, f"{NOISE}=1,2"]
