@@ -1,16 +1,16 @@
 """What a client needs to know of a run, and nothing else of it: these values travel, and check themselves on arrival.
 
 The sections that a client reads are sections of the run's configuration (`discreet/settings.py`), with the same names
-and ranges. What is wrong is said in one line that names the setting.
+and ranges. What is wrong is said in one line that names the setting. Neither Hydra nor OmegaConf is needed.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
@@ -18,14 +18,11 @@ from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+T = TypeVar("T")
+
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
-
-PARTITIONS = ("iid", "dirichlet", "shards", "natural", "sampled")
-SAMPLINGS = ("poisson", "fixed", "everyone")
-NOISES = ("float", "grid", "secure_sum")
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-LOCAL_KINDS = ("none", "gaussian", "laplace", "laplace_step")
 SCHEDULES = ("uniform", "geometric")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
@@ -34,122 +31,121 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
 
 
-def require(holds: bool, setting: str, rule: str, got: object) -> None:
+@dataclass(frozen=True)
+class Rule:
+    """What a setting has to be, in words and as a test of its value; `names` are proposed for a misspelt one."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    names: tuple[str, ...] = ()
+
+
+def one_of(*names: str) -> Rule:
+    """The rule that a value is one of the names."""
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
+
+
+def at_least(least: int) -> Rule:
+    """The rule that a whole number is not too small."""
+    return Rule(f"at least {least}", lambda value: least <= value)
+
+
+def within(least: float, largest: float) -> Rule:
+    """The rule that a number lies in a closed interval."""
+    return Rule(f"within [{least:g}, {largest:g}]", lambda value: least <= value <= largest)
+
+
+def _is_schedule(value: object) -> bool:
+    if not isinstance(value, list):
+        return value in SCHEDULES
+    return bool(value) and all(isinstance(share, int | float) and share > 0 for share in value)
+
+
+POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
+LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
+MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
+OPEN_SHARE = Rule("within (0, 1)", lambda value: 0 < value < 1)
+# 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
+PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
+SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
+SAMPLING = one_of("poisson", "fixed", "everyone")
+ACCOUNTANT = one_of(*ACCOUNTANTS)
+NOISE = one_of("float", "grid", "secure_sum")
+
+
+def setting(default: T, rule: Rule) -> T:
+    """A field of a section, with the rule for its value. If None is the default, None keeps the rule."""
+    return field(default=default, metadata={"rule": rule})
+
+
+def check(section: Any, prefix: str) -> None:
+    """Raises ConfigError unless each value of a section keeps its rule; `prefix` begins the names of its settings."""
+    for item in fields(section):
+        value, rule = getattr(section, item.name), item.metadata.get("rule")
+        if rule is not None and not (value is None and item.default is None):
+            check_value(value, f"{prefix}{item.name}", rule)
+
+
+def check_value(value: object, name: str, rule: Rule) -> None:
+    """Raises ConfigError unless the value of setting `name` keeps the rule."""
+    if not rule.holds(value):
+        close = difflib.get_close_matches(str(value), rule.names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        require(False, name, rule.words, repr(value) if value == "" else f"{value}{hint}")
+
+
+def require(holds: bool, name: str, rule: str, got: object) -> None:
     """Raises ConfigError unless a setting `holds` to its rule."""
     if not holds:
-        raise ConfigError(f"{setting} must be {rule} (got {got})")
+        raise ConfigError(f"{name} must be {rule} (got {got})")
 
 
-def one_of(value: str, setting: str, names: Sequence[str]) -> None:
-    """A name that is known."""
-    if value not in names:
-        close = difflib.get_close_matches(value, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"{setting} must be one of {', '.join(names)} (got {value}{hint})")
+NOISE_OR_TARGET = ("noise_multiplier", "target_epsilon")
+FOLLOWS = ": give one, the other follows from it"
 
 
-def positive(value: float, setting: str) -> None:
-    """A finite number above 0."""
-    require(math.isfinite(value) and value > 0, setting, "a finite number above 0", value)
-
-
-def within(value: float, least: float, largest: float, setting: str) -> None:
-    """A number of an interval."""
-    require(least <= value <= largest, setting, f"within [{least:g}, {largest:g}]", value)
-
-
-def rate(value: float, setting: str) -> None:
-    """A learning rate."""
-    require(0 < value <= LARGEST_RATE, setting, f"above 0 and at most {LARGEST_RATE:g}", value)
-
-
-def at_least(value: float, least: float, setting: str) -> None:
-    """A finite number that is not too small."""
-    require(math.isfinite(value) and value >= least, setting, f"a finite number of at least {least}", value)
-
-
-class Budgeted(Protocol):
-    """A guarantee with a noise multiplier or a target for it, and a budget."""
-
-    @property
-    def enabled(self) -> bool: ...
-
-    @property
-    def noise_multiplier(self) -> float | None: ...
-
-    @property
-    def target_epsilon(self) -> float | None: ...
-
-
-def _noise_or_target(noise_multiplier: float | None, target_epsilon: float | None, prefix: str) -> None:
-    given = [value is not None for value in (noise_multiplier, target_epsilon)]
-    names = f"{prefix}.noise_multiplier and {prefix}.target_epsilon"
-    if all(given):
-        raise ConfigError(f"{names} are both given: give one, the other follows from it")
-    if not any(given):
-        raise ConfigError(f"{names} are both missing: give one, the other follows from it")
-
-
-def check_budget(section: Budgeted, prefix: str) -> None:
-    """A guarantee that is on has a noise multiplier or a target, not both; what is given is within its range."""
-    if section.noise_multiplier is not None:
-        at_least(section.noise_multiplier, 0, f"{prefix}.noise_multiplier")
-    for name in ("target_epsilon", "max_epsilon"):
-        value = getattr(section, name)
-        if value is not None:
-            positive(value, f"{prefix}.{name}")
-    if section.enabled:
-        _noise_or_target(section.noise_multiplier, section.target_epsilon, prefix)
+def require_one(section: Any, prefix: str, names: tuple[str, str], advice: str = FOLLOWS) -> None:
+    """Raises ConfigError unless exactly one of two settings of a section is given."""
+    first, second = (getattr(section, name) is not None for name in names)
+    if first == second:
+        both = " and ".join(f"{prefix}{name}" for name in names)
+        raise ConfigError(f"{both} are both {'given' if first else 'missing'}{advice}")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set, and how it is split over the clients."""
+    """Which data set, and how it is dealt to the clients; the same value always deals the same."""
 
     name: str = "digits"
     path: str | None = None
-    num_clients: int = 200
-    partition: str = "iid"
-    alpha: float = 0.5
-    partition_seed: int = 20611
-    examples_per_client: int | None = None
-    public_num_examples: int | None = None
+    num_clients: int = setting(200, at_least(1))
+    partition: str = setting("iid", one_of("iid", "dirichlet", "shards", "natural", "sampled"))
+    alpha: float = setting(0.5, POSITIVE)
+    partition_seed: int = setting(20611, at_least(0))
+    examples_per_client: int | None = setting(None, at_least(1))
+    public_num_examples: int | None = setting(None, at_least(1))
 
     def __post_init__(self) -> None:
-        at_least(self.num_clients, 1, "data.num_clients")
-        one_of(self.partition, "data.partition", PARTITIONS)
-        positive(self.alpha, "data.alpha")
-        at_least(self.partition_seed, 0, "data.partition_seed")
-        if self.partition == "sampled":
-            require(
-                self.examples_per_client is not None,
-                "data.examples_per_client",
-                "given with data.partition=sampled",
-                None,
-            )
-        if self.examples_per_client is not None:
-            require(
-                self.partition == "sampled", "data.partition", "sampled with data.examples_per_client", self.partition
-            )
-            at_least(self.examples_per_client, 1, "data.examples_per_client")
-        if self.public_num_examples is not None:
-            at_least(self.public_num_examples, 1, "data.public_num_examples")
+        check(self, "data.")
+        sampled, count = self.partition == "sampled", self.examples_per_client
+        rule = "given with data.partition=sampled"
+        require(not sampled or count is not None, "data.examples_per_client", rule, None)
+        rule = "sampled with data.examples_per_client"
+        require(sampled or count is None, "data.partition", rule, self.partition)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """A client's local work."""
 
-    epochs: int = 5
-    batch_size: int = 8
-    learning_rate: float = 0.2
-    momentum: float = 0.0
+    epochs: int = setting(5, at_least(1))
+    batch_size: int = setting(8, at_least(1))
+    learning_rate: float = setting(0.2, LEARNING_RATE)
+    momentum: float = setting(0.0, MOMENTUM)
 
     def __post_init__(self) -> None:
-        at_least(self.epochs, 1, "training.epochs")
-        at_least(self.batch_size, 1, "training.batch_size")
-        rate(self.learning_rate, "training.learning_rate")
-        require(0 <= self.momentum < 1, "training.momentum", "within [0, 1)", self.momentum)
+        check(self, "training.")
 
 
 @dataclass(frozen=True)
@@ -157,48 +153,36 @@ class ExamplePrivacyConfig:
     """Example-level privacy: DP-SGD inside each client, for one example of it."""
 
     enabled: bool = False
-    noise_multiplier: float | None = None
-    l2_norm_clip: float = 1.0
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
+    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
+    l2_norm_clip: float = setting(1.0, POSITIVE)
+    target_epsilon: float | None = setting(None, POSITIVE)
+    max_epsilon: float | None = setting(None, POSITIVE)
 
     def __post_init__(self) -> None:
-        positive(self.l2_norm_clip, "privacy.example.l2_norm_clip")
-        check_budget(self, "privacy.example")
+        check(self, "privacy.example.")
+        if self.enabled:
+            require_one(self, "privacy.example.", NOISE_OR_TARGET)
 
 
 @dataclass(frozen=True)
 class LocalPrivacyConfig:
     """Local privacy: each client noises its own update, for an untrusted server."""
 
-    kind: str = "none"
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    norm_clip: float = 1.0
-    schedule: Any = "uniform"
-    max_epsilon: float | None = None
+    kind: str = setting("none", one_of("none", "gaussian", "laplace", "laplace_step"))
+    epsilon: float | None = setting(None, POSITIVE)
+    noise_multiplier: float | None = setting(None, POSITIVE)
+    norm_clip: float = setting(1.0, POSITIVE)
+    schedule: Any = field(default="uniform", metadata={"rule": SCHEDULE})
+    max_epsilon: float | None = setting(None, POSITIVE)
 
     def __post_init__(self) -> None:
-        prefix = "privacy.local"
-        one_of(self.kind, f"{prefix}.kind", LOCAL_KINDS)
-        positive(self.norm_clip, f"{prefix}.norm_clip")
-        for name in ("epsilon", "noise_multiplier", "max_epsilon"):
-            value = getattr(self, name)
-            if value is not None:
-                positive(value, f"{prefix}.{name}")
-        if isinstance(self.schedule, str):
-            one_of(self.schedule, f"{prefix}.schedule", SCHEDULES)
-        else:
-            shares = self.schedule if isinstance(self.schedule, list) else []
-            numbers = [share for share in shares if isinstance(share, int | float) and share > 0]
-            rule = "uniform, geometric, or a list of positive numbers, one a round"
-            require(bool(shares) and len(numbers) == len(shares), f"{prefix}.schedule", rule, self.schedule)
-        if self.kind != "none" and (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ConfigError(
-                f"{prefix}.epsilon and {prefix}.noise_multiplier are both "
-                f"{'missing' if self.epsilon is None else 'given'} with {prefix}.kind={self.kind}: give one, for "
-                f"instance {prefix}.epsilon=8, the total over all rounds; privacy.user.enabled must be false"
+        check(self, "privacy.local.")
+        if self.kind != "none":
+            advice = (
+                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, the total over "
+                "all rounds; privacy.user.enabled must be false"
             )
+            require_one(self, "privacy.local.", ("epsilon", "noise_multiplier"), advice)
 
 
 @dataclass(frozen=True)
@@ -219,9 +203,9 @@ class UserTerms:
     population_size: int = 1
 
     def __post_init__(self) -> None:
-        one_of(self.sampling, "sampling.kind", SAMPLINGS)
-        require(0 <= self.probability <= 1, "sampling.probability", "within (0, 1]", self.probability)
-        at_least(self.population_size, 1, "sampling.population_size")
+        check_value(self.sampling, "sampling.kind", SAMPLING)
+        check_value(self.probability, "sampling.probability", PROBABILITY)
+        check_value(self.population_size, "sampling.population_size", at_least(1))
 
     def event(self, noise_multiplier: float) -> DpEvent:
         """What one round costs a client, for the sampling that is declared."""
@@ -238,7 +222,7 @@ class ClientSettings:
     Attributes:
       model: its name.
       delta, accountant: how epsilons are computed.
-      noise: how noise is drawn, one of `NOISES`.
+      noise: how noise is drawn, one of `NOISE`.
 
     Raises:
       ConfigError: a setting is out of range, or two settings contradict each other.
@@ -256,10 +240,10 @@ class ClientSettings:
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
 
     def __post_init__(self) -> None:
-        at_least(self.rounds, 1, "rounds")
-        require(0 < self.delta < 1, "privacy.delta", "within (0, 1)", self.delta)
-        one_of(self.accountant, "privacy.accountant", ACCOUNTANTS)
-        one_of(self.noise, "privacy.noise", NOISES)
+        check_value(self.rounds, "rounds", at_least(1))
+        check_value(self.delta, "privacy.delta", OPEN_SHARE)
+        check_value(self.accountant, "privacy.accountant", ACCOUNTANT)
+        check_value(self.noise, "privacy.noise", NOISE)
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
         self._check_local()

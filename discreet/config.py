@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.client_settings import ConfigError
-from discreet.settings import RunConfig
+from discreet.settings import RunConfig, rules
 
 __all__ = ["CONF", "ConfigError", "RunConfig", "load_config", "parse_config"]
 
@@ -33,25 +33,26 @@ OmegaConf.register_new_resolver("unless", _unless, replace=True)
 
 
 def _one_line(error: Exception) -> str:
+    """What OmegaConf or Hydra says of an error, with the setting that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    message = lines[0] if lines else type(error).__name__
-    cause = error.__cause__
-    if not key and cause is not None and cause is not error:
-        inner = _one_line(cast(Exception, cause))
-        return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
-    if not key:
+    message, cause = lines[0] if lines else type(error).__name__, error.__cause__
+    if key:
+        return _unknown(key) if "not in" in message else f"setting {key}: {message}"
+    if cause is None or cause is error:
         return message
-    if "not in struct" in message or "not in" in message:
-        names = setting_names()
-        sections = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 4)}
-        section = f"{key.rpartition('.')[0]}."
-        there = [name for name in [*names, *sections] if name.startswith(section) and "." not in name[len(section) :]]
-        close = difflib.get_close_matches(key, [*names, *sections], n=1, cutoff=0.8 if there else 0.5)
-        if there and not close:
-            return f"unknown setting {key}; there are {', '.join(sorted(dict.fromkeys(there)))}"
-        return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
-    return f"setting {key}: {message}"
+    inner = _one_line(cast(Exception, cause))
+    return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
+
+
+def _unknown(key: str) -> str:
+    names = [name for name, _ in rules()]
+    known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
+    there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8 if there else 0.5)
+    if there and not close:
+        return f"unknown setting {key}; there are {', '.join(there)}"
+    return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _writable(node: DictConfig) -> DictConfig:
@@ -65,21 +66,6 @@ def _writable(node: DictConfig) -> DictConfig:
 
 
 _SCHEMA = _writable(OmegaConf.structured(RunConfig))  # made once: it takes longer than a merge
-
-
-def setting_names() -> list[str]:
-    """Every public setting with its full dotted name, for instance `privacy.user.clip.norm`."""
-
-    return _leaves(_SCHEMA, "")
-
-
-def _leaves(section: DictConfig, prefix: str) -> list[str]:
-    names = []
-    for key in map(str, section):
-        child = section._get_node(key)
-        inner = _leaves(child, f"{prefix}{key}.") if isinstance(child, DictConfig) and not child._is_none() else []
-        names += inner or [f"{prefix}{key}"]
-    return names
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:

@@ -1,36 +1,48 @@
-"""The settings of a run: each with its type, its default and its range; a value checks itself once.
+"""The settings of a run: each with its type, its default and its range. A section checks itself when it is made.
 
-What is wrong is said in one line that names the setting. How they are composed and read: `discreet/config.py`.
+What is wrong is said in one line that names the setting. `discreet/client_settings.py` has the sections that a client
+reads, and the rules; `discreet/config.py` composes the settings from `conf/` and reads them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 from discreet.client_settings import (
+    ACCOUNTANT,
+    LEARNING_RATE,
+    MOMENTUM,
+    NOISE,
+    NOISE_OR_TARGET,
+    NOT_NEGATIVE,
+    OPEN_SHARE,
+    POSITIVE,
+    PROBABILITY,
+    SAMPLING,
     ClientSettings,
     ConfigError,
     DataConfig,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
+    Rule,
     TrainingConfig,
     UserTerms,
     at_least,
-    check_budget,
+    check,
+    check_value,
     one_of,
-    positive,
-    rate,
     require,
+    require_one,
+    setting,
     within,
 )
 from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
 
-CLIPS = ("adaptive", "fixed")
-ENGINES = ("auto", "batched", "one_by_one")
 CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
-TOO_NOISY = ("refuse", "warn")
 
 
 @dataclass(frozen=True)
@@ -45,53 +57,42 @@ class SamplingConfig:
     """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`, and never
     less: delta is held below one in all clients that exist."""
 
-    kind: str = "poisson"
-    probability: float = 0.3
-    population_size: int | None = None
-    min_nodes: int = 1
+    kind: str = setting("poisson", SAMPLING)
+    probability: float = setting(0.3, PROBABILITY)
+    population_size: int | None = setting(None, at_least(1))
+    min_nodes: int = setting(1, at_least(1))
 
     def __post_init__(self) -> None:
-        if self.population_size is not None:
-            at_least(self.population_size, 1, "sampling.population_size")
-        at_least(self.min_nodes, 1, "sampling.min_nodes")
+        check(self, "sampling.")
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """The server's optimizer, and how long it waits for a round's replies (seconds)."""
 
-    learning_rate: float = 1.0
-    momentum: float = 0.8
+    learning_rate: float = setting(1.0, LEARNING_RATE)
+    momentum: float = setting(0.8, MOMENTUM)
     shrink_with_noise: bool = False
-    round_timeout: float = 600.0
+    round_timeout: float = setting(600.0, POSITIVE)
 
     def __post_init__(self) -> None:
-        rate(self.learning_rate, "server.learning_rate")
-        require(0 <= self.momentum < 1, "server.momentum", "within [0, 1)", self.momentum)
-        positive(self.round_timeout, "server.round_timeout")
+        check(self, "server.")
 
 
 @dataclass(frozen=True)
 class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
-    kind: str = "adaptive"
-    norm: float = 0.3
+    kind: str = setting("adaptive", one_of("adaptive", "fixed"))
+    norm: float = setting(0.3, within(LEAST_ESTIMATE, LARGEST_ESTIMATE))
     max: float | None = None
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float | None = None
+    target_quantile: float = setting(0.5, OPEN_SHARE)
+    learning_rate: float = setting(0.2, LEARNING_RATE)
+    count_stddev: float | None = setting(None, NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        prefix = "privacy.user.clip"
-        one_of(self.kind, f"{prefix}.kind", CLIPS)
-        within(self.norm, LEAST_ESTIMATE, LARGEST_ESTIMATE, f"{prefix}.norm")
-        require(0 < self.target_quantile < 1, f"{prefix}.target_quantile", "within (0, 1)", self.target_quantile)
-        rate(self.learning_rate, f"{prefix}.learning_rate")
-        if self.count_stddev is not None:
-            at_least(self.count_stddev, 0, f"{prefix}.count_stddev")
-        if self.max is not None:
-            within(self.max, self.norm, LARGEST_ESTIMATE, f"{prefix}.max")
+        check(self, "privacy.user.clip.")
+        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_ESTIMATE))
 
     @property
     def ceiling(self) -> float:
@@ -104,27 +105,31 @@ class UserPrivacyConfig:
     """User-level privacy: noise at the server, for all data of one client."""
 
     enabled: bool = True
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
-    too_noisy: str = "refuse"
+    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
+    target_epsilon: float | None = setting(None, POSITIVE)
+    max_epsilon: float | None = setting(None, POSITIVE)
+    too_noisy: str = setting("refuse", one_of("refuse", "warn"))
     clip: ClipConfig = field(default_factory=ClipConfig)
 
     def __post_init__(self) -> None:
-        one_of(self.too_noisy, "privacy.user.too_noisy", TOO_NOISY)
-        check_budget(self, "privacy.user")
+        check(self, "privacy.user.")
+        if self.enabled:
+            require_one(self, "privacy.user.", NOISE_OR_TARGET)
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
     """The three guarantees, and how their epsilon is computed."""
 
-    delta: float = 1e-3
-    accountant: str = PLD
-    noise: str = "grid"
+    delta: float = setting(1e-3, OPEN_SHARE)
+    accountant: str = setting(PLD, ACCOUNTANT)
+    noise: str = setting("grid", NOISE)
     user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
+
+    def __post_init__(self) -> None:
+        check(self, "privacy.")
 
 
 @dataclass(frozen=True)
@@ -135,17 +140,13 @@ class OperationsConfig:
       predictions: write predictions.csv and indicators.json of the public test set when a run ends.
     """
 
-    log_format: str = "text"
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
+    log_format: str = setting("text", one_of(*LOG_FORMATS))
+    metrics_port: int | None = setting(None, within(1, 65535))
+    metrics_host: str = setting("127.0.0.1", Rule("a host name or address", bool))
     predictions: bool = False
 
     def __post_init__(self) -> None:
-        one_of(self.log_format, "operations.log_format", LOG_FORMATS)
-        if self.metrics_port is not None:
-            port = self.metrics_port
-            require(1 <= port <= 65535, "operations.metrics_port", "within [1, 65535]", port)
-        require(bool(self.metrics_host), "operations.metrics_host", "a host name or address", repr(self.metrics_host))
+        check(self, "operations.")
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,10 @@ class RunConfig:
       ConfigError: a setting is out of range, or two settings contradict each other.
     """
 
-    rounds: int = 30
-    seed: int | None = None
+    rounds: int = setting(30, at_least(1))
+    seed: int | None = setting(None, at_least(0))
     device: str = "cpu"
-    engine: str = "auto"
+    engine: str = setting("auto", one_of("auto", "batched", "one_by_one"))
     output_dir: str | None = None
     resume: bool = False
     data: DataConfig = field(default_factory=DataConfig)
@@ -171,9 +172,7 @@ class RunConfig:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            at_least(self.seed, 0, "seed")
-        one_of(self.engine, "engine", ENGINES)
+        check(self, "")
         require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
         _check_cohort(self)
         client_settings(self)
@@ -201,7 +200,8 @@ def _check_cohort(config: RunConfig) -> None:
             f"there are (got {config.population_size}): leave it out, or set data.num_clients"
         )
     if config.sampling.kind == "fixed":
-        at_least(round(config.expected_cohort), 1, "sampling.probability * population_size, rounded,")
+        name = "sampling.probability * population_size, rounded,"
+        check_value(round(config.expected_cohort), name, at_least(1))
     elif config.expected_cohort <= 0:
         raise ConfigError(
             f"sampling.probability must be above 0: {config.sampling.probability} of "
@@ -235,3 +235,14 @@ def client_settings(config: RunConfig) -> ClientSettings:
         example=privacy.example,
         local=privacy.local,
     )
+
+
+def rules(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Rule | None]]:
+    """Every setting of a run by its full dotted name, for instance `privacy.user.clip.norm`, with its rule."""
+    section = section or RunConfig()
+    for item in fields(section):
+        value, name = getattr(section, item.name), prefix + item.name
+        if is_dataclass(value):
+            yield from rules(value, f"{name}.")
+        else:
+            yield name, item.metadata.get("rule")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.config import (
-    CONF,
-    ConfigError,
-    load_config,
-    parse_config,
-    setting_names,
-)
+from discreet.config import CONF, ConfigError, load_config, parse_config
+from discreet.settings import rules
 
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
@@ -114,23 +110,34 @@ def test_local_noise_is_not_put_under_the_servers_clip() -> None:
         load_config(["privacy.local.kind=gaussian", "privacy.local.epsilon=1"])
 
 
+def comments() -> dict[str, str]:
+    """What conf/config.yaml says of each setting, by its full dotted name."""
+    found: dict[str, str] = {}
+    sections: list[str] = []
+    for line in (CONF / "config.yaml").read_text().split("hydra_logging: none\n")[1].split("\nhydra:")[0].splitlines():
+        setting = re.match(r"( *)(\w*):?(.*)", line)
+        assert setting is not None
+        indent, key, rest = setting.groups()
+        if key and not rest.split("#")[0].strip():
+            sections = [*sections[: len(indent) // 2], key]
+        elif key:
+            name = ".".join([*sections[: len(indent) // 2], key])
+            found[name] = line.partition("#")[2]
+        elif line.strip():
+            found[name] += line.partition("#")[2]
+    return found
+
+
 def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
-    from omegaconf import OmegaConf
+    assert sorted(comments()) == sorted(name for name, _ in rules())
 
-    tree = OmegaConf.load(CONF / "config.yaml")
-    leaves = []
 
-    def walk(node: object, prefix: str) -> None:
-        for key in node:  # type: ignore[attr-defined]
-            child = node._get_node(key)  # type: ignore[attr-defined]
-            if OmegaConf.is_dict(child):
-                walk(child, f"{prefix}{key}.")
-            else:
-                leaves.append(f"{prefix}{key}")
-
-    del tree["hydra"], tree["defaults"]
-    walk(tree, "")
-    assert sorted(leaves) == sorted(setting_names())
+@pytest.mark.parametrize("name", [name for name, rule in rules() if rule is not None])
+def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
+    rule = dict(rules())[name]
+    assert rule is not None
+    words = rule.words.removeprefix("a finite number ").removeprefix("of ")
+    assert all(word in comments()[name] for word in rule.names or [words])
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
