@@ -12,7 +12,7 @@
     released  params += learning_rate * velocity, where velocity =     server.{learning_rate,momentum,shrink_with_noise}
               momentum * velocity + total / (q * population_size)
     adapted   C_{t+1} = C_t * exp(-learning_rate * (share -            privacy.user.clip.{learning_rate,max}
-              target_quantile)), where the share within C_t is         privacy.user.clip.target_quantile
+              target_quantile)); share, of the norms within C_t, is    privacy.user.clip.target_quantile
               below / (q * population_size) + 1/2
 
 `discreet.federated.round` does this, pure; `discreet.federated.training_run` repeats it and writes what is left behind.

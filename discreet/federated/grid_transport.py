@@ -88,8 +88,8 @@ class GridTransport:
         Raises:
           TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
         """
-        started, wanted, seen = time.monotonic(), 1 if self.nodes else self.min_nodes, -1
-        while True:
+        wanted, seen = 1 if self.nodes else self.min_nodes, -1
+        for _ in looks(self.timeout):
             nodes = sorted(self.grid.get_node_ids())
             fault = self._miscounted(len(nodes), wanted)
             if fault is None:
@@ -100,10 +100,7 @@ class GridTransport:
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault)
-            waited = time.monotonic() - started
-            if waited > self.timeout:
-                raise TimeoutError(f"after {self.timeout:g} s (server.round_timeout) {fault}")
-            time.sleep(pause_after(waited))
+        raise TimeoutError(f"after {self.timeout:g} s (server.round_timeout) {fault}")
 
     def _miscounted(self, connected: int, wanted: int) -> str | None:
         if connected < wanted:
@@ -118,20 +115,19 @@ class GridTransport:
     def _wait_for_workers(self, nodes: Sequence[int]) -> None:
         """Until one client for each of Flower's workers has refused to evaluate: that tells that they are there."""
         logger.info("starting Ray, which trains the clients")
-        started = time.monotonic()
         asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
         waiting = set(self.grid.push_messages(asked))
-        while waiting := waiting - {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}:
-            waited = time.monotonic() - started
-            if waited > self.timeout:
-                raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
-            time.sleep(pause_after(waited))
-        logger.info("Ray has started, after %.0f s", time.monotonic() - started)
+        for waited in looks(self.timeout):
+            waiting -= {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}
+            if not waiting:
+                logger.info("Ray has started, after %.0f s", waited)
+                return
+        raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
     ) -> Iterator[TrainReply | Failure]:
-        """Sends each client its request and decodes replies as they come, until all are there or the deadline is.
+        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline.
 
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
@@ -152,20 +148,16 @@ class GridTransport:
                 waiting[number] = client
             else:
                 yield Failure(client, "error", "the SuperLink took no message for it: it has left")
-        started = time.monotonic()
-        while waiting:
+        for _ in looks(self.timeout):
             for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // params.numel())):
                 # Popped: a second reply to the same message is not counted again.
                 answered = waiting.pop(message.metadata.reply_to_message_id, None)
                 if answered is not None:
                     yield read_reply(message, answered, round_number=round_number, num_params=params.numel())
-            waited = time.monotonic() - started
-            if waiting and waited > self.timeout:
-                reason = f"no reply within {self.timeout:g} s"
-                yield from (Failure(client, "late", reason) for client in waiting.values())
+            if not waiting:
                 return
-            if waiting:
-                time.sleep(pause_after(waited))
+        for client in waiting.values():
+            yield Failure(client, "late", f"no reply within {self.timeout:g} s")
 
     def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
         """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""
@@ -185,6 +177,15 @@ class GridTransport:
             yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
 
 
+def looks(timeout: float) -> Iterator[float]:
+    """When to look: the seconds waited so far, with pauses between, until the deadline has passed."""
+    started, waited = time.monotonic(), 0.0
+    while waited <= timeout:
+        waited = time.monotonic() - started
+        yield waited
+        time.sleep(min(pause_after(waited), max(0.0, timeout - waited)))
+
+
 def pause_after(waited: float) -> float:
     """Seconds until the next look, after so many of waiting.
 
@@ -197,15 +198,13 @@ def pause_after(waited: float) -> float:
 def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> TrainReply | Failure:
     """A message from a client as a checked reply, or as the failure that it is."""
     if message.has_error():
-        return Failure(client, _kind_of(message.error.code), _one_line(message.error.reason or ""))
+        code = message.error.code
+        kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
+        return Failure(client, kind, _one_line(message.error.reason or ""))
     try:
         return replace(decode_reply(message.content, round_number=round_number, num_params=num_params), client=client)
     except MalformedMessage as error:
         return Failure(client, "malformed", str(error))
-
-
-def _kind_of(code: int) -> str:
-    return "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
 
 
 def _one_line(reason: str) -> str:

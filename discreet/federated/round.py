@@ -65,7 +65,7 @@ class CohortSampling:
 class PartialSum:
     """The sum over some clients of a cohort, made by a `CohortSum` of this process or of one forked from it.
 
-    No message of Flower's makes one: it is taken as it is, where a client's own update is clipped once more.
+    It never comes in a message: it is added as it is, while an update that a client sends is clipped once more.
 
     Attributes:
       values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid.
@@ -86,7 +86,7 @@ class CohortSum:
 
     Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below` by one half, as
     `ClippedSum` and `GridSum` state it, however the cohort is cut into parts: on the grid sums are exact, and in
-    float64 their order matters to the last bits alone.
+    float64 their order changes only the last bits.
     """
 
     def __init__(self, num_params: int, clip_norm: float, grid: Grid | None) -> None:
@@ -139,7 +139,7 @@ class ServerState:
       round: how many rounds are done.
       params: (num_params,), float32.
       velocity: the server optimizer's momentum, (num_params,), float32.
-      clip_norm: C_t for the next round; infinity where user-level privacy is off.
+      clip_norm: C_t for the next round; infinity if user-level privacy is off.
       noise_energy: the expected squared norm of the noise in `velocity`.
     """
 
@@ -157,7 +157,7 @@ class UserPrivacy:
     Attributes:
       noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
       event: what a round costs.
-      count_stddev: of the noise on the count; None with a fixed clip norm, where no bits are used.
+      count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
       target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
       on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
@@ -189,7 +189,7 @@ def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | No
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """A round's public constants. `user` is None where user-level privacy is off: no clip, no noise, no bits.
+    """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits.
     `shrink_with_noise`: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`."""
 
     expected_cohort: float

@@ -112,7 +112,7 @@ class RunFolder:
         return DurableLedger(self.ledger_path, facts=deciding_settings(config))
 
     def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
-        """Makes the ledgers of a new run: the server's, and that of virtual clients where these account themselves.
+        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
 
         Raises:
           LedgerError: there are some already.
@@ -200,7 +200,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float | None]]:
-        """The rows of `metrics.csv`; None where a round has no such number. A last line that was cut is left out.
+        """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut off is left out.
 
         Raises:
           ConfigError: what is there are not rows of numbers.

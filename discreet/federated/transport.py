@@ -26,7 +26,7 @@ class Failure:
     """A client that was asked and gave no usable reply. It counts as zero; noise and denominator stay.
 
     kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` one did reply, and its update
-    counts, but it reports an infinite epsilon where this run costs a finite one.
+    counts, but it reports an infinite epsilon although this run costs a finite one.
     """
 
     client: int
