@@ -196,13 +196,14 @@ class UserTerms:
     """
 
     enabled: bool = True
-    noise_multiplier: float | None = None
-    max_epsilon: float | None = None
+    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
+    max_epsilon: float | None = setting(None, POSITIVE)
     sampling: str = "poisson"
     probability: float = 1.0
     population_size: int = 1
 
     def __post_init__(self) -> None:
+        check(self, "privacy.user.")
         check_value(self.sampling, "sampling.kind", SAMPLING)
         check_value(self.probability, "sampling.probability", PROBABILITY)
         check_value(self.population_size, "sampling.population_size", at_least(1))

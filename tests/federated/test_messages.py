@@ -150,6 +150,9 @@ UNREADABLE = {
     "privacy.delta must be below 1 / population_size": {"delta": 0.5},
     "sampling.kind must be one of": {"user.sampling": "chosen"},
     "privacy.noise must be one of": {"noise": "none"},
+    # No comparison with a policy's least noise is true of NaN.
+    "privacy.user.noise_multiplier must be a finite number of at least 0 (got nan": {"user.noise_multiplier": math.nan},
+    "privacy.user.max_epsilon must be a finite number above 0 (got -1": {"user.max_epsilon": -1.0},
     "data.path must be left out": {"data.path": "/etc"},
     "client_id must be a whole number of at least 0": {
         "virtual.client_id": -1,
