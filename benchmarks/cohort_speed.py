@@ -101,8 +101,7 @@ def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict
     }
     if importlib.util.find_spec("pfl"):
         model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
-        rate, size = run.training.learning_rate, run.training.batch_size
-        ways["pfl-research"] = pfl_rounds(model, task, held, learning_rate=rate, batch_size=size, norm_clip=CLIP_NORM)
+        ways["pfl-research"] = pfl_rounds(model, task, held, training=run.training, norm_clip=CLIP_NORM)
     return ways
 
 

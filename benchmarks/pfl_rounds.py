@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.client_settings import TrainingConfig
 from discreet.tasks.examples import Task
 from simulation.client_examples import ClientExamples
 
@@ -36,8 +37,7 @@ def pfl_rounds(
     task: Task,
     held: ClientExamples,
     *,
-    learning_rate: float,
-    batch_size: int,
+    training: TrainingConfig,
     norm_clip: float,
 ) -> Callable[[Sequence[int]], None]:
     """A function that trains one round of the clients it is given: federated averaging with central Gaussian noise.
@@ -58,8 +58,8 @@ def pfl_rounds(
     noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
     users = data.FederatedDataset(examples, lambda: waiting.pop())
     backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
-    training = hyperparam.NNTrainHyperParams(
-        local_batch_size=batch_size, local_num_epochs=1, local_learning_rate=learning_rate
+    local = hyperparam.NNTrainHyperParams(
+        local_batch_size=training.batch_size, local_num_epochs=1, local_learning_rate=training.learning_rate
     )
 
     def rounds(clients: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ def pfl_rounds(
             plan,
             backend,
             model,
-            training,
+            local,
             hyperparam.NNEvalHyperParams(local_batch_size=None),
             send_metrics_to_platform=False,
         )

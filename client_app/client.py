@@ -17,6 +17,7 @@ from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, Tr
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
+from discreet.tasks.models import load_parameters
 from discreet.training.local_training import local_update
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
@@ -76,7 +77,8 @@ class DPClient(NumPyClient):
         local, training = work.local, work.training
         if local is not None and local.kind == "laplace_step":
             rate, source = training.learning_rate, self.source.child("local")
-            return release_step(self.model, params, self.examples, learning_rate=rate, privacy=local, source=source)
+            load_parameters(self.model, params)
+            return release_step(self.model, self.examples, learning_rate=rate, privacy=local, source=source)
         update = local_update(self.model, params, self.examples, settings=training, source=self.source)
         return release_update(update, local, source=self.source.child("local")) if local else update
 

@@ -27,7 +27,7 @@ from discreet.privacy.mechanisms import (
 from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import load_parameters
+from discreet.tasks.models import flatten_parameters
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -101,23 +101,18 @@ def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSourc
 
 
 def release_step(
-    model: nn.Module,
-    params: Tensor,
-    examples: Examples,
-    *,
-    learning_rate: float,
-    privacy: LocalPrivacy,
-    source: RandomSource,
+    model: nn.Module, examples: Examples, *, learning_rate: float, privacy: LocalPrivacy, source: RandomSource
 ) -> Tensor:
-    """One full-batch gradient step with Laplace noise: kind `laplace_step`. Returns the update (num_params,).
+    """One full-batch gradient step with Laplace noise from the model's parameters: kind `laplace_step`.
+
+    Returns the update (num_params,).
 
     Guarantee: each example's gradient is clipped to an L1 norm of C, so replacing one example moves
     -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn for that. n is the
     client's number of examples, which replacing leaves as it is. A client without examples releases zero.
     """
     if len(examples) == 0:
-        return torch.zeros_like(params)
-    load_parameters(model, params)
+        return torch.zeros_like(flatten_parameters(model))
     model.train()
     total, _ = l1_clipped_gradient_sum(model, examples.inputs, targets=examples.targets, l1_norm_clip=privacy.norm_clip)
     step = -learning_rate * total / len(examples)

@@ -7,6 +7,8 @@ import importlib.metadata
 import re
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,39 @@ def test_no_cycle_between_modules() -> None:
 
     for name in graph:
         visit(name, ())
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = Counter(path.name for path in FILES if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{module_of(path)}.{node.name}", node
+
+
+def test_functions_are_short() -> None:
+    # The docstring counts as its purpose, not as its length.
+    found = {}
+    for name, node in functions():
+        text = ast.get_docstring(node, clean=False) or ""
+        lines = (node.end_lineno or 0) - node.lineno - text.count("\n")
+        if lines > 40:
+            found[name] = lines
+    assert found == {}
+
+
+def test_functions_have_few_parameters() -> None:
+    found = {}
+    for name, node in functions():
+        given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        count = len(given) - (given[:1] in (["self"], ["cls"]))
+        if count > 5:
+            found[name] = count
+    assert found == {}
 
 
 def test_files_are_short() -> None:

@@ -87,7 +87,7 @@ def test_laplace_noise_is_drawn_for_twice_the_clip_norm(noise: str) -> None:
 def step(count: int, noise_multiplier: float, *, dims: int = 5, classes: int = 3) -> Tensor:
     model = linear(dims=dims, classes=classes)
     data, privacy = examples(count, dims=dims, classes=classes), LocalPrivacy("laplace_step", CLIP, noise_multiplier)
-    return release_step(model, params_of(model), data, learning_rate=RATE, privacy=privacy, source=seeded_source(5437))
+    return release_step(model, data, learning_rate=RATE, privacy=privacy, source=seeded_source(5437))
 
 
 def test_a_laplace_step_is_one_step_against_the_mean_of_gradients_clipped_in_l1() -> None:
