@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.config import RunConfig, load_config
-from discreet.federated.messages import TrainReply, decode_reply, encode_reply
+from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.round import dp_fedavg_round, initial_state
+from discreet.federated.server_messages import decode_reply
 from discreet.federated.transport import RoundReport
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for

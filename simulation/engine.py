@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from discreet.config import RunConfig
 from discreet.tasks.examples import Task
+from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import build_model
-from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import LocalSettings
 from simulation.client_examples import ClientExamples, SharedExamples, client_examples_of, shared_examples
 from simulation.dual_form import dual_is_cheaper

@@ -32,9 +32,9 @@ from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
 from discreet.federated.grid_transport import GridTransport, read_reply
 from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
-from discreet.federated.messages import parameters_record
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.run_folder import Checkpoint
+from discreet.federated.server_messages import parameters_record
 from discreet.federated.session import Session
 from discreet.federated.training_run import Outcome, Plan, TrainingRun
 from discreet.federated.transport import Transport

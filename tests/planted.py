@@ -340,14 +340,14 @@ MUTANTS = (
     ),
     Mutant(
         "a reply of another round is taken",
-        "discreet/federated/messages.py",
+        "discreet/federated/server_messages.py",
         'if numbers.get("round") != round_number:',
         'if numbers.get("round") is None:',
         ("tests/federated/test_messages.py::test_a_malformed_reply_is_refused",),
     ),
     Mutant(
         "a bit may be any number",
-        "discreet/federated/messages.py",
+        "discreet/federated/server_messages.py",
         "if not isinstance(below, int) or below not in (0, 1):",
         "if not isinstance(below, int):",
         ("tests/federated/test_messages.py::test_a_malformed_reply_is_refused",),

@@ -15,16 +15,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from discreet.client_settings import ClientSettings
-from discreet.federated.messages import (
-    REFUSED_CODE,
-    MalformedMessage,
-    TrainReply,
-    TrainRequest,
-    VirtualClient,
-    decode_reply,
-    encode_request,
-    parameters_record,
-)
+from discreet.federated.messages import REFUSED_CODE, MalformedMessage, TrainReply, TrainRequest, VirtualClient
+from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.federated.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")

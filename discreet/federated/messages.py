@@ -8,7 +8,6 @@ accuracy.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
@@ -32,7 +31,8 @@ Floats = NDArray[np.floating[Any]]
 Scalar = bool | bytes | float | int | str  # as NumPyClient has it
 Items = dict[str, Scalar | list[float]]
 Record = TypeVar("Record")
-PIECE = 2**16
+
+
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
@@ -182,16 +182,6 @@ def _value(value: object, wanted: Any, name: str) -> Any:
     raise MalformedMessage(f"{name} of the train request is of the wrong type (got {value!r})")
 
 
-def parameters_record(params: Tensor) -> ArrayRecord:
-    """Parameters (num_params,) as one array: one piece to encode, whatever the model."""
-    return ArrayRecord({PARAMETERS: _array(params)})
-
-
-def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict:
-    """The content of a training message. `parameters` is shared by all messages of a round."""
-    return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
-
-
 def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
     """What a client was sent: the request, and the parameters, (num_params,), float32.
 
@@ -202,7 +192,7 @@ def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
     record, arrays = content.get(REQUEST), content.get(PARAMETERS)
     if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
         raise MalformedMessage("the message holds no train request and parameters of Discreet")
-    return request_of(record), torch.from_numpy(np.array(_floats(arrays[PARAMETERS], PARAMETERS), dtype=np.float32))
+    return request_of(record), torch.from_numpy(np.array(floats_of(arrays[PARAMETERS], PARAMETERS), dtype=np.float32))
 
 
 def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
@@ -214,37 +204,10 @@ def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
 def encode_reply(reply: TrainReply) -> RecordDict:
     """The content of a reply."""
     numbers = MetricRecord(dict(reply_numbers(reply)))
-    return RecordDict({UPDATE: ArrayRecord({UPDATE: _array(reply.update)}), REPLY: numbers})
+    return RecordDict({UPDATE: ArrayRecord({UPDATE: array_of(reply.update)}), REPLY: numbers})
 
 
-def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> TrainReply:
-    """A client's reply, checked before anything is computed from it.
-
-    Raises:
-      MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
-        bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts
-        as zero, and neither noise nor denominator change.
-    """
-    numbers, arrays = content.get(REPLY), content.get(UPDATE)
-    if not isinstance(numbers, MetricRecord) or not isinstance(arrays, ArrayRecord) or list(arrays) != [UPDATE]:
-        raise MalformedMessage("the reply does not hold exactly one update and its numbers")
-    if numbers.get("round") != round_number:
-        raise MalformedMessage(f"the reply is for round {numbers.get('round')}, not {round_number}")
-    below = numbers.get("below")
-    if not isinstance(below, int) or below not in (0, 1):
-        raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
-    update = _floats(arrays[UPDATE], UPDATE)
-    if update.shape != (num_params,):
-        raise MalformedMessage(f"the update must have the shape ({num_params},), got {update.shape}")
-    with np.errstate(over="ignore"):
-        vector = np.require(update, np.float32, ("C", "ALIGNED"))
-    if not _all_finite(vector):
-        raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
-    spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
-    return TrainReply(round_number, _tensor(vector), bool(below), *spent)
-
-
-def _array(vector: Tensor) -> Array:
+def array_of(vector: Tensor) -> Array:
     """A vector (n,) as float32, byte for byte what `Array` makes of it, in one copy where that takes three."""
     values = np.ascontiguousarray(vector.detach().cpu().numpy(), dtype=np.float32)
     return Array(str(values.dtype), values.shape, SType.NUMPY, b"".join((_header(len(values)), values.data)))
@@ -259,30 +222,7 @@ def _header(count: int) -> bytes:
     return header.getvalue()
 
 
-def _all_finite(values: NDArray[np.float32]) -> bool:
-    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; where it
-    is not, each is looked at, by pieces, so that nothing of their size is made on the way.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(np.dot(values, values)):
-            return True
-    return all(np.isfinite(values[start : start + PIECE]).all() for start in range(0, len(values), PIECE))
-
-
-class _Memory:
-    """The memory of an array, of which it does not say that it can't be written to."""
-
-    def __init__(self, values: NDArray[np.float32]) -> None:
-        self.values = values  # keeps the memory
-        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
-
-
-def _tensor(values: NDArray[np.float32]) -> Tensor:
-    """A tensor in the same memory. PyTorch has none that can't be written to, and warns: whoever has one must not."""
-    return torch.from_numpy(np.asarray(_Memory(values)))
-
-
-def _floats(array: Array, name: str) -> Floats:
+def floats_of(array: Array, name: str) -> Floats:
     """An array (n,) of any float dtype. The header is checked before memory is taken for what it announces."""
     file = io.BytesIO(array.data)
     try:
@@ -298,9 +238,3 @@ def _floats(array: Array, name: str) -> Floats:
     if values.shape != shape:
         raise MalformedMessage(f"the array {name} announces {shape[0]} values and holds {len(values)}")
     return values
-
-
-def _epsilon(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or math.isnan(value) or value < 0:
-        raise MalformedMessage(f"{name} must be a number of at least 0 (got {value})")
-    return float(value)

@@ -14,7 +14,8 @@ from discreet.federated.run_folder import Checkpoint
 from discreet.federated.training_run import Outcome, largest_reported
 from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
-from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
+from discreet.privacy.grid import LARGEST_SCALE
+from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 
@@ -113,6 +114,8 @@ def _floating_point(
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
     slack = releases * bound(checkpoint.params.numel() + 1, LARGEST_SCALE)
+    # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
+    # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
 from discreet.privacy.grid import Grid, grid_for
-from discreet.privacy.mechanisms import Gaussian, split_noise_multiplier
+from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise_ratio import noise_ratio, signal_share
-from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator
+from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

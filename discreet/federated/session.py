@@ -32,17 +32,11 @@ from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
+from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
-from discreet.tasks.models import (
-    build_model,
-    check_fits,
-    flatten_parameters,
-    load_parameters,
-    named_parameters_of,
-    num_params_of,
-)
+from discreet.tasks.model_check import check_fits, num_params_of
+from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
 from discreet.tasks.partition import SAMPLED, task_partition
-from discreet.tasks.scattering import features_of, split_fixed
 
 logger = logging.getLogger("discreet")
 

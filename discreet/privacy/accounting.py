@@ -47,8 +47,7 @@ Entries = Sequence[tuple[DpEvent, int]]
 Counts = Mapping[DpEvent, int]
 
 RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
-PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
-MOMENTS_ORDERS = tuple(float(order) for order in range(2, 34))  # the 32 moments of Abadi et al. 2016
+
 
 _GAUSSIAN_TOLERANCE = 1e-12
 # Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
@@ -73,8 +72,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     """
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {accountant!r}")
-    _require_delta(delta)
-    counts = _merged(entries)
+    require_delta(delta)
+    counts = merged(entries)
     if NonPrivateDpEvent() in counts:
         return math.inf
     return _BY_NAME[accountant](counts, delta)
@@ -94,50 +93,17 @@ def pure_epsilon(entries: Entries) -> float:
     """
     return math.fsum(
         count / event.noise_multiplier if isinstance(event, LaplaceDpEvent) else math.inf
-        for event, count in _merged(entries).items()
+        for event, count in merged(entries).items()
     )
 
 
-def rdp_epsilon(
-    entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS, classic: bool = False
-) -> float:
-    """Epsilon by Renyi differential privacy at chosen orders, otherwise as ``epsilon_spent(accountant="rdp")``.
-
-    With ``PRIMIHUB_ORDERS`` it is what that system reports. ``classic`` takes the conversion that older published
-    numbers used, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3): it holds as
-    well, and is larger. With it and ``MOMENTS_ORDERS`` this is the moments accountant of Abadi et al. 2016.
-    """
-    _require_delta(delta)
-    if not orders or min(orders) <= 1:
-        raise ValueError(f"orders must be above 1, and at least one, not {tuple(orders)}")
-    counts = _merged(entries)
-    if not counts:
-        return 0.0
-    if NonPrivateDpEvent() in counts:
-        return math.inf
-    if classic:
-        return float(np.min(_summed_rdp(counts, tuple(orders)) - math.log(delta) / (np.array(orders) - 1)))
-    return _rdp(counts, delta, tuple(orders))
-
-
-def rdp_curve(entries: Entries) -> NDArray[np.float64]:
-    """The Renyi divergence of all releases together at each of ``RDP_ORDERS``; infinite if there is no noise, or at an
-    order that was given up.
-
-    Raises:
-        ValueError: as ``epsilon_spent``.
-    """
-    counts = _merged(entries)
-    return np.full(len(RDP_ORDERS), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, RDP_ORDERS)
-
-
-def _require_delta(delta: float) -> None:
+def require_delta(delta: float) -> None:
     if not 0.0 < delta < 1.0:
         hint = "; pure_epsilon gives the epsilon at delta 0" if delta == 0 else ""
         raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}{hint}")
 
 
-def _merged(entries: Entries) -> dict[DpEvent, int]:
+def merged(entries: Entries) -> dict[DpEvent, int]:
     """The events in their plainest form, equal ones counted together, none that costs nothing."""
     counts: dict[DpEvent, int] = {}
     for event, count in entries:
@@ -155,7 +121,7 @@ def _merged(entries: Entries) -> dict[DpEvent, int]:
 
 def _replaces(event: DpEvent) -> bool:
     if isinstance(event, RepeatAndSelectDpEvent):
-        return any(_replaces(part) for part in _merged([(event.event, 1)]))
+        return any(_replaces(part) for part in merged([(event.event, 1)]))
     return isinstance(event, SampledWithoutReplacementDpEvent)
 
 
@@ -178,7 +144,7 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
         case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
             return _fixed_size_parts(event.source_dataset_size, event.sample_size, _noise(event.event))
         case RepeatAndSelectDpEvent():
-            inner = _merged([(event.event, 1)])
+            inner = merged([(event.event, 1)])
             if not inner or NonPrivateDpEvent() in inner:
                 return [(NonPrivateDpEvent(), 1)] if inner else []
             trial = ComposedDpEvent(tuple(SelfComposedDpEvent(part, count) for part, count in inner.items()))
@@ -237,14 +203,14 @@ def _gaussian(noise: float, delta: float) -> float:
     return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
 
 
-def _rdp(counts: Counts, delta: float, orders: tuple[float, ...] = RDP_ORDERS) -> float:
-    return float(compute_epsilon(orders, _summed_rdp(counts, orders), delta)[0])
+def _rdp(counts: Counts, delta: float) -> float:
+    return float(compute_epsilon(RDP_ORDERS, summed_rdp(counts, RDP_ORDERS), delta)[0])
 
 
 _BY_NAME: dict[str, Callable[[Counts, float], float]] = {PLD: _pld, RDP: _rdp}
 
 
-def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
     total = np.zeros(len(orders))
     for event, count in counts.items():
         total += count * _rdp_of(event, orders)
@@ -274,7 +240,7 @@ def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     given up."""
     if isinstance(event, RepeatAndSelectDpEvent):
         # An order that is given up for the trials would spoil the others.
-        usable = np.isfinite(_summed_rdp(_merged([(event.event, 1)]), orders))
+        usable = np.isfinite(summed_rdp(merged([(event.event, 1)]), orders))
         orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
         every[usable] = _composed_rdp(event, orders)
         return every

@@ -5,7 +5,7 @@ noised floating-point number tell which sums can have produced it. Here every up
 public step, the sum is exact in int64, and the noise added to it is a Gaussian rounded to the same multiples. For an
 integer sum s and a real Gaussian X, s + round(X) = round(s + X): the release is the exact Gaussian mechanism followed
 by a rounding, so its accounting holds unchanged, sampling included. What is left, the chance that a drawn value is not
-the rounding of an exact Gaussian, is bounded by `grid_slack`. The same holds for Laplace noise.
+the rounding of an exact Gaussian, is bounded by `grid_slack.grid_slack`. The same holds for Laplace noise.
 
 A draw comes from one or two uniforms of 127 bits, of which 63 are looked at first, in float64. If the float's error
 could reach a rounding boundary, about once in a million draws, the other bits are made and the value is computed again
@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from fractions import Fraction
 from hashlib import shake_256
 
 import torch
@@ -55,7 +54,7 @@ class Grid:
     def gaussian(self, count: int, stddev: float, source: RandomSource) -> Tensor:
         """`count` Gaussians of `stddev` (in the units of the data), rounded to steps: int64, (count,).
 
-        Each is the correct rounding of a Gaussian made from two 127-bit uniforms (see `grid_slack`), so that
+        Each is the correct rounding of a Gaussian made from two 127-bit uniforms (see `grid_slack.grid_slack`), so that
         a seeded source gives the same noise on every machine. A stddev of 0 gives zeros.
 
         Raises:
@@ -100,63 +99,6 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, 
     if largest_cohort * (norm_clip / grid.step) + 128 * LARGEST_SCALE > LARGEST_TOTAL:
         raise ValueError(f"largest_cohort={largest_cohort} updates of {num_params} params could overflow int64")
     return grid
-
-
-def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> float:
-    """Bound on the total variation distance between `Grid.gaussian` and exact Gaussians, rounded.
-
-    Let S be stddev_in_steps. A value is round(S * R * cos(2 pi t)), or with sin, where R = sqrt(-2 ln u). An
-    exact Gaussian has u and t uniform; the one drawn replaces them by the midpoint of their cell, one of
-    2^bits * 2^bits equal cells (t has one bit more than that). Both round to the same integer unless a rounding
-    boundary R * cos(2 pi t) = c, with c = (k + 1/2) / S for an integer k, cuts the cell. Count those cells:
-
-    - The column u < 2^-bits: 2^bits cells, whatever happens there. A boundary that leaves this column has
-      |c| <= R_max = sqrt(2 bits ln 2), and there are at most 2 S R_max + 1 of those.
-    - On such a boundary u = exp(-c^2 / (2 cos^2(2 pi t))), monotone in t over each of two quarter turns, and
-      the boundary has no point over the other two. A monotone curve cuts at most 2 * 2^bits cells.
-
-    Together at most 2^bits * (8 S R_max + 5) of 4^bits cells. Decimal arithmetic moves the boundaries by less
-    than 10^-90, far less than a cell, which is paid for by doubling. A union over the coordinates gives
-    num_params * 2 * (8 S R_max + 5) / 2^bits: 1.3e-24 for a million coordinates and S = 2^20.
-
-    AES-256 in counter mode is taken as random.
-
-    Args:
-        num_params: coordinates in a release.
-        stddev_in_steps: standard deviation of the noise in steps of the grid, >= 0; 0 gives 0.
-        bits: of the uniforms. The default is what `Grid.gaussian` has; tests check the bound with few.
-
-    Raises:
-        ValueError: if num_params < 0, or stddev_in_steps is negative or not finite.
-    """
-    largest_radius = math.sqrt(2 * bits * math.log(2))
-    return _slack(num_params, stddev_in_steps, cuts=8 * stddev_in_steps * largest_radius + 5, bits=bits)
-
-
-def laplace_grid_slack(num_params: int, scale_in_steps: float, *, bits: int = BITS) -> float:
-    """As `grid_slack`, for `Grid.laplace`: num_params * 2 * (S bits ln 2 + 2) / 2^bits.
-
-    A value is round(S * -ln u) with a sign. For each sign a boundary -ln u = (k + 1/2) / S cuts one cell, and
-    outside the cell u < 2^-bits, which counts as cut, there are at most S bits ln 2 + 1 of them.
-    """
-    return _slack(num_params, scale_in_steps, cuts=scale_in_steps * bits * math.log(2) + 2, bits=bits)
-
-
-def delta_with_slack(delta: float, slack: float, *, epsilon: float, releases: int = 1) -> float:
-    """delta of `releases` releases on a grid that would be (epsilon, delta)-private together with exact noise.
-
-    delta + (1 + exp(epsilon)) * r, r = releases * slack: exact and drawn noise differ with a chance of at most
-    r, whatever the data, so that for neighbours P and P', P(drawn in A) <= P(exact in A) + r
-    <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r. At most 1, which
-    says nothing.
-    """
-    return min(1.0, delta + (1 + math.exp(min(epsilon, 700.0))) * releases * slack)
-
-
-def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) -> float:
-    if num_params < 0 or not 0 <= scale_in_steps < math.inf:
-        raise ValueError(f"num_params and noise must be finite and >= 0, not {num_params}, {scale_in_steps}")
-    return 0.0 if scale_in_steps == 0 else min(1.0, num_params * 2 * cuts * 2.0**-bits)
 
 
 def rounded_normal(count: int, stddev: float, source: RandomSource) -> Tensor:
@@ -263,78 +205,3 @@ def _cosine(angle: Decimal) -> Decimal:
         degree += 2
         term *= -square / (degree * (degree - 1))
     return total
-
-
-def discrete_gaussian(count: int, *, variance: Fraction, source: RandomSource) -> Tensor:
-    """`count` independent integers x with chance proportional to exp(-x^2 / (2 * variance)): int64, shape
-    (count,).
-
-    Added to an integer vector whose L2 norm changes by at most D between neighbours, one to each coordinate, they
-    give (D^2 / (2 * variance))-concentrated differential privacy, as a continuous Gaussian of that variance would.
-
-    Raises:
-        ValueError: if variance is not > 0.
-    """
-    if not variance > 0:
-        raise ValueError(f"variance must be > 0, not {variance}")
-    return torch.tensor([_gaussian(Fraction(variance), source) for _ in range(count)], dtype=torch.int64)
-
-
-def discrete_laplace(count: int, *, scale: Fraction, source: RandomSource) -> Tensor:
-    """`count` independent integers x with chance proportional to exp(-|x| / scale): int64, shape (count,).
-
-    Raises:
-        ValueError: if scale is not > 0.
-    """
-    if not scale > 0:
-        raise ValueError(f"scale must be > 0, not {scale}")
-    return torch.tensor([_laplace(Fraction(scale), source) for _ in range(count)], dtype=torch.int64)
-
-
-def _gaussian(variance: Fraction, source: RandomSource) -> int:
-    """Algorithm 3: a discrete Laplace of scale floor(stddev) + 1, kept so often that it is Gaussian."""
-    scale = math.isqrt(math.floor(variance)) + 1
-    while True:
-        value = _laplace(Fraction(scale), source)
-        if _bernoulli_exp((abs(value) - variance / scale) ** 2 / (2 * variance), source):
-            return value
-
-
-def _laplace(scale: Fraction, source: RandomSource) -> int:
-    """Algorithm 2, with scale = numerator / denominator."""
-    while True:
-        rest = _uniform_below(scale.numerator, source)
-        if not _bernoulli_exp(Fraction(rest, scale.numerator), source):
-            continue
-        whole = 0
-        while _bernoulli_exp(Fraction(1), source):
-            whole += 1
-        size = (rest + scale.numerator * whole) // scale.denominator
-        is_negative = _bernoulli(Fraction(1, 2), source)
-        if not (is_negative and size == 0):
-            return -size if is_negative else size
-
-
-def _bernoulli_exp(exponent: Fraction, source: RandomSource) -> bool:
-    """True with chance exp(-exponent), exponent >= 0 (Algorithm 1)."""
-    while exponent > 1:
-        if not _bernoulli_exp(Fraction(1), source):
-            return False
-        exponent -= 1
-    tries = 1
-    while _bernoulli(exponent / tries, source):
-        tries += 1
-    return tries % 2 == 1
-
-
-def _bernoulli(probability: Fraction, source: RandomSource) -> bool:
-    return _uniform_below(probability.denominator, source) < probability.numerator
-
-
-def _uniform_below(limit: int, source: RandomSource) -> int:
-    """Uniform over 0 .. limit - 1, by rejection."""
-    bits = (limit - 1).bit_length()
-    while True:
-        value = int.from_bytes(source.words(-(-bits // 64)).tobytes(), "little") & ((1 << bits) - 1)
-        if value < limit:
-            return value

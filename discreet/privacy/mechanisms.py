@@ -30,7 +30,7 @@ class Gaussian:
     draws: int = 1
 
     def __post_init__(self) -> None:
-        _check_noise_multiplier(self.noise_multiplier)
+        check_noise_multiplier(self.noise_multiplier)
         if self.draws < 1:
             raise ValueError(f"draws must be >= 1, not {self.draws}")
 
@@ -92,7 +92,7 @@ class Laplace:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _check_noise_multiplier(self.noise_multiplier)
+        check_noise_multiplier(self.noise_multiplier)
 
     @property
     def epsilon(self) -> float:
@@ -124,26 +124,6 @@ class Laplace:
         from dp_accounting import LaplaceDpEvent, NonPrivateDpEvent
 
         return LaplaceDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
-
-
-def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
-    """Noise multiplier for the update with which it and the norm bits together cost one Gaussian.
-
-    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1): a centred bit is -1/2 or
-    1/2, so the sum of bits has sensitivity 1/2 and noise multiplier 2 * count_stddev. 0 gives 0.
-
-    Raises:
-        ValueError: if noise_multiplier is negative or not finite, or count_stddev <= noise_multiplier / 2:
-            then the bits alone already cost more than Gaussian(noise_multiplier).
-
-    >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
-    1.005038
-    """
-    _check_noise_multiplier(noise_multiplier)
-    share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
-    if not share < 1:
-        raise ValueError(f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}")
-    return noise_multiplier / math.sqrt((1 - share) * (1 + share))
 
 
 def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float:
@@ -200,7 +180,7 @@ def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     return -math.exp(above) * math.expm1(min(epsilon + below - above, 0.0))
 
 
-def _check_noise_multiplier(noise_multiplier: float) -> None:
+def check_noise_multiplier(noise_multiplier: float) -> None:
     if not 0 <= noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be finite and >= 0, not {noise_multiplier}")
 

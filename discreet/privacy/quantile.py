@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from discreet.privacy.mechanisms import check_noise_multiplier
+
 LEAST_ESTIMATE, LARGEST_ESTIMATE = 1e-9, 1e9  # beyond them a clip norm is a mistake, and float32 sums lose it
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
 
@@ -24,7 +26,7 @@ class QuantileEstimator:
 
     Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b - 1/2), whose
     sensitivity is 1/2 when one client is added or removed. Its privacy cost is part of the round's Gaussian event
-    (see `mechanisms.split_noise_multiplier`).
+    (see `split_noise_multiplier`).
 
     Attributes:
       estimate: the current clip norm C_t, above 0.
@@ -70,3 +72,23 @@ class QuantileEstimator:
         step = self.learning_rate * (fraction - self.target_quantile)
         estimate = self.estimate * math.exp(-step)
         return replace(self, estimate=min(self.ceiling, max(LEAST_ESTIMATE, estimate))), fraction
+
+
+def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
+    """Noise multiplier for the update with which it and the norm bits together cost one Gaussian.
+
+    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1): a centred bit is -1/2 or
+    1/2, so the sum of bits has sensitivity 1/2 and noise multiplier 2 * count_stddev. 0 gives 0.
+
+    Raises:
+        ValueError: if noise_multiplier is negative or not finite, or count_stddev <= noise_multiplier / 2:
+            then the bits alone already cost more than Gaussian(noise_multiplier).
+
+    >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
+    1.005038
+    """
+    check_noise_multiplier(noise_multiplier)
+    share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
+    if not share < 1:
+        raise ValueError(f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}")
+    return noise_multiplier / math.sqrt((1 - share) * (1 + share))

@@ -11,13 +11,10 @@ The transform reads nothing but the one example and public constants, so it cost
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from discreet.tasks.examples import Examples
 
 DIRECTIONS = 8
 AVERAGED = 4  # pixels, along either side
@@ -71,35 +68,6 @@ class Scattering(nn.Module):
         features = torch.cat(parts, 1).view(len(images), -1, *parts[0].shape[2:])
         normed = functional.group_norm(features, features.shape[1] // GROUP)
         return normed.flatten(1).div(math.sqrt(self.out_features))
-
-
-def split_fixed(model: nn.Module) -> tuple[Scattering | None, nn.Module]:
-    """The fixed transform that a model begins with (None if there is none), and the part that learns."""
-    if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], Scattering):
-        return model[0], model[1:]
-    return None, model
-
-
-def features_of(fixed: Scattering, examples: Examples, *, batch_size: int = 500) -> Examples:
-    """The examples as the learning part of a model reads them, (n, out_features), on the device of `fixed`.
-
-    Kept as long as the examples are: the runs of a sweep share them.
-    """
-    device = fixed.fine.device
-    known = _features.get(examples)
-    if known is None or known.inputs.device != device:
-        known = _features[examples] = _computed(fixed, examples, batch_size)
-    return known
-
-
-_features: WeakKeyDictionary[Examples, Examples] = WeakKeyDictionary()
-
-
-@torch.no_grad()
-def _computed(fixed: Scattering, examples: Examples, batch_size: int) -> Examples:
-    device = fixed.fine.device
-    parts = [fixed(inputs.to(device)) for inputs in torch.split(examples.inputs, batch_size)]
-    return Examples(torch.cat(parts), examples.targets.to(device))
 
 
 def _wavelets(scale: float, side: int) -> Tensor:

@@ -17,14 +17,8 @@ from client_app.client_app import app
 from client_app.nodes import share_of
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import (
-    REFUSED_CODE,
-    TrainRequest,
-    VirtualClient,
-    decode_reply,
-    encode_request,
-    parameters_record,
-)
+from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
+from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.federated.simulation_ticket import leave_ticket
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import secure_source

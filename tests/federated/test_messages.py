@@ -19,13 +19,11 @@ from discreet.federated.messages import (
     TrainReply,
     TrainRequest,
     VirtualClient,
-    decode_reply,
     decode_request,
     encode_reply,
-    encode_request,
-    parameters_record,
     request_items,
 )
+from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.settings import (

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from discreet.privacy.clipping import clip_to_grid
-from discreet.privacy.grid import Grid, delta_with_slack, grid_for, grid_slack, laplace_grid_slack
+from discreet.privacy.grid import Grid, grid_for
+from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
 from discreet.privacy.randomness import seeded_source
 
 FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1e-38, 0.1, 1.0, 1e6])
@@ -96,7 +97,6 @@ def test_the_slack_of_a_million_params_for_ten_thousand_rounds_is_far_below_any_
     grid = grid_for(1.0, 1_000_000)
     slack = grid_slack(1_000_000, 1.0 / grid.step)
     assert slack < 2e-24
-    assert delta_with_slack(1e-6, slack, epsilon=8.0, releases=10_000) < 1e-6 * (1 + 1e-9)
     assert laplace_grid_slack(1_000_000, 1.0 / grid.step) < 1e-23
 
 
@@ -104,9 +104,6 @@ def test_slack_adds_up_over_coordinates_and_releases() -> None:
     assert grid_slack(0, 5.0) == grid_slack(9, 0.0) == 0.0
     assert math.isclose(grid_slack(1000, 5.0), 1000 * grid_slack(1, 5.0))
     assert grid_slack(10**9, 5.0, bits=12) == 1.0
-    assert delta_with_slack(0.25, 0.125, epsilon=0.0, releases=2) == 0.25 + 2 * 0.25
-    assert delta_with_slack(0.25, 0.125, epsilon=math.inf) == 1.0
-    assert delta_with_slack(0.25, 0.0, epsilon=math.inf) == 0.25
 
 
 def test_the_largest_cohort_with_the_largest_noise_fits_and_more_is_refused() -> None:

@@ -14,13 +14,8 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, stats
 
 from discreet.privacy.grid import grid_for
-from discreet.privacy.mechanisms import (
-    Gaussian,
-    Laplace,
-    analytic_gaussian_noise_multiplier,
-    laplace_step_sensitivity,
-    split_noise_multiplier,
-)
+from discreet.privacy.mechanisms import Gaussian, Laplace, analytic_gaussian_noise_multiplier, laplace_step_sensitivity
+from discreet.privacy.quantile import split_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 
 Noise = Callable[[Gaussian | Laplace, float], torch.Tensor]

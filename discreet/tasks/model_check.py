@@ -1,0 +1,76 @@
+"""Whether a model can learn a task: tried before a run starts, where the server runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from discreet.tasks.examples import Task
+from discreet.tasks.models import MODELS, build_model, check_model
+
+_TEXT_MODELS = frozenset({"lstm"})
+
+
+_TRIAL_SEED = 7
+
+
+_TRIAL_EXAMPLES = 3
+
+
+def check_fits(name: str, task: Task) -> None:
+    """Raise ValueError, naming the model and the data set, if model `name` cannot learn the task.
+
+    Shapes are tried on three examples of the public test set. Text models read token ids and the others numbers, which
+    a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of logits for each
+    example, an example that changes the outputs of another, and a model that draws random numbers.
+    """
+    reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
+    if name in MODELS and reads_text != is_text:
+        words = {True: "text", False: "numbers"}
+        raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
+    try:
+        model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+        check_model(model)
+        _check_sequence(name, model)
+        _try_model(name, model, task)
+    except ValueError as error:
+        raise ValueError(f"{error} (data.name: {task.name})") from error
+
+
+def num_params_of(name: str, task: Task) -> int:
+    """How many parameters model `name` has for a task."""
+    model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_sequence(name: str, model: nn.Module) -> None:
+    """The simulation trains an nn.Sequential by its layers, each with parameters of its own and nothing around it."""
+    if type(model) is not nn.Sequential:
+        return
+    tied = sum(len(list(layer.parameters())) for layer in model) > len(list(model.parameters()))
+    if tied or any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules()):
+        raise ValueError(
+            f"model.name: {name} is an nn.Sequential with shared parameters or hooks: give it a class with a forward"
+        )
+
+
+@torch.no_grad()
+def _try_model(name: str, model: nn.Module, task: Task) -> None:
+    inputs = task.test.inputs[:_TRIAL_EXAMPLES]
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            logits, again = model(inputs), model(inputs)
+            alone = [model(one) for one in torch.split(inputs, 1)]
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
+    wanted = (len(inputs), task.num_classes)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not logits of shape {wanted}")
+    if not torch.equal(logits, again):
+        raise ValueError(f"model.name: {name} draws random numbers (dropout), which no seed here controls")
+    if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
+        raise ValueError(
+            f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
+        )
