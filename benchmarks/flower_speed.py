@@ -37,12 +37,12 @@ from discreet.config import RunConfig, load_config
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.session import first_clip_norm
-from discreet.federated.simulation_ticket import leave_ticket
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
+from server_app.server_app import leave_ticket
 from simulation.cohort import BatchedTransport
 from simulation.engine import engine_of
 from simulation.in_process import InProcessTransport

@@ -138,8 +138,7 @@ def _asked(run: ClientSettings, round_number: int, *, num_examples: int, policy:
 
 
 def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: ClientPolicy) -> None:
-    """Raises Refused if the policy forbids the work, or the delta of a guarantee that the client accounts is too large
-    for so many examples."""
+    """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
     noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
     if work.training.example is not None:
         noises[EXAMPLE] = work.training.example.noise_multiplier

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shlex
 import sys
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid
@@ -18,7 +20,7 @@ from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import note_interruption
 from discreet.federated.session import Session, finish, prepare
-from discreet.federated.simulation_ticket import leave_ticket, take_ticket_back
+from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
@@ -37,6 +39,21 @@ def main(grid: Grid, context: Context) -> None:
     config = config_of(context)
     log_to(sys.stdout, log_format=config.operations.log_format)
     run(grid, config)
+
+
+def leave_ticket(folder: Path) -> str:
+    """A new ticket, which lies in the folder of a simulation from now on."""
+    ticket = secrets.token_hex(32)
+    path = folder / TICKET
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(ticket)
+    return ticket
+
+
+def take_ticket_back(folder: Path) -> None:
+    """The simulation is over."""
+    (folder / TICKET).unlink(missing_ok=True)
 
 
 def config_of(context: Context) -> RunConfig:

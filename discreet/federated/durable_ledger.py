@@ -173,11 +173,7 @@ class DurableLedger:
         return mark
 
     def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
-        """What this machine knows of the ledger.
-
-        Raises:
-          LedgerError: it knows nothing, or rows that the ledger does not hold.
-        """
+        """What this machine knows of the ledger; LedgerError if nothing, or rows that the ledger does not hold."""
         _, mark = _settings(connection)
         known = here.recall(mark.identity)
         if known is None:

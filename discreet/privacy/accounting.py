@@ -126,8 +126,7 @@ def _replaces(event: DpEvent) -> bool:
 
 
 def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
-    """An event as Gaussian and Laplace ones, sampled or not, choices among them, and ``NonPrivateDpEvent``, each with
-    how often it happens."""
+    """An event as Gaussian and Laplace ones, choices and ``NonPrivateDpEvent``, with how often each happens."""
     match event:
         case NoOpDpEvent():
             return []
@@ -236,8 +235,7 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """The Renyi divergence of one release at each order; an order at which rounding leaves no usable value is
-    given up."""
+    """The Renyi divergence of one release at each order; infinite at an order that rounding spoils."""
     if isinstance(event, RepeatAndSelectDpEvent):
         # An order that is given up for the trials would spoil the others.
         usable = np.isfinite(summed_rdp(merged([(event.event, 1)]), orders))

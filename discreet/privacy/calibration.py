@@ -1,4 +1,4 @@
-"""The other way round: noise for a target epsilon, rounds for a budget, per-round budgets for a total."""
+"""The other way round: noise for a target epsilon, per-round budgets for a total."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def _smallest_noise(epsilon: Callable[[float], float], target: float) -> float:
 
 
 def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Logarithms of noise multipliers, a factor of two apart: the first costs more than the target, the
-    second does not."""
+    """Logarithms of two noise multipliers, a factor of two apart: only the first costs more than the target."""
     high = 1.0
     while epsilon(high) > target:
         high *= 2

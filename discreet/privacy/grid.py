@@ -34,9 +34,8 @@ LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
 _TAIL = 2**43  # a radius word this near to an end of its range (chance 2^-20) gets a second look whatever it says
-_FirstLook = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # words to values off by at most ERROR, and which may be off by more
+# Words to values off by at most ERROR, and which of them may be off by more.
+_FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
 _SecondLook = Callable[[Tensor, int, bytes], Decimal]  # words, an index and a key for more bits to the value there
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798")
 
@@ -104,13 +103,8 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, 
 def rounded_normal(count: int, stddev: float, source: RandomSource) -> Tensor:
     """`count` independent values round(stddev * X) for standard Gaussians X, int64, shape (count,).
 
-    Args:
-        count: how many, >= 0.
-        stddev: in [0, 2^32]; 0 gives zeros.
-        source: gives about one word a value.
-
     Raises:
-        ValueError: if count or stddev is out of range.
+        ValueError: if count is negative or stddev is not in [0, 2^32]; 0 gives zeros.
     """
     return _rounded(count, stddev, source, first=_first_normal, second=_second_normal)
 

@@ -204,8 +204,7 @@ def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float
 
 
 def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Step 8: epsilon in one direction by the moment of one order: a few percent above `_epsilon_in` if that is not all
-    rounding error."""
+    """Step 8: epsilon in one direction by the moment of one order: mostly a few percent above `_epsilon_in`."""
     order, left = 2 * frame.tilt, delta - _infinite_mass(counts, frame)
     if left <= 0:
         return math.inf

@@ -21,8 +21,7 @@ class Gaussian:
     """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each coordinate.
 
     Attributes:
-        noise_multiplier: noise per sensitivity, >= 0 and finite. 0 adds nothing and protects nobody: its
-            event has infinite epsilon.
+        noise_multiplier: noise per sensitivity, >= 0 and finite. 0 protects nobody: its event has infinite epsilon.
         draws: draws added for each noise value, >= 1; 4 is the secure mode (see `RandomSource.normal`).
     """
 

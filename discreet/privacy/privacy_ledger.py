@@ -49,8 +49,7 @@ class PrivacyLedger:
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
-        """The epsilon at ``delta`` of all releases together: 0 if nothing was spent, inf if a release
-        had no noise.
+        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no noise.
 
         Raises:
             ValueError: as ``discreet.privacy.accounting.epsilon_spent``.

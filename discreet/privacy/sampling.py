@@ -1,4 +1,4 @@
-"""Who takes part: Poisson batches and cohorts, and cohorts of a fixed size."""
+"""Poisson samples: which of so many are in, each independently."""
 
 from __future__ import annotations
 

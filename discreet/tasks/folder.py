@@ -101,10 +101,7 @@ class DataDescription:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """What a file holds: inputs (n, ...), numbered targets (n,), and owners (n,) if the description names them.
-
-    targets are None in a file without them.
-    """
+    """What a file holds: inputs (n, ...), numbered targets (n,) and owners (n,), None if it has none."""
 
     inputs: Array
     targets: Array | None
