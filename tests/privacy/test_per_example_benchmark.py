@@ -13,6 +13,7 @@ from benchmarks.opacus_steps import OPACUS_MODES
 from discreet.privacy.per_example import clipped_gradient_sum
 
 
+@pytest.mark.slow
 def test_every_comparison_has_a_row_and_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = per_example.rows(["lr"], [4], seconds=0.001)
@@ -37,6 +38,7 @@ def test_the_private_step_without_noise_moves_by_the_clipped_sum() -> None:
     torch.testing.assert_close(moved, -per_example.LEARNING_RATE * total / 4, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads, path = str(torch.get_num_threads()), tmp_path / "times.json"
     words = ["--models", "mlp", "--batches", "3", "--seconds", "0.001", "--threads", threads, "--json", str(path)]

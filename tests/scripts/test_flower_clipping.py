@@ -6,9 +6,12 @@ import csv
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+
 from benchmarks.flower_clipping import COLUMNS, main
 
 
+@pytest.mark.slow
 def test_flower_runs_away_from_the_quantile_and_ours_goes_towards_it(tmp_path: Path) -> None:
     # First norms far below and far above every update: four rounds move log C by 0.4, give or take 0.02 from the noise
     # on the counts, so that a false alarm is 20 standard deviations away.

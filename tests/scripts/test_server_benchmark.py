@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import server_speed as server
 
 
+@pytest.mark.slow
 def test_every_part_of_a_reply_is_compared_with_numpy() -> None:
     rows = server.rows(size=500, cohorts=(2,), repetitions=2)
     rounds, parts = rows[:2], rows[2:]

@@ -10,18 +10,21 @@ from benchmarks import profile_speed as profile
 from benchmarks.cohort_speed import digits_like
 
 
+@pytest.mark.slow
 def test_every_way_trains_clients() -> None:
     rows = cohort.rows(models=["logistic_regression"], examples=600, clients=20, repetitions=1)
     assert {"one by one", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {row["way"] for row in rows}
     assert all(row["clients_per_second"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort_scale, "digits_like", lambda: digits_like(200))
     rows = cohort_scale.rows(scales=[(10**6, 20)], flute_rounds=2)
     assert [row["what"] for row in rows] == ["one round", "FLUTE's benchmark, 2 rounds"]
 
 
+@pytest.mark.slow
 def test_a_profile_has_shares_and_stays_below_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "digits_like", lambda: digits_like(2000))
     monkeypatch.setattr(profile, "COPIED", 1000)
