@@ -95,7 +95,7 @@ def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> Serve
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float | None]:
-    """Seconds, and MiB of resident memory at the peak above the start; None where the system does not say."""
+    """Seconds, and MiB of resident memory at the peak above the start; None if the system does not say."""
     before = _reset_peak()
     started = time.perf_counter()
     run()

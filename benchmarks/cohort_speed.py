@@ -5,7 +5,7 @@
 The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
 0.1, every update clipped and added up. Everything that is compared runs in turns, so that a busy machine slows all of
 it alike. Times are medians of rounds by the clock. Whole cohorts are trained by a process for each core; what is not
-batched has as many threads as PyTorch takes. pfl-research is compared where it is installed, and skipped by name where
+batched has as many threads as PyTorch takes. pfl-research is compared if it is installed, and skipped by name if
 it is not.
 """
 

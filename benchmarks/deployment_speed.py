@@ -9,7 +9,7 @@ Messages hold a model of a million parameters. Two things are measured side by s
 
 Both are measured twice: with each ClientApp started anew, as Flower does it, and forked from a process that is ready
 (`deployment/flower_fixes/warm_clients.py`).
-Where the machine has fewer cores than nodes, starting ClientApps is most of a round.
+If the machine has fewer cores than nodes, starting ClientApps is most of a round.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _server_processes(federation: Federation) -> Iterator[tuple[str, int]]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started itself; none where the system has no /proc."""
+    """The processes that a process has started itself; none if the system has no /proc."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -132,7 +132,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def peak_memory(pid: int) -> int:
-    """The largest resident memory of a process so far, in bytes; 0 where it can't be read."""
+    """The largest resident memory of a process so far, in bytes; 0 if it can't be read."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

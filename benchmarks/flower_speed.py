@@ -79,7 +79,7 @@ def rows(
 
 
 def data_sets() -> list[tuple[str, ...]]:
-    """The overrides that choose each data set: the digits, and MNIST where its folder is named."""
+    """The overrides that choose each data set: the digits, and MNIST if its folder is named."""
     folder = os.environ.get(DATA_VARIABLE)
     mnist = None if folder is None else Path(folder) / "mnist"
     digits: tuple[str, ...] = ("data.name=digits",)

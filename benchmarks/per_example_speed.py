@@ -4,7 +4,7 @@
 
 Everything that is compared runs in turns, in one process and with the same threads, so that a busy machine slows all of
 it alike. Times are medians; the ratio is of medians, to the plain gradient for gradients and to the plain step for
-steps, and beside it stands the ratio of the fastest times. Opacus is compared where it is installed (extra [bench]).
+steps, and beside it stands the ratio of the fastest times. Opacus is compared if it is installed (extra [bench]).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds of pfl-research (Apple's simulator), where it is installed: the peer of `benchmarks.cohort_speed`."""
+"""Rounds of pfl-research (Apple's simulator), if it is installed: the peer of `benchmarks.cohort_speed`."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _memory_row(noise: str, size: int, cohort: int) -> Row:
 
 
 def resident(*, peak: bool = False) -> int | None:
-    """Bytes of this process in memory now, or at the most since it started; None where the system does not say."""
+    """Bytes of this process in memory now, or at the most since it started; None if the system does not say."""
     status, name = Path("/proc/self/status"), "VmHWM:" if peak else "VmRSS:"
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)

@@ -30,7 +30,7 @@ class DPClient(NumPyClient):
     Attributes:
       model: the architecture; parameters are overwritten.
       examples: the client's own.
-      accounts: where its example-level and local guarantees are charged; None where neither is on.
+      accounts: where its example-level and local guarantees are charged; None if neither is on.
       policy: what its owner allows.
       source: of all random numbers of this message.
       holder: its name in the ledger.

@@ -56,7 +56,7 @@ class LocalPrivacy:
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | None:
-    """The local mechanism of a round, or None where it is off.
+    """The local mechanism of a round, or None if it is off.
 
     With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's shares w_t, which add up
     to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add. Gaussian: the rounds together are one Gaussian of

@@ -66,7 +66,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPC
     of virtual clients is not read here.
 
     Raises:
-      Refused: the node has no data, or no ledger where one is needed, or its policy can't be read.
+      Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     run, accounts = request.run, None

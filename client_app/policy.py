@@ -23,7 +23,7 @@ class ClientPolicy:
     Attributes:
       min_noise_multiplier: of every guarantee that is on.
       max_epsilon: of every guarantee that is on, at `max_delta`, and over all runs for those that the client accounts
-        itself (example, local). Where this or `min_noise_multiplier` is given, at least one guarantee must be on.
+        itself (example, local). If this or `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
         chooses is none. So it has to be given with `max_epsilon`; 1 is none.
       require: guarantees that must be on.

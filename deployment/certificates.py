@@ -100,7 +100,7 @@ def make_node(folder: Path, name: str) -> None:
 
 
 def register_node(public_key: Path, *, connection: str) -> bool:
-    """Makes a node's public key known to the SuperLink of a Flower connection; False where it is known already.
+    """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known already.
 
     Raises:
       CertificateError: the file is missing, or the SuperLink refuses.

@@ -23,7 +23,7 @@ def healthy(url: str, *, authority: Path | None) -> bool:
 
 
 def main(words: Sequence[str]) -> int:
-    """0 where all is well, 1 where not, 2 for wrong words."""
+    """0 if all is well, 1 if not, 2 for wrong words."""
     if any(word in HELP for word in words):
         print(f"{USAGE}\n\nExit code 0 if URL answers 200 and the file exists, 1 if not. A certificate asks for TLS.")
         return 0

@@ -39,7 +39,7 @@ from server_app.server_app import check_secure
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
-SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, where there are many: they would fill the machine
+SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 PROGRAM = ("python", "-m", "deployment.local_federation")
 
@@ -112,7 +112,7 @@ class Federation:
         return self.log(name).read_text(errors="replace")
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink and the gate where they do not run, and waits until both answer."""
+        """Starts the SuperLink and the gate if they do not run, and waits until both answer."""
         state = self.folder / "state"
         words = ["--secrets", str(self.secrets), "--state", str(state), "--port", str(self.port)]
         ready = self.folder / "ready"

@@ -30,7 +30,7 @@ def heard() -> list[signal.Signals]:
 
 
 def below(ancestor: int, program: bytes = b"") -> list[int]:
-    """The living processes below a process, or those of a program; none where the system has no /proc."""
+    """The living processes below a process, or those of a program; none if the system has no /proc."""
     parents: dict[int, int] = {}
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -108,7 +108,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 where it was told to."""
+    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     arguments.state.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def _unless(other: object, value: object) -> object:
     return value if other is None else None
 
 
-# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way where the other setting is given.
+# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is given.
 OmegaConf.register_new_resolver("unless", _unless, replace=True)
 
 

@@ -53,7 +53,7 @@ class BatchNumbers:
     counts: Numbers
 
     def present(self) -> Tensor | None:
-        """(k, width): True where an example counts; None where all do."""
+        """(k, width): True if an example counts; None if all do."""
         width = self.numbers.shape[1]
         if (self.counts == width).all():
             return None

@@ -48,13 +48,13 @@ class SharedExamples:
 
 
 def shared_examples(examples: Examples, device: torch.device) -> SharedExamples:
-    """The examples on a device, as bytes where that gives the same values again."""
+    """The examples on a device, as bytes if that gives the same values again."""
     inputs = _as_bytes(examples.inputs) if examples.inputs.is_floating_point() else None
     return SharedExamples((examples.inputs if inputs is None else inputs).to(device), examples.targets.to(device))
 
 
 def _as_bytes(inputs: Tensor) -> Tensor | None:
-    """None where a value is not a whole 255th in [0, 1], to the last bit."""
+    """None if a value is not a whole 255th in [0, 1], to the last bit."""
     whole = torch.empty(inputs.shape, dtype=torch.uint8)
     for start in range(0, len(inputs), PIECE):
         piece = inputs[start : start + PIECE]

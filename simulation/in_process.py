@@ -114,7 +114,7 @@ def check_device(config: RunConfig) -> None:
 
 
 def not_batched(config: RunConfig) -> str | None:
-    """What of a configuration keeps clients from being trained many at a time; None where nothing does."""
+    """What of a configuration keeps clients from being trained many at a time; None if nothing does."""
     return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
 
 

@@ -125,7 +125,7 @@ class LayerSequence:
     def passes(self, params: list[Tensor], batch: Batch, *, first: int = 0) -> tuple[Tensor | None, list[Use]]:
         """The forward and the backward pass of the layers from `first` on, which reads the batch's inputs.
 
-        Returns the gradients at these inputs (None where nothing before them has parameters), and what the layers'
+        Returns the gradients at these inputs (None if nothing before them has parameters), and what the layers'
         own gradients are made of.
         """
         outputs, saved = batch.inputs, []
@@ -183,7 +183,7 @@ def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
 
 
 def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and gradients, zero where an example does not count: 0 * inf would poison the products."""
+    """Inputs and gradients, zero if an example does not count: 0 * inf would poison the products."""
     lost = scale == 0
     if not bool(lost.any()):
         return use.inputs, use.grads

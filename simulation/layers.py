@@ -31,7 +31,7 @@ class Use:
 
     Attributes:
         weight: the number of the weight among the parameters.
-        bias: the number of its bias; None where it has none.
+        bias: the number of its bias; None if it has none.
         inputs: (k, n, positions, width).
         grads: (k, n, positions, out).
     """

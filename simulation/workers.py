@@ -48,7 +48,7 @@ class WorkerKilled(RuntimeError):
 
 
 class ThreadWorker(Generic[Work]):
-    """One thread, which trains a piece while the caller takes the one before: for a GPU, and where nothing can fork.
+    """One thread, which trains a piece while the caller takes the one before: for a GPU, and if nothing can fork.
 
     It works as `ForkedWorkers` does.
 

@@ -100,7 +100,7 @@ class TrainReply:
         lies in the memory of its message.
       below: the bit b, whether the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
-        part in; 0 where the guarantee is off. They are not noised: docs/privacy.md says what they give away.
+        part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 
@@ -208,7 +208,7 @@ def encode_reply(reply: TrainReply) -> RecordDict:
 
 
 def array_of(vector: Tensor) -> Array:
-    """A vector (n,) as float32, byte for byte what `Array` makes of it, in one copy where that takes three."""
+    """A vector (n,) as float32, byte for byte what `Array` makes of it, in one copy; `Array` itself takes three."""
     values = np.ascontiguousarray(vector.detach().cpu().numpy(), dtype=np.float32)
     return Array(str(values.dtype), values.shape, SType.NUMPY, b"".join((_header(len(values)), values.data)))
 

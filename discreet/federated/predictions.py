@@ -214,7 +214,7 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
 
 
 def class_names(saved: SavedModel) -> tuple[str, ...]:
-    """The classes by their names in the folder's data.toml, or by their numbers where they have no names."""
+    """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
     named = read_description(saved.folder).classes if saved.folder is not None else ()
     return named or tuple(map(str, range(saved.num_classes)))
 

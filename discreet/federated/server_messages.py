@@ -65,7 +65,7 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
 
 
 def _all_finite(values: NDArray[np.float32]) -> bool:
-    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; where it
+    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; if it
     is not, each is looked at, by pieces, so that nothing of their size is made on the way.
     """
     with np.errstate(over="ignore", invalid="ignore"):

@@ -74,7 +74,7 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, 
     """The grid for updates of norm at most `norm_clip` with `num_params` coordinates.
 
     The step is the largest power of two that is at most norm_clip / (1024 * sqrt(num_params)). Truncation
-    moves an update by less than step * sqrt(num_params) <= norm_clip / 1024 in L2 norm. Where noise of
+    moves an update by less than step * sqrt(num_params) <= norm_clip / 1024 in L2 norm. If noise of
     `noise_scale` (its standard deviation or scale) would be more than 2^31 of these steps, they are made larger:
     what truncation then costs is far below the noise. The step depends on nothing but public values.
 

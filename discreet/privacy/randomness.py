@@ -48,7 +48,7 @@ class RandomSource:
     two noised releases would then be the difference of the data.
 
     Attributes:
-        is_secure: True where the key came from the operating system. False where it came from a seed:
+        is_secure: True if the key came from the operating system. False if it came from a seed:
             reproducible, and so it protects nobody.
     """
 
@@ -223,7 +223,7 @@ def signed(words: Words) -> Tensor:
 def open_uniform(words: Tensor) -> Tensor:
     """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never 0.
 
-    Only where the float has no room for it is anything rounded away, so small values keep all their bits.
+    Only if the float has no room for it is anything rounded away, so small values keep all their bits.
     """
     return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
 

@@ -22,7 +22,7 @@ class Table:
 
     @property
     def same(self) -> dict[str, str]:
-        """The columns in which all rows say the same, and what; empty where there is a single row."""
+        """The columns in which all rows say the same, and what; empty if there is a single row."""
         if len(self.rows) < 2:
             return {}
         columns = zip(self.columns, zip(*self.rows, strict=True), strict=True)
@@ -93,7 +93,7 @@ def swept_line(records: Sequence[RunRecord]) -> str:
 
 
 def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
-    """A row for each setting that was run more than once, with the spread; None where none was."""
+    """A row for each setting that was run more than once, with the spread; None if none was."""
     repeated = [group for group in group_runs(records) if len(group.records) > 1]
     if not repeated:
         return None

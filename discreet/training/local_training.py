@@ -31,7 +31,7 @@ class ExamplePrivacy:
     """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
 
     `public_num_examples` is a declared constant that the sampling probability and the number of steps follow from,
-    whatever the client has; where it is None they follow from the client's own number of examples.
+    whatever the client has; if it is None they follow from the client's own number of examples.
     """
 
     l2_norm_clip: float

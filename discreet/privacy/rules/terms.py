@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 # routine with pairwise rounding.
 _LONGEST_FAST_ROW = 1024
 # A float of a gradient that is built is written once and read twice. Measured on two cores, that costs as much as
-# this many flops where a batch's gradients stay near the caches, and as much as the second number where they do not.
+# this many flops if a batch's gradients stay near the caches, and as much as the second number if they do not.
 _FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 64
 _NEAR_FLOATS = 2**22
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
@@ -75,7 +75,7 @@ class Parts:
         self._values[index].addmm_(left, right, beta=keep, alpha=factor)
 
     def total(self) -> Tensor:
-        """The flat vector, (num_params,), zero where nothing was added."""
+        """The flat vector, (num_params,), zero if nothing was added."""
         while self._unwritten:
             self._values[self._unwritten.pop()].zero_()
         return self._total
@@ -102,7 +102,7 @@ class Slot:
         parts[self.index].add_(values, alpha=factor)
 
     def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
-        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy where the layout allows."""
+        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout allows."""
         if self.kernel_last:
             self.add(parts, grads @ inputs, factor)
         else:
