@@ -112,6 +112,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="faults whose names hold these words")
     only = parser.parse_args(words).only
     chosen = [mutant for mutant in MUTANTS if only in mutant.name]
+    if not chosen:
+        parser.error(f"--only: no fault has a name that holds {only!r}")
     with copied_tree() as tree:
         if tree.run(sorted({test for mutant in chosen for test in mutant.tests})) != PASSED:
             print("the tests do not pass without any fault, so they say nothing about these", file=sys.stderr)
