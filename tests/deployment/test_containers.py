@@ -298,10 +298,16 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
         assert deployment.run(alone, output="/runs/alone").wait(RUN_SECONDS) == 0
         assert [row["replies"] for row in deployment.rows("/runs/alone")] == ["1"]
 
-        (deployment.folder / "client_app" / "other.py").write_text('"""Code that the node has not approved."""\n')
+        other = deployment.folder / "client_app" / "other.py"
+        other.write_text('"""Code that is installed nowhere."""\n')
         assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 0
-        assert [row["replies"] for row in deployment.rows("/runs/other")] == ["0"]
-        told = deployment.in_service("superlink", "python", "-m", "scripts.status", "/runs/other")
+        assert deployment.rows("/runs/other") == []  # the server refuses to start it
+        other.unlink()
+        for app in (apart.folder / "approved" / "apps").iterdir():
+            shutil.rmtree(app)  # the node's owner withdraws the approval
+        assert deployment.run(alone, output="/runs/refused").wait(RUN_SECONDS) == 0
+        assert [row["replies"] for row in deployment.rows("/runs/refused")] == ["0"]
+        told = deployment.in_service("superlink", "python", "-m", "scripts.status", "/runs/refused")
         assert "error 1" in told
         assert "Read-only file system" in told
     finally:
