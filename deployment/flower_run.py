@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -31,7 +31,7 @@ from discreet.logs import log_to
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_NODES = 200  # a simulation with more clients has several on each node
-START_SECONDS, LOOK_SECONDS = 120, 0.1
+START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
 LOG = "superlink.log"
 
 USAGE = """usage: scripts/run [OVERRIDE ...]
@@ -149,7 +149,11 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess
         text = log.read_text(errors="replace")
         print(text[shown:], end="", flush=True)
         shown = len(text)
-        if not ended and superlink.poll() is not None:
+        if ended and process.returncode:
+            # A lost SuperLink ends `flwr run` too, and may be seen to have ended only after it.
+            with suppress(subprocess.TimeoutExpired):
+                superlink.wait(LOST_SECONDS)
+        if process.returncode != 0 and superlink.poll() is not None:
             raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
         time.sleep(LOOK_SECONDS)
 
