@@ -11,7 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.account import Refused
-from client_app.nodes import SIMULATION_KEYS, client_of
+from client_app.nodes import client_of
 from discreet.client_settings import ConfigError
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply
@@ -27,8 +27,6 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
-    if not (context.node_config.keys() <= SIMULATION_KEYS or logger.hasHandlers()):
-        log_to(sys.stdout, name="discreet.client")
     try:
         return Message(_work(message, context), reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
@@ -46,6 +44,8 @@ def train(message: Message, context: Context) -> Message:
 
 def _work(message: Message, context: Context) -> RecordDict:
     request, params = decode_request(message.content)
+    if request.virtual is None and not logger.hasHandlers():
+        log_to(sys.stdout, name="discreet.client")
     client = client_of(request, context.node_config)
     if request.virtual is not None:
         torch.set_num_threads(1)  # a simulation has a process for each core
