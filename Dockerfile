@@ -39,12 +39,11 @@ COPY strategies /opt/discreet/strategies
 COPY client_app /opt/discreet/client_app
 COPY server_app /opt/discreet/server_app
 COPY scripts /opt/discreet/scripts
-COPY deployment /opt/discreet/deployment
 # The base image comes without bytecode of the standard library, and nothing can be written later: a process for each
 # message would compile it each time. What is imported here is compiled once.
 RUN cd /opt/discreet && python -m compileall -q . \
- && /opt/venv/bin/python -c "import client_app.client_app, server_app.server_app, deployment.superlink, deployment.gate, \
-deployment.supernode, deployment.flower_fixes.patient_superlink, deployment.flower_fixes.patient_supernode, \
+ && /opt/venv/bin/python -c "import client_app.client_app, server_app.server_app, discreet.deployment.superlink, discreet.deployment.gate, \
+discreet.deployment.supernode, discreet.deployment.flower_fixes.patient_superlink, discreet.deployment.flower_fixes.patient_supernode, \
 scripts.status, flwr.cli.app, flwr.supernode.cli, \
 flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"

@@ -25,15 +25,15 @@ from rich.table import Table
 from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
 from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
+from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.session import first_clip_norm
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
+from discreet.simulation.client_examples import SampledExamples
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import engine_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
-from simulation.client_examples import SampledExamples
-from simulation.cohort import BatchedTransport
-from simulation.engine import engine_of
-from strategies.dp_fedavg import cohort_sampling, round_settings
 
 Row = dict[str, Any]
 

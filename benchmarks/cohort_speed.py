@@ -31,25 +31,25 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.pfl_rounds import pfl_rounds
-from client_app.account import Accounts
-from client_app.client import DPClient
-from client_app.policy import ClientPolicy
+from discreet.client.account import Accounts
+from discreet.client.client import DPClient
+from discreet.client.policy import ClientPolicy
 from discreet.client_settings import DataConfig
 from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.round import empty_sum
+from discreet.federated.run_plan import round_settings
 from discreet.federated.transport import Replies
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
+from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import engine_of
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
-from simulation.client_examples import ClientExamples, PartitionedExamples
-from simulation.cohort import BatchedTransport
-from simulation.engine import engine_of
-from strategies.dp_fedavg import round_settings
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]

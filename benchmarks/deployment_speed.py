@@ -8,7 +8,7 @@ Messages hold a model of a million parameters. Two things are measured side by s
 - ours: the same federation, the same model, with user-level privacy.
 
 Both are measured twice: with each ClientApp started anew, as Flower does it, and forked from a process that is ready
-(`deployment/flower_fixes/warm_clients.py`).
+(`discreet/deployment/flower_fixes/warm_clients.py`).
 If the machine has fewer cores than nodes, starting ClientApps is most of a round.
 """
 
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from deployment.local_federation import Federation, federation_of, wait_until
-from deployment.superlink import server_apps
+from discreet.deployment.local_federation import Federation, federation_of, wait_until
+from discreet.deployment.superlink import server_apps
 from discreet.federated.run_folder import RunFolder
 from examples.million import million
 from scripts.benchmark import table_of

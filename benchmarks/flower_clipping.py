@@ -21,18 +21,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from client_app.admission import local_settings
-from client_app.nodes import model_of, share_of
+from discreet.client.admission import local_settings
+from discreet.client.nodes import model_of, share_of
 from discreet.config import RunConfig, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
 from discreet.settings import client_settings
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters, load_parameters
 from discreet.training.local_training import local_update
-from simulation.in_process import simulate
 
 COLUMNS = ("strategy", "first_norm", "round", "clip_norm", "accuracy")
 FIRST_NORMS = (0.1, 10.0)

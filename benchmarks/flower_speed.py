@@ -32,21 +32,21 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from deployment.flower_run import REPOSITORY, nodes_of
 from discreet.config import RunConfig, load_config
+from discreet.deployment.flower_run import REPOSITORY, nodes_of
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.round import dp_fedavg_round, initial_state
+from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.session import first_clip_norm
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import engine_of
+from discreet.simulation.in_process import InProcessTransport
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
 from server_app.server_app import leave_ticket
-from simulation.cohort import BatchedTransport
-from simulation.engine import engine_of
-from simulation.in_process import InProcessTransport
-from strategies.dp_fedavg import cohort_sampling, round_settings
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[str], int], list[tuple[float, int]]]
@@ -180,7 +180,7 @@ WAYS: dict[str, Rounds] = {"flower": _flower, "empty": _empty, "one by one": _on
 def start_of(words: Sequence[str]) -> Row:
     """Seconds from the command `scripts/run` to what it says when it starts, and to its first round."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "deployment.flower_run", *words, f"output_dir={folder}/run"]
+        command = [sys.executable, "-m", "discreet.deployment.flower_run", *words, f"output_dir={folder}/run"]
         started, seen = time.perf_counter(), dict[str, float]()
         with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout is not None

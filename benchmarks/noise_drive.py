@@ -24,7 +24,7 @@ from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import NoiseOutlook, noise_outlook
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import INK, Picture, alone, canvas, draw_line, log_axis, to_svg
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 DEFAULT_PARAMS = 9610  # of the multilayer perceptron on digits
 SEEDS = (31013, 47129)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client_settings import TrainingConfig
+from discreet.simulation.client_examples import ClientExamples
 from discreet.tasks.examples import Task
-from simulation.client_examples import ClientExamples
 
 NOISE_MULTIPLIER = 1.0
 

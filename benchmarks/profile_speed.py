@@ -19,20 +19,20 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cohort_speed import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from client_app.admission import local_settings
+from discreet.client.admission import local_settings
 from discreet.client_settings import DataConfig
 from discreet.config import load_config
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
+from discreet.simulation.batches import table_of
+from discreet.simulation.chunk import Chunk
+from discreet.simulation.client_examples import PartitionedExamples
+from discreet.simulation.cohort import chunk_updates
+from discreet.simulation.draws import SecureDraws
+from discreet.simulation.engine import engine_of
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.tasks.partition import partition_indices
-from simulation.batches import table_of
-from simulation.chunk import Chunk
-from simulation.client_examples import PartitionedExamples
-from simulation.cohort import chunk_updates
-from simulation.draws import SecureDraws
-from simulation.engine import engine_of
 
 Row = dict[str, Any]
 

@@ -29,12 +29,12 @@ from torch import Tensor
 from discreet.config import RunConfig, load_config
 from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.round import dp_fedavg_round, initial_state
+from discreet.federated.run_plan import round_settings
 from discreet.federated.server_messages import decode_reply
 from discreet.federated.transport import RoundReport
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.randomness import secure_source
-from strategies.dp_fedavg import round_settings
 
 Row = dict[str, Any]
 Floats = NDArray[np.float32]

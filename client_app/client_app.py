@@ -10,8 +10,8 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.account import Refused
-from client_app.nodes import client_of
+from discreet.client.account import Refused
+from discreet.client.nodes import client_of
 from discreet.client_settings import ConfigError
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply

@@ -28,13 +28,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from deployment.interruption import ending, interrupt_below, not_begun, override, resumable
 from discreet.config import CONF, ConfigError, RunConfig, hydra_on_conf, load_config, parse_config
+from discreet.deployment.interruption import ending, interrupt_below, not_begun, override, resumable
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, RunFolder, state_of, with_output_folder
 from discreet.logs import log_to
-from simulation.in_process import check, simulate
+from discreet.simulation.in_process import check, simulate
 
 logger = logging.getLogger("discreet")
 

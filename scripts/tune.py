@@ -29,8 +29,8 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from deployment.interruption import ending, interrupt_below, not_begun
 from discreet.config import ConfigError, RunConfig, load_config
+from discreet.deployment.interruption import ending, interrupt_below, not_begun
 from discreet.federated.chosen_trial import ACCOUNTANT, SelectionCost, cost_of, model_row, publish
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import USER
@@ -38,7 +38,7 @@ from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_o
 from discreet.logs import log_to
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 EXAMPLES = """examples:
   python -m scripts.tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned

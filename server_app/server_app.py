@@ -19,13 +19,13 @@ from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import note_interruption
-from discreet.federated.session import Session, finish, prepare
+from discreet.federated.session import Session, check_secure, finish, prepare
 from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
 from discreet.settings import client_settings
-from strategies.dp_fedavg import DPFedAvg, training_run
+from strategies.dp_fedavg import dp_fedavg
 
 logger = logging.getLogger("discreet")
 
@@ -77,12 +77,6 @@ def run(grid: Grid, config: RunConfig) -> None:
         _train(grid, prepare(config, simulated=simulated, held=held), simulated=simulated, held=held)
 
 
-def check_secure(config: RunConfig) -> None:
-    """Raises ConfigError if a real federation would refuse the configuration."""
-    if config.seed is not None:
-        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
-
-
 def _train(grid: Grid, session: Session, *, simulated: bool, held: ExitStack) -> None:
     config = session.config
     virtual = None
@@ -99,7 +93,7 @@ def _train(grid: Grid, session: Session, *, simulated: bool, held: ExitStack) ->
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )
-    strategy = DPFedAvg(training_run(session, transport), transport, checkpoint=session.checkpoint)
+    strategy = dp_fedavg(session, transport)
     try:
         with _metrics(session):
             strategy.start(grid)

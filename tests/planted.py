@@ -20,7 +20,7 @@ MUTANTS = (
     # The first ten survived the first version of the tests.
     Mutant(
         "all clients of a chunk get the same noise",
-        "simulation/draws.py",
+        "discreet/simulation/draws.py",
         "return mechanisms[0].add_noise(totals, sensitivity, self.source) if len(totals) else totals",
         "return totals + mechanisms[0].add_noise(0 * totals[:1], sensitivity, self.source) if len(totals) else totals",
         ("tests/simulation/test_draws.py::test_secure_noise_of_one_client_says_nothing_of_anothers",),
@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "batched DP-SGD draws no noise if no client of the chunk has a batch",
-        "simulation/chunk.py",
+        "discreet/simulation/chunk.py",
         "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)",
         "return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step) if sums.any() else sums",
         ("tests/simulation/test_chunk.py::test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step",),
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "a Poisson batch of the batched engine is cut at batch_size + 2",
-        "simulation/chunk.py",
+        "discreet/simulation/chunk.py",
         "return poisson_batch(self.table, clients, positions, active=active)",
         "batch = poisson_batch(self.table, clients, positions, active=active)\n"
         "        batch.counts.clip(max=self.settings[0].batch_size + 2, out=batch.counts)\n"
@@ -144,14 +144,14 @@ MUTANTS = (
     ),
     Mutant(
         "padding counts as examples",
-        "simulation/batches.py",
+        "discreet/simulation/batches.py",
         "if present is not None:",
         "if present is None:",
         ("tests/simulation/test_batches.py::test_weights_make_means_and_sums_of_what_counts",),
     ),
     Mutant(
         "the batched engine leaves the bias out of a gradient's norm",
-        "simulation/layer_sequence.py",
+        "discreet/simulation/layer_sequence.py",
         "added = 0 if use.bias is None else 1",
         "added = 0",
         ("tests/simulation/test_chunk.py::test_a_poisson_batch_counts_whole_however_large_it_is",),
@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "without a seed the chunks of a simulation repeat each other's draws",
-        "simulation/cohort.py",
+        "discreet/simulation/cohort.py",
         "return SecureDraws(secure_source())",
         "return SecureDraws(type(secure_source())(bytes(32), is_secure=True))",
         ("tests/simulation/test_cohort.py::test_without_a_seed_no_chunk_repeats_the_draws_of_another",),
@@ -206,7 +206,7 @@ MUTANTS = (
     # Sampling and denominators.
     Mutant(
         "clients of equal size draw the same batches",
-        "simulation/draws.py",
+        "discreet/simulation/draws.py",
         "chosen = poisson_sample((stop - start) * size, probability=probabilities[start], source=self.source).numpy()",
         "drawn = poisson_sample(size, probability=probabilities[start], source=self.source).numpy()\n"
         "            chosen = (size * np.arange(stop - start)[:, None] + drawn).ravel()",
@@ -222,12 +222,12 @@ MUTANTS = (
     # Accounts and budgets.
     Mutant(
         "a client charges one step a round",
-        "client_app/admission.py",
+        "discreet/client/admission.py",
         "event, steps, budgets_of",
         "event, 1, budgets_of",
         (
-            "tests/client_app/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
-            "tests/client_app/test_admission.py::test_charges_are_on_disk_before_anybody_works",
+            "tests/client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
+            "tests/client/test_admission.py::test_charges_are_on_disk_before_anybody_works",
         ),
     ),
     Mutant(
@@ -235,7 +235,7 @@ MUTANTS = (
         "discreet/federated/durable_ledger.py",
         "_charged_since(connection, since) & {charge.holder for charge in charges}:",
         "False:",
-        ("tests/client_app/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
+        ("tests/client/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",),
     ),
     Mutant(
         "a ledger that is missing is begun anew",
@@ -312,24 +312,24 @@ MUTANTS = (
     # What a node holds its server to, and what a server takes from a node.
     Mutant(
         "an owner's budget counts at the delta that the server names",
-        "client_app/policy.py",
+        "discreet/client/policy.py",
         "Budget(policy.max_epsilon, policy.max_delta)",
         "Budget(policy.max_epsilon, run.delta)",
-        ("tests/client_app/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",),
+        ("tests/client/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",),
     ),
     Mutant(
         "a declared budget hides what one round costs",
-        "client_app/policy.py",
+        "discreet/client/policy.py",
         "max(epsilon(1), min(epsilon(run.rounds), budget))",
         "min(epsilon(run.rounds), budget)",
-        ("tests/client_app/test_policy.py::test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it",),
+        ("tests/client/test_policy.py::test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it",),
     ),
     Mutant(
         "a SuperNode that was configured like a simulation's is taken for one",
-        "client_app/nodes.py",
+        "discreet/client/nodes.py",
         "if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):",
         "if not node_config.keys() <= SIMULATION_KEYS:",
-        ("tests/client_app/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",),
+        ("tests/client/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",),
     ),
     Mutant(
         "a client follows a request that holds more than it knows",

@@ -19,15 +19,17 @@ FOLDERS = (
     "strategies",
     "client_app",
     "server_app",
-    "simulation",
-    "deployment",
     "scripts",
     "benchmarks",
 )
-ROOMS = ("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting")
+ROOMS = (
+    *("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting"),
+    *("discreet.client", "discreet.simulation", "discreet.deployment"),
+)
 
 # Who may import whom: a folder may import itself and what is listed. "discreet" alone means its settings and its log.
 BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.tasks", "discreet.training"}
+BELOW_REPORTING = BELOW_FEDERATED | {"discreet.federated"}
 LIBRARY = {"discreet", *ROOMS}
 MAY = {
     "discreet.privacy": set[str](),
@@ -35,12 +37,13 @@ MAY = {
     "discreet.tasks": {"discreet", "discreet.privacy"},
     "discreet.training": {"discreet", "discreet.privacy", "discreet.tasks"},
     "discreet.federated": BELOW_FEDERATED,
-    "discreet.reporting": BELOW_FEDERATED | {"discreet.federated"},
+    "discreet.reporting": BELOW_REPORTING,
+    "discreet.client": BELOW_REPORTING,
+    "discreet.simulation": BELOW_REPORTING | {"discreet.client"},
+    "discreet.deployment": BELOW_REPORTING | {"discreet.client"},
     "strategies": LIBRARY,
     "client_app": LIBRARY,
-    "server_app": LIBRARY | {"strategies", "client_app"},
-    "simulation": LIBRARY | {"strategies", "client_app"},
-    "deployment": LIBRARY | {"strategies", "client_app", "server_app"},
+    "server_app": LIBRARY | {"strategies"},
     "scripts": {*LIBRARY, *FOLDERS} - {"benchmarks"},
     "benchmarks": {*LIBRARY, *FOLDERS},
 }

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.local_privacy import LocalPrivacy, release_step, release_update
+from discreet.client.local_privacy import LocalPrivacy, release_step, release_update
 from discreet.config import RunConfig
 from discreet.federated.round import (
     ClientUpdate,
@@ -27,7 +27,7 @@ from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
-from tests.client_app.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
+from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 
 C, Z = 0.5, 1.3
@@ -199,7 +199,7 @@ def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_
 
 
 def test_without_a_declared_number_one_example_less_changes_the_chances_of_all_others() -> None:
-    # So the guarantee is zero-out: what a removal costs is in tests/client_app/test_adjacency.py.
+    # So the guarantee is zero-out: what a removal costs is in tests/client/test_adjacency.py.
     found = replay(partial(dp_sgd, batch_size=3), examples(6), with_example(examples(6), 0.0))
     assert any("the totals differ by" in fault for fault in found.faults)
 

@@ -16,17 +16,17 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.account import Refused
-from client_app.nodes import node_client
+from discreet.client.account import Refused
+from discreet.client.nodes import node_client
 from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model
 from scripts.predict import main as predict
 from scripts.simulate import main as simulate_main
-from simulation.in_process import simulate
-from tests.client_app.clients import request
+from tests.client.clients import request
 from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent

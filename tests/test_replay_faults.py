@@ -12,7 +12,7 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
 from discreet.privacy.randomness import RandomSource
-from tests.client_app.clients import examples, gradients, linear
+from tests.client.clients import examples, gradients, linear
 from tests.replay import Replay, replay
 
 C, Z, EXPECTED_COHORT = 0.5, 1.0, 4.0

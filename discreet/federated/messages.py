@@ -162,7 +162,7 @@ def _flat(record: Any, prefix: str = "") -> Items:
 def _read(kind: type[Record], left: dict[str, object], prefix: str = "") -> Record:
     """A record of the items whose names begin with `prefix`; they are taken out."""
     values = {}
-    for name, wanted in _types_of(kind).items():
+    for name, wanted in _types_of(kind).items():  # type: ignore[arg-type]  # mypy: the type of a dataclass is unhashable
         if is_dataclass(wanted) and isinstance(wanted, type):
             values[name] = _read(wanted, left, f"{prefix}{name}.")
         else:

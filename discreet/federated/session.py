@@ -61,6 +61,12 @@ class Session:
         return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
 
 
+def check_secure(config: RunConfig) -> None:
+    """Raises ConfigError if a real federation would refuse the configuration."""
+    if config.seed is not None:
+        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
+
+
 def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: RunConfig | None = None) -> Session:
     """Everything before the first round; what is wrong is said here, before anything starts. `simulated`: the clients
     are virtual, and have their ledger in the run folder. `held` holds that folder for this process alone.

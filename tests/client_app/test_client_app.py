@@ -12,9 +12,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-import client_app.client
+import discreet.client.client
 from client_app.client_app import app
-from client_app.nodes import share_of
+from discreet.client.nodes import share_of
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
@@ -25,7 +25,7 @@ from discreet.settings import client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
 from server_app.server_app import leave_ticket
-from tests.client_app.clients import EXAMPLE, OFF, config
+from tests.client.clients import EXAMPLE, OFF, config
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
@@ -125,7 +125,7 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: py
     def fails(*_: object, **__: object) -> torch.Tensor:
         raise ValueError("the target 7 of owner/data.csv is out of range")
 
-    monkeypatch.setattr(client_app.client, "local_update", fails)
+    monkeypatch.setattr(discreet.client.client, "local_update", fails)
     reply = send(asked(run_of(*OFF)))
     assert reply.has_error()
     assert reply.error.code != REFUSED_CODE

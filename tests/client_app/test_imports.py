@@ -14,7 +14,7 @@ WORK = """
 import sys
 import torch
 import client_app.client_app
-from client_app.nodes import virtual_client
+from discreet.client.nodes import virtual_client
 from discreet.client_settings import ClientSettings, DataConfig, UserTerms
 from discreet.federated.messages import TrainRequest, VirtualClient
 data = DataConfig("folder", num_clients=300, partition="natural")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.approve import main
+from discreet.deployment.approve import main
 
 
 def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

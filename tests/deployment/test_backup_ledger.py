@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from deployment.backup_ledger import main
+from discreet.deployment.backup_ledger import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
 
 

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from deployment.approve import build_app
-from deployment.flower_run import REPOSITORY
+from discreet.deployment.approve import build_app
+from discreet.deployment.flower_run import REPOSITORY
 from server_app.bundle_entry import OtherCodeError, use_installed
 
 MOST_LINES = 7000

@@ -15,7 +15,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from deployment.certificates import CertificateError, main, make_authority, make_node, make_server, register_node
+from discreet.deployment.certificates import (
+    CertificateError,
+    main,
+    make_authority,
+    make_node,
+    make_server,
+    register_node,
+)
 
 
 @pytest.fixture
@@ -116,5 +123,5 @@ def test_the_authority_key_is_not_given_to_the_container_user(tmp_path: Path) ->
 
 
 def test_the_command_runs() -> None:
-    words = [sys.executable, "-m", "deployment.certificates", "--help"]
+    words = [sys.executable, "-m", "discreet.deployment.certificates", "--help"]
     assert b"authority" in subprocess.run(words, capture_output=True, check=True).stdout

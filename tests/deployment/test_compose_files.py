@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from client_app.policy import policy_from
-from deployment.compose_nodes import more_nodes
+from discreet.client.policy import policy_from
 from discreet.config import load_config
+from discreet.deployment.compose_nodes import more_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 

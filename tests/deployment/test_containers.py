@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from deployment.approve import approve, build_app
-from deployment.certificates import give_to, make_authority, make_node, make_server
-from deployment.flower_run import flower_environment, free_port
-from deployment.local_federation import wait_until
-from deployment.superlink import CONNECTION, write_connection
+from discreet.deployment.approve import approve, build_app
+from discreet.deployment.certificates import give_to, make_authority, make_node, make_server
+from discreet.deployment.flower_run import flower_environment, free_port
+from discreet.deployment.local_federation import wait_until
+from discreet.deployment.superlink import CONNECTION, write_connection
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -142,7 +142,7 @@ class AloneNode:
             "DISCREET_DATA": str(self.folder / "data"),
             "DISCREET_SECRETS": str(self.secrets),
             "DISCREET_APPROVED": str(self.folder / "approved"),
-            "DISCREET_POLICY": str(self.deployment.folder / "deployment" / "policies" / "node-0.json"),
+            "DISCREET_POLICY": str(self.deployment.folder / "discreet" / "deployment" / "policies" / "node-0.json"),
             **self.deployment.settings,
         }
         where = ("compose", "-p", f"{PROJECT}-node", "-f", "docker-compose.node.yml")
@@ -152,7 +152,7 @@ class AloneNode:
         """Makes its key known to the server, as a person would, and starts it."""
         self.server = server
         home = self.deployment.write_connection()
-        command = [sys.executable, "-m", "deployment.certificates", "--folder", str(self.secrets), "register"]
+        command = [sys.executable, "-m", "discreet.deployment.certificates", "--folder", str(self.secrets), "register"]
         environment = flower_environment(home) | {"PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, CONNECTION, "hospital-a"], env=environment, check=True)
         self.compose("run", "--rm", "node", *CREATE_LEDGER)

@@ -15,11 +15,11 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from client_app.nodes import node_client, share_of
-from deployment.flower_run import free_port
-from deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
-from deployment.superlink import CONNECTION
+from discreet.client.nodes import node_client, share_of
 from discreet.config import load_config
+from discreet.deployment.flower_run import free_port
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.superlink import CONNECTION
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import decode_request, encode_reply
 from discreet.federated.run_folder import read_status

@@ -16,9 +16,9 @@ from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supernode import start_client_internal
 
-from deployment.flower_fixes import patient_superlink, patient_supernode, warm_clients
-from deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
-from deployment.flower_fixes.object_pauses import look_for_objects_soon
+from discreet.deployment.flower_fixes import patient_superlink, patient_supernode, warm_clients
+from discreet.deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
+from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployment import local_federation
-from deployment.flower_run import flower_environment, free_port, main
-from deployment.local_federation import wait_until
-from deployment.processes import below
 from discreet.config import load_config
+from discreet.deployment import local_federation
+from discreet.deployment.flower_run import flower_environment, free_port, main
+from discreet.deployment.local_federation import wait_until
+from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 from tests.scripts.living import check_interrupted, default_signals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,7 +30,7 @@ slow = pytest.mark.slow
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deployment.flower_run", *words]
+    command = [sys.executable, "-m", "discreet.deployment.flower_run", *words]
     return subprocess.Popen(
         command,
         cwd=ROOT,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from deployment.gate import CALLS, make_gate
+from discreet.deployment.gate import CALLS, make_gate
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from deployment import interruption
-from deployment.interruption import RunLostError, resumable
-from deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.config import load_config
+from discreet.deployment import interruption
+from discreet.deployment.interruption import RunLostError, resumable
+from discreet.deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.federated.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 

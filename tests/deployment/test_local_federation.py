@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import deployment_speed as deployment
-from deployment.local_federation import RUN_SECONDS, main, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, main, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, state_of
 from examples.million import million
@@ -37,7 +37,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     command = [
         sys.executable,
         "-m",
-        "deployment.local_federation",
+        "discreet.deployment.local_federation",
         "--nodes",
         "2",
         "rounds=500",
@@ -56,7 +56,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert process.returncode == 130
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
-    go_on = f"to go on: python -m deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
+    go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
 
 

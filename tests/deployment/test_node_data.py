@@ -11,9 +11,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from client_app.account import Refused
-from client_app.node_data import NodeDataError, load_node_data, main
-from client_app.nodes import model_of, node_examples
+from discreet.client.account import Refused
+from discreet.client.node_data import NodeDataError, load_node_data, main
+from discreet.client.nodes import model_of, node_examples
 from discreet.config import load_config
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task

@@ -8,7 +8,7 @@ import pytest
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 
-from deployment.flower_fixes.object_pauses import FIRST_PAUSE_SECONDS, look_for_objects_soon
+from discreet.deployment.flower_fixes.object_pauses import FIRST_PAUSE_SECONDS, look_for_objects_soon
 
 
 @pytest.fixture

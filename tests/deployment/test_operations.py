@@ -17,12 +17,12 @@ import pytest
 from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
-from deployment.compose_nodes import main as compose_nodes
-from deployment.flower_run import free_port
-from deployment.healthy import healthy
-from deployment.healthy import main as healthy_main
 from discreet.client_settings import ConfigError
 from discreet.config import load_config
+from discreet.deployment.compose_nodes import main as compose_nodes
+from discreet.deployment.flower_run import free_port
+from discreet.deployment.healthy import healthy
+from discreet.deployment.healthy import main as healthy_main
 from discreet.federated.run_folder import (
     METRICS,
     RunFolder,
@@ -34,10 +34,10 @@ from discreet.federated.run_folder import (
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
+from discreet.simulation.in_process import simulate
 from scripts.status import main as status_main
 from scripts.status import status_facts, status_lines
 from server_app.server_app import config_of
-from simulation.in_process import simulate
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 
@@ -66,7 +66,7 @@ def test_help_is_an_answer_and_no_error(
         code = int(ended.code or 0)
     said = capsys.readouterr()
     assert (code, said.err) == (0, "")
-    assert said.out.startswith("usage: python -m deployment.")
+    assert said.out.startswith("usage: python -m discreet.deployment.")
 
 
 def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:

@@ -19,8 +19,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from deployment.flower_fixes import patient_supernode
-from deployment.flower_fixes.patient_supernode import LOOK_SECONDS, Pauses, push_messages
+from discreet.deployment.flower_fixes import patient_supernode
+from discreet.deployment.flower_fixes.patient_supernode import LOOK_SECONDS, Pauses, push_messages
 
 RUN, NODE = 7, 11
 WAIT_SECONDS = 30.0

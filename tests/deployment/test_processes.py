@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deployment.local_federation import wait_until
-from deployment.processes import below, kept
+from discreet.deployment.local_federation import wait_until
+from discreet.deployment.processes import below, kept
 from tests.scripts.living import MARK, marked
 
 SECONDS = 60
@@ -75,7 +75,7 @@ def test_a_command_that_ends_leaves_no_process_and_gives_its_exit_code(plant: Pl
 
 def test_a_keeper_ends_with_whoever_started_it_even_by_kill_9(mark: str) -> None:
     command = f"kept(['sh', '-c', {TREE + 'wait'!r}])"
-    code = f"import subprocess; from deployment.processes import kept; subprocess.run({command})"
+    code = f"import subprocess; from discreet.deployment.processes import kept; subprocess.run({command})"
     starter = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {MARK: mark})
     wait_until(lambda: len(sleepers(mark)) == 3, SECONDS, "the tree lives")
     starter.kill()

@@ -11,10 +11,10 @@ from flwr.supercore import sql_mixin
 from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
-from deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
-from deployment.processes import STARTER, below
-from deployment.superlink import server_apps
+from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
+from discreet.deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.processes import STARTER, below
+from discreet.deployment.superlink import server_apps
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

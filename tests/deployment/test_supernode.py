@@ -13,10 +13,10 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
-from deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from deployment.supernode import main
+from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from tests.client_app.clients import ledger_at
+from tests.client.clients import ledger_at
 
 COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
 
@@ -55,7 +55,7 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Pat
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words) == 0
     (command,) = executed
-    assert command[:3] == [sys.executable, "-m", "deployment.flower_fixes.patient_supernode"]
+    assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.patient_supernode"]
     assert "--insecure" not in command
     config = parse_config_args([command[command.index("--node-config") + 1]])
     assert config == {
@@ -135,7 +135,7 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
-    assert started[0][1:4] == ["-m", "deployment.flower_fixes.warm_clients", "--socket"]
+    assert started[0][1:4] == ["-m", "discreet.deployment.flower_fixes.warm_clients", "--socket"]
     assert os.environ[SOCKET_VARIABLE] == started[0][4]
     found = shutil.which("flwr-clientapp")
     assert found is not None

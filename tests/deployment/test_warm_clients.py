@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
-from deployment.flower_run import REPOSITORY
-from deployment.local_federation import wait_until
+from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
+from discreet.deployment.flower_run import REPOSITORY
+from discreet.deployment.local_federation import wait_until
 
-SHIM = REPOSITORY / "deployment" / "flower_fixes" / COMMAND
+SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
-OF_THE_APP = ("client_app", "discreet", "strategies", "simulation", "server_app", "scripts", "deployment")
+OF_THE_APP = ("client_app", "discreet", "strategies", "server_app", "scripts")
 
 # A parent of its own, so that a test can end it.
 PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]]); sys.stdin.read()"
@@ -27,7 +27,7 @@ PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The parent of a process that serves, and where that listens."""
     path = tmp_path_factory.mktemp("warm") / "clients"
-    words = [sys.executable, "-c", PARENT, "-m", "deployment.flower_fixes.warm_clients", "--socket", str(path)]
+    words = [sys.executable, "-c", PARENT, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
     with subprocess.Popen(words, cwd=REPOSITORY, stdin=subprocess.PIPE) as parent:
         wait_until(path.exists, START_SECONDS, "it listens")
         yield parent, path
@@ -68,7 +68,7 @@ def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
 
 def test_no_module_of_the_app_is_loaded_beforehand_all_that_it_imports_is_and_no_thread_runs() -> None:
     code = (
-        "import os, sys; from deployment.flower_fixes.warm_clients import load; load(); "
+        "import os, sys; from discreet.deployment.flower_fixes.warm_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
         "print(len(os.listdir('/proc/self/task'))); "
         "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "

@@ -18,8 +18,8 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.training_run import Outcome, divergence
+from discreet.simulation.in_process import simulate
 from discreet.tasks.metrics import Evaluation
-from simulation.in_process import simulate
 
 SMALL = ["data.name=breast_cancer", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
 PRIVATE = ["privacy.user.noise_multiplier=1", "sampling.probability=0.5", "seed=60913"]

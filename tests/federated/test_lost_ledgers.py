@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from client_app.nodes import node_client
+from discreet.client.nodes import node_client
 from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
+from discreet.simulation.in_process import simulate
 from scripts.ledger import main as ledger_command
-from simulation.in_process import simulate
-from tests.client_app.clients import EXAMPLE, config, request
+from tests.client.clients import EXAMPLE, config, request
 
 SMALL = (
     *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone"),

@@ -15,7 +15,7 @@ from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import check_noise, noise_outlook
 from discreet.privacy.noise_ratio import LARGEST_DRIVE, noise_ratio
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 MEASURED = read_rows(Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_drive.csv")
 PARAMS = 9610  # of the default model

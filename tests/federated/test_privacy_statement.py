@@ -14,7 +14,7 @@ from discreet.federated.guarantees import guarantees_of
 from discreet.federated.session import client_lines
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.grid_slack import laplace_grid_slack
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]
 FACTS = ("unit", "adjacency", "trusted", "observer", "mechanism", "accounting", "not_covered", "epsilon", "epsilon_is")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deployment import flower_run, local_federation
 from discreet.config import ConfigError, RunConfig, load_config
+from discreet.deployment import flower_run, local_federation
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
+from discreet.simulation.in_process import simulate
 from scripts.simulate import main as simulate_command
-from simulation.in_process import simulate
 
 STARTED = (
     *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),

@@ -23,13 +23,14 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
+from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, finish, prepare
+from discreet.federated.strategy import DPFedAvg
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 from discreet.settings import RunConfig, client_settings
 from discreet.tasks import models
-from strategies.dp_fedavg import DPFedAvg, training_run
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]

@@ -15,11 +15,11 @@ from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, state_of
+from discreet.federated.run_plan import training_run
 from discreet.federated.session import prepare
 from discreet.federated.training_run import round_line
 from discreet.federated.transport import Failure
-from simulation.in_process import simulate
-from strategies.dp_fedavg import training_run
+from discreet.simulation.in_process import simulate
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
 COLUMNS = (

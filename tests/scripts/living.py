@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from deployment.processes import below
+from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
 

@@ -22,10 +22,10 @@ from discreet.federated.predictions import (
     write_indicators,
     write_predictions,
 )
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
 from scripts.predict import main
-from simulation.in_process import simulate
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)
 NAMES = [str(name) for name in load_breast_cancer().feature_names]

@@ -15,8 +15,8 @@ from discreet.config import ConfigError, load_config
 from discreet.federated import guarantees
 from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
 from discreet.federated.training_run import TrainingRun
+from discreet.simulation.in_process import simulate
 from scripts.simulate import main, sweep_of
-from simulation.in_process import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]

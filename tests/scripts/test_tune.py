@@ -15,10 +15,10 @@ from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
+from discreet.simulation.in_process import simulate
 from scripts import tune
 from scripts.ledger import main as ledger_command
 from scripts.tune import MOST_CANDIDATES, candidates_of, main
-from simulation.in_process import simulate
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
 NOISE = "privacy.user.noise_multiplier"

@@ -14,7 +14,7 @@ import discreet.federated.run_folder
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
 

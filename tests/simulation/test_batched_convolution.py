@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.privacy.rules.recurrent import LSTMLayer
-from simulation.batches import Batch
-from simulation.sequence_builder import sequence_of
+from discreet.simulation.batches import Batch
+from discreet.simulation.sequence_builder import sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 

@@ -8,8 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.batches import BatchNumbers, Table, poisson_batch, read_mean, read_sum, shuffled_batches, table_of
-from simulation.client_examples import Numbers, SharedExamples
+from discreet.simulation.batches import (
+    BatchNumbers,
+    Table,
+    poisson_batch,
+    read_mean,
+    read_sum,
+    shuffled_batches,
+    table_of,
+)
+from discreet.simulation.client_examples import Numbers, SharedExamples
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(lambda sizes: sorted(sizes, reverse=True))
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from discreet.privacy.randomness import RandomSource
+from discreet.simulation.batches import table_of
+from discreet.simulation.chunk import Chunk
+from discreet.simulation.client_examples import shared_examples
+from discreet.simulation.cohort import chunk_updates
+from discreet.simulation.draws import SecureDraws
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
-from simulation.batches import table_of
-from simulation.chunk import Chunk
-from simulation.client_examples import shared_examples
-from simulation.cohort import chunk_updates
-from simulation.draws import SecureDraws
-from tests.client_app.clients import clipped, gradients, write
+from tests.client.clients import clipped, gradients, write
 from tests.simulation.chunks import Clients, apart
 
 SIZES = (13, 7, 7, 3, 1, 0)

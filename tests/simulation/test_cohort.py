@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import nodes
-from client_app.account import Refused
-from client_app.admission import Admitted, admit
+from discreet.client import nodes
+from discreet.client.account import Refused
+from discreet.client.admission import Admitted, admit
 from discreet.client_settings import ClientSettings
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.round import PartialSum, empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure, Replies
+from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import Engine
+from discreet.simulation.in_process import simulate
 from discreet.tasks.models import MODELS
-from simulation.client_examples import ClientExamples, Numbers, SampledExamples
-from simulation.cohort import BatchedTransport
-from simulation.engine import Engine
-from simulation.in_process import simulate
 from tests.simulation.chunks import Clients
 
 SMALL = (
@@ -219,7 +219,7 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
         admitted.extend(map(int, sizes))
         return admit(run, number, sizes, **how)
 
-    monkeypatch.setattr("simulation.cohort.admit", watched)
+    monkeypatch.setattr("discreet.simulation.cohort.admit", watched)
     start = Clients("logistic_regression", (4,), (30, 3)).start
     with exchange(2, 2) as asked:
         next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))

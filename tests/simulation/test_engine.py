@@ -10,12 +10,12 @@ from torch import nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.transport import Replies
+from discreet.simulation.client_examples import SampledExamples
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_layers
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import MODELS, build_model, flatten_parameters
-from simulation.client_examples import SampledExamples
-from simulation.cohort import BatchedTransport
-from simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_layers
-from simulation.in_process import simulate
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:

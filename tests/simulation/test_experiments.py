@@ -8,7 +8,7 @@ import pytest
 
 from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 
 
 def last_row(folder: Path, *words: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simulation.layer_sequence import layout_of
+from discreet.simulation.layer_sequence import layout_of
 
 
 @pytest.mark.parametrize("count", [1, 2])

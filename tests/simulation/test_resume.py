@@ -13,7 +13,7 @@ from discreet.config import load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 from tests.simulation.crash import POINTS, crash
 
 ROOT = Path(__file__).resolve().parent.parent.parent

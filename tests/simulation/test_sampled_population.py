@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.nodes import share_of
+from discreet.client.nodes import share_of
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.run_folder import RunFolder
+from discreet.simulation.engine import engine_of
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from simulation.engine import engine_of
-from simulation.in_process import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MILLION = 10**6
@@ -76,7 +76,7 @@ def test_every_guarantee_says_that_views_overlap() -> None:
 PEAK = """
 import resource, sys
 from discreet.config import load_config
-from simulation.in_process import simulate
+from discreet.simulation.in_process import simulate
 simulate(load_config(sys.argv[1:]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

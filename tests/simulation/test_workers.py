@@ -18,7 +18,7 @@ from torch import Tensor
 
 from discreet.federated.round import PartialSum
 from discreet.federated.transport import Replies
-from simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
+from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -101,7 +101,7 @@ def _killed(params: Tensor, work: int) -> Replies:
 
 ORPHANS = """
 import os, sys, torch
-from simulation.workers import ForkedWorkers
+from discreet.simulation.workers import ForkedWorkers
 from discreet.federated.round import PartialSum
 from discreet.federated.transport import Replies
 

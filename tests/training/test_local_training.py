@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from discreet.client_settings import DataConfig
 from discreet.config import load_config
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model
 from discreet.tasks.partition import client_examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
-from simulation.in_process import simulate
-from tests.client_app.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
+from tests.client.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 
 RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
 

@@ -1,0 +1,195 @@
+"""Whether clients take part in a round. All that a client is asked is checked against its guarantees, its owner's
+policy and its budgets, and what it costs is on disk, before anything is computed that could leave. A client is a cohort
+of one: a node and a simulation of a million clients are admitted alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
+from discreet.client.local_privacy import LocalPrivacy, round_privacy
+from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
+from discreet.client_settings import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER, ClientSettings
+from discreet.federated.durable_ledger import Charge
+from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.events import poisson_round_event
+from discreet.training.local_training import (
+    ExamplePrivacy,
+    LocalSettings,
+    counted_examples,
+    example_event,
+    sampling_probability,
+    steps_of,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+ANYTHING = ClientPolicy()
+NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a client releases `count` times in a round under a guarantee that it accounts itself."""
+
+    guarantee: str
+    event: DpEvent
+    count: int
+    budgets: tuple[Budget, ...]
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """What a round asks of a client with some number of examples."""
+
+    training: LocalSettings
+    local: LocalPrivacy | None
+    releases: tuple[Release, ...] = ()
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A client that takes part, and what it has spent with this round, which is on its disk."""
+
+    work: RoundWork
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+
+
+def admit(
+    run: ClientSettings,
+    round_number: int,
+    sizes: Mapping[str, int],
+    *,
+    accounts: Accounts | None,
+    policy: ClientPolicy = ANYTHING,
+) -> dict[str, Admitted | Refused]:
+    """Checks and charges clients for one round; the charges are on disk after, in one transaction.
+
+    Args:
+      run: what the run asks.
+      round_number: counted from 1.
+      sizes: how many examples each client has, by its name in the ledger.
+      accounts: None for clients without a ledger.
+      policy: of the owner of all these clients.
+
+    Returns:
+      Each client as it takes part, or why it does not; one that does not is charged nothing.
+
+    Raises:
+      ConfigError: the number of examples that the owner declares does not go with the run.
+    """
+    run = as_declared(run, policy)
+    asked = {size: _asked(run, round_number, num_examples=size, policy=policy) for size in set(sizes.values())}
+    while True:
+        found, charges = dict[str, Admitted | Refused](), list[Charge]()
+        for holder, size in sizes.items():
+            try:
+                found[holder] = _enter(asked[size], holder, accounts, round_number=round_number, charges=charges)
+            except Refused as refusal:
+                found[holder] = refusal
+        if accounts is None or accounts.write(charges):
+            return found
+
+
+def _enter(
+    work: RoundWork | Refused, holder: str, accounts: Accounts | None, *, round_number: int, charges: list[Charge]
+) -> Admitted:
+    """Holds what a client would spend to its budgets, and adds it to the charges."""
+    if isinstance(work, Refused):
+        raise work
+    if not work.releases:
+        return Admitted(work)
+    if accounts is None:
+        raise Refused(NO_LEDGER)
+    own = [Charge(round_number, release.guarantee, holder, release.event, release.count) for release in work.releases]
+    spent = {
+        charge.guarantee: accounts.after(charge, release.budgets)
+        for charge, release in zip(own, work.releases, strict=True)
+    }
+    charges += own
+    example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
+    return Admitted(work, example, local, pure_epsilon_of(spent[LOCAL]) if LOCAL in spent else 0.0)
+
+
+def _asked(run: ClientSettings, round_number: int, *, num_examples: int, policy: ClientPolicy) -> RoundWork | Refused:
+    """Everything that follows from the number of examples alone; refused if it may not be asked at all."""
+    try:
+        if round_number > run.rounds:
+            raise Refused(f"the train request is for round {round_number}, and the run has rounds={run.rounds}")
+        work = RoundWork(local_settings(run, num_examples), round_privacy(run, round_number=round_number))
+        _check(run, work, num_examples=num_examples, policy=policy)
+    except Refused as refusal:
+        return refusal
+    releases, steps = [], steps_of(num_examples, work.training)
+    if work.training.example is not None and steps > 0:
+        event = example_event(num_examples, work.training)
+        releases.append(Release(EXAMPLE, event, steps, budgets_of(policy, run, EXAMPLE)))
+    if work.local is not None:
+        releases.append(Release(LOCAL, work.local.event, 1, budgets_of(policy, run, LOCAL)))
+    return replace(work, releases=tuple(releases))
+
+
+def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: ClientPolicy) -> None:
+    """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
+    noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
+    if work.training.example is not None:
+        noises[EXAMPLE] = work.training.example.noise_multiplier
+    if work.local is not None:
+        noises[LOCAL] = work.local.noise_multiplier
+    counted = counted_examples(num_examples, work.training)
+    if counted > 1 and noises.keys() - {USER}:
+        _check_delta("privacy.delta", run.delta, counted)
+        if math.isfinite(policy.max_epsilon):
+            _check_delta("max-delta of this client's policy", policy.max_delta, counted)
+    check_policy(policy, run, noise_multipliers=noises)
+
+
+def _check_delta(name: str, delta: float, num_examples: int) -> None:
+    # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
+    if delta >= 1 / num_examples:
+        raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+
+
+def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
+    """What a run asks of a client with `num_examples` examples.
+
+    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round: a client that is
+    sampled less often spends less.
+    """
+    training, example = run.training, run.example
+    settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
+    if not example.enabled:
+        return settings
+    draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
+    private = ExamplePrivacy(example.l2_norm_clip, example.noise_multiplier or 0.0, draws, declared)
+    settings = replace(settings, example=private)
+    if example.noise_multiplier is not None:
+        return settings
+    assert example.target_epsilon is not None
+    noise_multiplier = _calibrate(
+        example.target_epsilon,
+        run.delta,
+        accountant=run.accountant,
+        probability=sampling_probability(max(1, num_examples), settings),
+        count=steps_of(max(1, num_examples), settings) * run.rounds,
+    )
+    return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
+
+
+@lru_cache(maxsize=1024)
+def _calibrate(target: float, delta: float, *, accountant: str, probability: float, count: int) -> float:
+    return noise_multiplier_for_epsilon(
+        target,
+        make_event=lambda noise: poisson_round_event(probability, noise_multiplier=noise),
+        count=count,
+        delta=delta,
+        accountant=accountant,
+    )

@@ -1,0 +1,110 @@
+"""DPClient: a Flower NumPyClient that trains privately on the examples of one client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+
+from discreet.client.account import Accounts, Refused
+from discreet.client.admission import RoundWork, admit
+from discreet.client.local_privacy import release_step, release_update
+from discreet.client.policy import ClientPolicy
+from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.randomness import RandomSource
+from discreet.tasks.examples import Examples
+from discreet.tasks.models import load_parameters
+from discreet.training.local_training import local_update
+
+UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
+
+
+@dataclass(frozen=True, eq=False)
+class DPClient(NumPyClient):
+    """Local training under a client's own guarantees, policy and account.
+
+    Attributes:
+      model: the architecture; parameters are overwritten.
+      examples: the client's own.
+      accounts: where its example-level and local guarantees are charged; None if neither is on.
+      policy: what its owner allows.
+      source: of all random numbers of this message.
+      holder: its name in the ledger.
+    """
+
+    model: nn.Module
+    examples: Examples
+    accounts: Accounts | None
+    policy: ClientPolicy
+    source: RandomSource
+    holder: str = ""
+
+    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
+        """One round's work.
+
+        Args:
+          request: what is asked.
+          params: (num_params,), float32.
+
+        Returns:
+          The clipped update, its bit, and what this client has spent.
+
+        Raises:
+          Refused: a policy or a budget forbids the work.
+          MalformedMessage: the parameters are those of another model.
+          ConfigError: the number of examples that the owner declares does not go with the run.
+        """
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        if params.shape != (size,):
+            raise MalformedMessage(
+                f"the model {request.run.model} has {size} parameters, the train request holds {params.numel()}"
+            )
+        sizes = {self.holder: len(self.examples)}
+        admitted = admit(request.run, request.round, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
+        if isinstance(admitted, Refused):
+            raise admitted
+        update = self._update(params, admitted.work)
+        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
+        below = bool(norms[0] <= request.clip_norm)
+        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
+        return TrainReply(request.round, clipped[0], below, *spent)
+
+    def _update(self, params: Tensor, work: RoundWork) -> Tensor:
+        local, training = work.local, work.training
+        if local is not None and local.kind == "laplace_step":
+            rate, source = training.learning_rate, self.source.child("local")
+            load_parameters(self.model, params)
+            return release_step(self.model, self.examples, learning_rate=rate, privacy=local, source=source)
+        update = local_update(self.model, params, self.examples, settings=training, source=self.source)
+        return release_update(update, local, source=self.source.child("local")) if local else update
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        """`answer` as Flower's NumPyClient has it.
+
+        Args:
+          parameters: one array (num_params,).
+          config: a train request as `messages.request_items` writes it.
+
+        Returns:
+          The update as one array (num_params,), float32; the constant 1; and the numbers of a `TrainReply`.
+
+        Raises:
+          as `answer`, and MalformedMessage if the request can't be read.
+        """
+        params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
+        reply = self.answer(request_of(config), params)
+        return [reply.update.numpy()], UNIFORM_WEIGHT, {**reply_numbers(reply), "below": reply.below}
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
+        """Refused: a client's loss and accuracy are not private. The server evaluates on its public test set.
+
+        Raises:
+          Refused: always.
+        """
+        raise Refused("a client's loss and accuracy are not private, and do not leave it")

@@ -1,0 +1,141 @@
+"""Which client a process is: a virtual one of a simulation, or the node that it runs on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from torch import nn
+
+from discreet.client.account import Accounts, Refused
+from discreet.client.client import DPClient
+from discreet.client.node_data import NodeDataError, node_table
+from discreet.client.policy import ClientPolicy, policy_from
+from discreet.client_settings import ClientSettings, DataConfig
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.federated.messages import TrainRequest
+from discreet.federated.simulation_ticket import finds_ticket
+from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import SHAPES, Examples
+from discreet.tasks.folder import FOLDER, read_description
+from discreet.tasks.models import OWN, build_model
+from discreet.tasks.partition import client_examples
+
+SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
+
+logger = logging.getLogger("discreet.client")
+
+
+def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
+    """The client that a request is for: the virtual one that it names, or the node that it has come to.
+
+    A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
+    what Flower's simulation configures. A node that an owner has set up is nobody but itself.
+
+    Raises:
+      Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
+    """
+    virtual = request.virtual
+    if virtual is None:
+        return node_client(request, node_config)
+    if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):
+        raise Refused("the train request names a virtual client, and this node is no simulation's")
+    return virtual_client(request)
+
+
+def virtual_client(request: TrainRequest) -> DPClient:
+    """The virtual client that a simulation's request names. With a seed it draws by seed, round and client alone."""
+    run, virtual = request.run, request.virtual
+    assert virtual is not None
+    source = secure_source()
+    if virtual.seed is not None:
+        source = seeded_source(virtual.seed).child("client", request.round, virtual.client_id)
+    accounts = None
+    if run.accounts_itself:
+        accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
+    examples = share_of(run.data, virtual.client_id, path=virtual.data_path)
+    model = model_of(run, path=virtual.data_path)
+    return DPClient(model, examples, accounts, ClientPolicy(), source, str(virtual.client_id))
+
+
+def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
+    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
+    of virtual clients is not read here.
+
+    Raises:
+      Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
+      LedgerError: its ledger is missing, damaged, or older than what was charged to it.
+    """
+    run, accounts = request.run, None
+    if run.accounts_itself:
+        if "ledger" not in node_config:
+            raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+        ledger = DurableLedger(Path(str(node_config["ledger"])))
+        ledger.check()
+        accounts = Accounts(ledger, run.delta, run.accountant)
+    try:
+        policy = policy_from(node_config)
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be read: {error}") from error
+    examples = node_examples(run.data, node_config)
+    return DPClient(node_model(run, node_config), examples, accounts, policy, secure_source())
+
+
+def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
+    """The examples of a node: those in the folder that `data` names, or the share of the demonstration data that
+    `partition-id` names.
+
+    Raises:
+      Refused: the node says nothing of its data, they do not fit the task, or it was started for another number of
+        clients. What is wrong with the data is only logged: the reason of a refusal goes to the server.
+    """
+    if "data" in node_config:
+        try:
+            return node_table(Path(str(node_config["data"])), data.name)[0]
+        except NodeDataError as error:
+            logger.error("%s", error)
+            raise Refused(f"this node's own data do not fit the task {data.name}; its log says why") from error
+    number, count = node_config.get("partition-id"), node_config.get("num-partitions")
+    if data.name == FOLDER or not isinstance(number, int) or not isinstance(count, int):
+        raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
+    if count != data.num_clients:
+        raise Refused(f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}")
+    return share_of(data, number)
+
+
+def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Module:
+    """The model that a node trains. `package.module:function` is code that the server names, so the node's owner has
+    to have named it too: as `model` in the `data.toml` of the node's data.
+
+    Raises:
+      Refused: the owner has not.
+    """
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
+        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
+    if folder is None or run.data.name != FOLDER:
+        return model_of(run)
+    shape = node_table(folder, FOLDER)[1]
+    return _model(run.model, shape.input_shape, shape.num_classes)
+
+
+def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
+    """One client's examples of the demonstration data. Loaded and dealt once per process."""
+    return client_examples(load_task(data.name, path=path), data, client_id)
+
+
+def model_of(run: ClientSettings, *, path: str | None = None) -> nn.Module:
+    """The architecture; its parameters come with each request. Built once per process."""
+    if run.data.name in SHAPES:
+        shape = SHAPES[run.data.name]
+        return _model(run.model, shape.input_shape, shape.num_classes)
+    task = load_task(run.data.name, path=path)
+    return _model(run.model, task.input_shape, task.num_classes)
+
+
+@lru_cache(maxsize=4)
+def _model(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return build_model(name, input_shape, num_classes, seed=0)

@@ -1,0 +1,189 @@
+"""What a client's owner allows: a client refuses work that gives less privacy than that."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from discreet.client.account import Budget, Refused
+from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
+from discreet.privacy.privacy_ledger import PrivacyLedger
+
+POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
+PURE_KINDS = ("laplace", "laplace_step")
+
+
+@dataclass(frozen=True)
+class ClientPolicy:
+    """The least privacy that a client's owner accepts.
+
+    Attributes:
+      min_noise_multiplier: of every guarantee that is on.
+      max_epsilon: of every guarantee that is on, at `max_delta`, and over all runs for those that the client accounts
+        itself (example, local). If this or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
+        chooses is none. So it has to be given with `max_epsilon`; 1 is none.
+      require: guarantees that must be on.
+      public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
+        as the run says.
+    """
+
+    min_noise_multiplier: float = 0.0
+    max_epsilon: float = math.inf
+    max_delta: float = 1.0
+    require: tuple[str, ...] = ()
+    public_num_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.min_noise_multiplier) and self.min_noise_multiplier >= 0):
+            raise ValueError(
+                f"min-noise-multiplier must be a finite number of at least 0 (got {self.min_noise_multiplier})"
+            )
+        if math.isnan(self.max_epsilon) or self.max_epsilon <= 0:
+            raise ValueError(f"max-epsilon must be above 0 (got {self.max_epsilon})")
+        if not 0 < self.max_delta <= 1:
+            raise ValueError(f"max-delta must be within (0, 1] (got {self.max_delta})")
+        if math.isfinite(self.max_epsilon) and self.max_delta == 1:
+            raise ValueError(
+                "max-delta must be given with max-epsilon, below 1 / the number of this node's examples: it is the "
+                "delta that the budget is for, for instance max-delta=1e-5"
+            )
+        unknown = sorted(set(self.require) - set(GUARANTEES))
+        if unknown:
+            raise ValueError(f"require must name guarantees of {', '.join(GUARANTEES)} (got {', '.join(unknown)})")
+        if self.public_num_examples is not None and self.public_num_examples < 1:
+            raise ValueError(
+                f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
+            )
+
+
+def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
+    """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
+
+    Raises:
+      ValueError: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
+    """
+    settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+    settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
+    unknown = sorted(set(settings) - set(POLICY_KEYS))
+    if unknown:
+        raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(POLICY_KEYS)}")
+    required = settings.get("require", "")
+    names = required if isinstance(required, list) else str(required).replace(",", " ").split()
+    return ClientPolicy(
+        min_noise_multiplier=_number(settings, "min-noise-multiplier", 0.0),
+        max_epsilon=_number(settings, "max-epsilon", math.inf),
+        max_delta=_number(settings, "max-delta", 1.0),
+        require=tuple(str(name) for name in names),
+        public_num_examples=_whole_number(settings, "public-num-examples"),
+    )
+
+
+def _policy_file(path: Path) -> dict[str, object]:
+    try:
+        read = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"the policy file can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"the policy file is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError("the policy file must hold one JSON object")
+    return read
+
+
+def _number(settings: Mapping[str, object], key: str, default: float) -> float:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{key} must be a number (got {value})")
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ValueError(f"{key} must be a number (got {value})") from error
+
+
+def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
+    value = _number(settings, key, math.nan)
+    if key not in settings:
+        return None
+    if not value.is_integer():
+        raise ValueError(f"{key} must be a whole number of at least 1 (got {settings[key]})")
+    return int(value)
+
+
+def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
+    """The run's settings as they hold at a client: the number of examples that its owner declares goes before the
+    run's. The server's choice can't weaken add-or-remove, as either is a constant, and what it costs is charged.
+
+    Raises:
+      ConfigError: the owner's number does not go with the run's batch size or delta.
+    """
+    if policy.public_num_examples is None:
+        return run
+    return replace(run, data=replace(run.data, public_num_examples=policy.public_num_examples))
+
+
+def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: Mapping[str, float]) -> None:
+    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on.
+
+    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
+    client can check what the server declares, not what it does.
+
+    Raises:
+      Refused: with the setting that is too weak.
+    """
+    missing = [name for name in policy.require if name not in noise_multipliers]
+    if missing:
+        raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
+    if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
+        raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
+    for name, value in noise_multipliers.items():
+        if value < policy.min_noise_multiplier:
+            raise Refused(
+                f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
+                f"the {name}-level one is {value:g}"
+            )
+    if run.delta > policy.max_delta:
+        raise Refused(f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
+    if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
+        planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
+        if planned > policy.max_epsilon:
+            raise Refused(
+                f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
+                f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
+            )
+
+
+def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:
+    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
+    than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
+
+    def epsilon(rounds: int) -> float:
+        return PrivacyLedger().record(run.user.event(noise_multiplier), rounds).epsilon(delta, run.accountant)
+
+    budget = run.user.max_epsilon
+    return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
+
+
+def budgets_of(policy: ClientPolicy, run: ClientSettings, guarantee: str) -> tuple[Budget, ...]:
+    """The run's and the owner's budget for a guarantee that the client accounts itself, each at its own delta.
+
+    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
+    distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
+    `max_epsilon` names a budget at delta instead.
+    """
+    example, local = run.example, run.local
+    budgets = []
+    if guarantee == LOCAL and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0))
+    of_run = {
+        EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
+        LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
+    }[guarantee]
+    if of_run is not None:
+        budgets.append(Budget(of_run, run.delta))
+    if math.isfinite(policy.max_epsilon):
+        budgets.append(Budget(policy.max_epsilon, policy.max_delta))
+    return tuple(budgets)

@@ -1,0 +1,58 @@
+"""Which code a node may run: `python -m discreet.deployment.approve` puts this checkout's app in a folder for it.
+
+A SuperLink sends its nodes the code of each run. A node whose folder of apps can't be written runs what its owner put
+there, and refuses everything else: see docker-compose.node.yml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from discreet.deployment.flower_run import REPOSITORY, flower_environment
+
+
+def build_app(folder: Path, *, source: Path = REPOSITORY) -> Path:
+    """The app of a checkout as one file (a FAB) in `folder`, as `flwr run` would send it."""
+    environment = flower_environment(folder)
+    command = ["flwr", "build", "--app", str(source)]
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (built,) = folder.glob("*.fab")
+    return built
+
+
+def approve(app: Path, folder: Path) -> str:
+    """Unpacks an app into `folder`/apps; gives its SHA-256, the first 8 digits of which Flower puts into its name."""
+    environment = flower_environment(folder.resolve())
+    # "n": an app that is there already stays as it is.
+    subprocess.run(["flwr", "install", str(app)], env=environment, check=True, input=b"n\n", stdout=subprocess.DEVNULL)
+    return hashlib.sha256(app.read_bytes()).hexdigest()
+
+
+def main(words: Sequence[str]) -> int:
+    """Approves, and prints the hash to compare with the server's people."""
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.approve", description=__doc__)
+    parser.add_argument(
+        "app", type=Path, nargs="?", help="a .fab file from the server's people (default: this checkout)"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
+    arguments = parser.parse_args(words)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            app = arguments.app or build_app(Path(scratch))
+            digest = approve(app, arguments.folder)
+            print(f"approved {app.name}, SHA-256 {digest}, in {arguments.folder.resolve() / 'apps'}")
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"discreet: the app can't be approved: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

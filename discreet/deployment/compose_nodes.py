@@ -1,0 +1,75 @@
+"""More nodes than the four of docker-compose.yml: `python -m discreet.deployment.compose_nodes 8 > more.yml`.
+
+Prints an override with the nodes from node-4 on, each like node-0 but with its own key, ledger and partition:
+
+    scripts/certs node node-4 node-5 node-6 node-7
+    python -m discreet.deployment.compose_nodes 8 > docker-compose.nodes.yml
+    export DISCREET_NODES=8 COMPOSE_FILE=docker-compose.yml:docker-compose.nodes.yml
+
+and go on as the head of docker-compose.yml says, with eight nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+COMPOSE = Path(__file__).resolve().parent.parent.parent / "docker-compose.yml"
+THERE = 4
+VOLUMES = ("ledger", "known")  # of a node: what it has spent, and how far that had come
+
+
+def more_nodes(count: int) -> dict[str, Any]:
+    """The override for `count` nodes in all; empty sections for no more than are there.
+
+    Raises:
+      ValueError: below 1.
+    """
+    if count < 1:
+        raise ValueError(f"the number of nodes must be at least 1 (got {count})")
+    compose = yaml.safe_load(COMPOSE.read_text())
+    numbers = range(THERE, count)
+    template = json.dumps(compose["services"]["node-0"])
+    services = {f"node-{number}": json.loads(_renamed(template, number)) for number in numbers}
+    for number in numbers:
+        services[f"node-{number}"]["environment"]["PARTITION"] = str(number)
+    secret = compose["secrets"]["node-0.key"]["file"]
+    return {
+        "services": services,
+        "volumes": {f"{volume}-{number}": {} for number in numbers for volume in VOLUMES},
+        "secrets": {f"node-{number}.key": {"file": secret.replace("node-0", f"node-{number}")} for number in numbers},
+    }
+
+
+def _renamed(template: str, number: int) -> str:
+    # The policy stays that of node-0: one more file for each node would be the same.
+    kept = template.replace("policies/node-0.json", "policies/NODE.json")
+    for name in (*VOLUMES, "node"):
+        kept = kept.replace(f"{name}-0", f"{name}-{number}")
+    return kept.replace("policies/NODE.json", "policies/node-0.json")
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the override."""
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.deployment.compose_nodes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("count", type=int, help="how many nodes in all")
+    try:
+        print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")
+    except ValueError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

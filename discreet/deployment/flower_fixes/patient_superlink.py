@@ -1,0 +1,42 @@
+"""`flower-superlink` with more patience for its database, and the same words.
+
+Flower lets a writer wait 5 s for the others. With 20 nodes that reply at once on two cores that was too short: the call
+failed with "database is locked", and the process that starts ServerApps ended for good.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from flwr.supercore import sql_mixin
+from flwr.supercore.constant import SQLITE_PRAGMAS
+
+from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+
+WAIT_SECONDS = 120
+EXPECTED = "97978fd01552"
+
+
+def be_patient() -> None:
+    """Makes connections that this process opens from now on wait; in Flower it is a constant."""
+    if applies("database_patience", sql_mixin._set_sqlite_pragmas, SQLITE_PRAGMAS, expected=EXPECTED):
+        pragmas = {**dict(SQLITE_PRAGMAS), "busy_timeout": str(1000 * WAIT_SECONDS)}
+        sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
+
+
+def start_server_apps_patiently() -> None:
+    """Has the SuperLink find this folder's `flwr-serverapp` first, if what that replaces is there to be replaced."""
+    if look_for_objects_soon():
+        first = [str(Path(__file__).parent), str(Path(sys.executable).parent)]
+        os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])
+
+
+if __name__ == "__main__":
+    from flwr.superlink.cli import flower_superlink
+
+    be_patient()
+    start_server_apps_patiently()
+    flower_superlink()

@@ -1,0 +1,135 @@
+"""Starts ClientApps at once: a process with `--socket PATH`, which `discreet.deployment.supernode` starts by itself.
+
+Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that process's time, so
+this one imports both, once, and forks for each message: every message still has a process of its own, which ends with
+it. No module of the app is loaded beforehand: what runs is the code that came with the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.supercore.superexec.executor import SubprocessExecutor
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+
+# Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
+LOADED = (
+    *("flwr.supernode.cli.flwr_clientapp", "httpcore", "torch", "torch.fx.experimental.symbolic_shapes"),
+    *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3"),
+)
+OURS = "discreet"  # forgotten: the bundle of an app brings its own
+REPLACED = (SubprocessExecutor.launch, flwr_clientapp, run_clientapp)
+EXPECTED = "2c846da98195"
+LOOK_SECONDS = 1.0
+
+
+def command(path: Path) -> list[str]:
+    """What starts this, listening at `path`."""
+    return [sys.executable, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
+
+
+def load() -> None:
+    """Imports what ClientApps need. No library starts a thread meanwhile, whose locks a fork would leave behind."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    for name in LOADED:
+        importlib.import_module(name)
+    look_for_objects_soon()
+    for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
+        del sys.modules[name]
+
+
+def serve(path: Path) -> None:
+    """Forks for each connection, until the process that started this one has ended."""
+    parent = os.getppid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen(128)
+        listening.settimeout(LOOK_SECONDS)
+        while os.getppid() == parent:
+            try:
+                connection, _ = listening.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                if os.fork() == 0:
+                    listening.close()
+                    _answer(connection)
+    path.unlink(missing_ok=True)
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    """In a new process: does what Flower's command does, and says how it ended."""
+    import numpy as np
+    import torch
+
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        request = _received(connection)
+        connection.sendall(b"\1")
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        sys.argv = ["flwr-clientapp", *request["words"]]
+        # Copies of generators would draw alike. No noise comes from them: see discreet.privacy.randomness.
+        random.seed()
+        np.random.seed()
+        torch.seed()
+        code = _run()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.sendall(bytes([code & 0xFF]))
+        os._exit(code)
+
+
+def _received(connection: socket.socket) -> dict[str, Any]:
+    connection.settimeout(None)
+    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    with connection.makefile("rb") as file:
+        request: dict[str, Any] = json.loads(file.read(int.from_bytes(head, "big")))
+    return request
+
+
+def _run() -> int:
+    try:
+        flwr_clientapp()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Loads, listens, and serves; returns at once if it does not apply, and Flower starts ClientApps itself."""
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.deployment.flower_fixes.warm_clients", description=__doc__
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen; its folder is nobody else's")
+    arguments = parser.parse_args(words)
+    if not applies("warm_clients", *REPLACED, expected=EXPECTED):
+        return 0
+    load()
+    serve(arguments.socket)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""What a command does that is asked to end before it is done: files that say so, and one line that tells how to go on.
+
+It is asked by Ctrl-C, by SIGTERM, by the loss of its terminal, or by whoever reads its output and leaves (`| head`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from discreet.client_settings import ConfigError
+from discreet.deployment.processes import heard
+from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
+from discreet.logs import log_to
+
+logger = logging.getLogger("discreet")
+
+LOCK_SECONDS = 5.0  # a process that was killed holds its files a moment longer
+PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
+
+
+class AskedToEnd(BaseException):
+    """A signal asked this process to end. Not an Exception: nothing on the way takes it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+class RunLostError(RuntimeError):
+    """Something that a run needs has ended. The message says what."""
+
+
+@contextmanager
+def ending(tell: Callable[[str], str]) -> Iterator[None]:
+    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up.
+
+    Args:
+      tell: puts files right; of the reason, the one line to log.
+
+    Raises:
+      SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost.
+    """
+    asked: list[AskedToEnd] = []
+
+    def ask(number: int, _: object) -> NoReturn:
+        asked.append(AskedToEnd(number))
+        raise asked[0]
+
+    before = {number: signal.signal(number, ask) for number in heard()}
+    try:
+        yield
+    except BaseException as raised:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
+        if not isinstance(error, AskedToEnd | BrokenPipeError | RunLostError | TimeoutError):
+            raise
+        if isinstance(error, BrokenPipeError):
+            log_to(sys.stderr)
+        reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else str(error)
+        logger.warning("%s", tell(reason))
+        _drop_output()
+        raise SystemExit(_exit_code(error)) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, AskedToEnd):
+        return 128 + error.number
+    return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else 1
+
+
+def _drop_output() -> None:
+    """Output that nobody can read any more would make a traceback of its own when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def resumable(folder: RunFolder, *program: str) -> Iterator[None]:
+    """As `ending`, for a run of a program that takes `resume=true`."""
+    command = [*program, "resume=true", override("output_dir", folder.path)]
+    with ending(partial(_interrupt, folder, shlex.join(command))):
+        yield
+
+
+def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
+    if not (folder.path / "config.yaml").exists():
+        return not_begun(reason)
+    try:
+        with only_writer(folder.path, patience=LOCK_SECONDS):
+            done = note_interruption(folder, reason)
+    except ConfigError as error:
+        return f"{reason}; {error}"
+    return f"interrupted after round {done} ({reason}); to go on: {command}"
+
+
+def not_begun(reason: str) -> str:
+    """What there is to tell as long as there is no run folder."""
+    return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
+
+
+def interrupt_below(folder: Path, what_next: str, reason: str) -> str:
+    """Notes the interruption of the runs directly below a folder, as far as they have begun and are not over."""
+    for config in sorted(folder.glob("*/config.yaml")):
+        note_interruption(RunFolder(config.parent), reason)
+    return f"interrupted ({reason}); {what_next}"
+
+
+def override(name: str, path: Path) -> str:
+    """A setting that is a path, as Hydra reads it back.
+
+    >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/it's/here"))
+    ('output_dir=/runs/one', "output_dir='/it\\\\'s/here'")
+    """
+    text = str(path)
+    if not PLAIN.fullmatch(text):
+        # Hydra takes a backslash as it stands, but for those before a quotation mark.
+        text = "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
+    return f"{name}={text}"

@@ -1,0 +1,299 @@
+"""A federation of processes on this machine, as tests and benchmarks start it: SuperLink, gate, SuperNodes on loopback.
+
+TLS and node authentication are on, with keys made for the occasion. To try it without containers:
+
+    python -m discreet.deployment.local_federation rounds=3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from discreet.config import ConfigError
+from discreet.deployment.certificates import make_authority, make_node, make_server
+from discreet.deployment.flower_fixes import warm_clients
+from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.deployment.flower_run import REPOSITORY, flower_environment, follow, free_port
+from discreet.deployment.healthy import healthy
+from discreet.deployment.interruption import RunLostError, override, resumable
+from discreet.deployment.superlink import CONNECTION, write_connection
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import OVER, RunFolder, check_output, read_status, state_of, with_output_folder
+from discreet.federated.session import check_secure, checked
+from discreet.logs import log_to
+
+START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
+LOOK_SECONDS = 0.1
+SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
+DEMONSTRATION_NODES = 4
+PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
+
+
+def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
+    """Returns as soon as `holds()` is true; looks `every` so many seconds.
+
+    Raises:
+      TimeoutError: it is not by the deadline; the message names `what`.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+
+
+def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
+    """An authority, a server certificate for loopback, and keys of nodes."""
+    make_authority(folder)
+    make_server(folder, ["localhost", "127.0.0.1"])
+    for name in nodes:
+        make_node(folder, name)
+    return folder
+
+
+@dataclass
+class Federation:
+    """Starts processes, knows their logs, and ends every one of them.
+
+    Attributes:
+      folder: everything that is written lies in it.
+      secrets: what `make_secrets` made; the keys under `nodes/` are registered.
+      pause: seconds between two looks of each node for work.
+    """
+
+    folder: Path
+    secrets: Path
+    pause: float = SHORTEST_PAUSE
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    port: int = field(default_factory=free_port)
+    gate_port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        self.home = self.folder / "home"
+        self.environment = flower_environment(self.home) | {
+            "OMP_NUM_THREADS": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        self.authority = self.secrets / "ca.crt"
+
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a process with a log of its own, which a later one of the same name goes on with."""
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes[name] = process
+        self.started.append(process)
+        return process
+
+    def log(self, name: str) -> Path:
+        """Where a process writes."""
+        return self.folder / f"{name}.log"
+
+    def says(self, name: str) -> str:
+        """What a process has written so far."""
+        return self.log(name).read_text(errors="replace")
+
+    def start_superlink(self) -> None:
+        """Starts the SuperLink and the gate if they do not run, and waits until both answer."""
+        state = self.folder / "state"
+        words = ["--secrets", str(self.secrets), "--state", str(state), "--port", str(self.port)]
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        self.start("superlink", [sys.executable, "-m", "discreet.deployment.superlink", *words, "--ready", str(ready)])
+        if "gate" not in self.processes:
+            upstream = f"https://127.0.0.1:{self.port}"
+            words = ["--upstream", upstream, "--secrets", str(self.secrets), "--port", str(self.gate_port)]
+            self.start("gate", [sys.executable, "-m", "discreet.deployment.gate", *words])
+        wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
+        url = f"https://127.0.0.1:{self.gate_port}/health"
+        wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the gate answers")
+        write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
+
+    def start_warm_clients(self) -> None:
+        """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
+        path = self.folder / "clients"
+        process = self.start("clients", warm_clients.command(path))
+        self.environment[SOCKET_VARIABLE] = str(path)
+        wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
+
+    def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.
+
+        The first start makes the ledger; a later one finds it or is refused.
+        """
+        ledger = self.folder / f"{name}.db"
+        if not self.log(name).exists() and "--ledger" not in words:
+            DurableLedger.create(ledger)
+        command = [
+            *(sys.executable, "-m", "discreet.deployment.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),
+            *("--port", str(free_port()), "--authority", str(self.authority)),
+            *("--key", str(self.secrets / "nodes" / f"{name}.key"), "--ledger", str(ledger)),
+            *words,
+        ]
+        return self.start(name, command)
+
+    def wait_for_nodes(self, names: Sequence[str]) -> None:
+        """Until each of these SuperNodes has been let in. They start side by side: many take longer."""
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
+        for name in names:
+            wait_until(partial(self._is_let_in, name), seconds, f"{name} is connected")
+
+    def _is_let_in(self, name: str) -> bool:
+        return "SuperNode ID" in self.says(name)
+
+    def run(self, name: str, *overrides: str, app: Path = REPOSITORY, output: Path | None = None) -> RunFolder:
+        """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
+        output = output or self.folder / name
+        words = shlex.join([*overrides, override("output_dir", output)])
+        settings = self.folder / f"{name}.toml"
+        # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
+        settings.write_text(f"overrides = {json.dumps(words)}\n")
+        command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(settings)]
+        self.start(f"run-{name}", command)
+        return RunFolder(output)
+
+    def finish(self, folder: RunFolder, *, seconds: float = RUN_SECONDS) -> None:
+        """Until `flwr run` has seen the end of the run, and the run says so too."""
+        process = self.processes[f"run-{folder.path.name}"]
+        wait_until(lambda: process.poll() is not None, seconds, f"flwr run of {folder.path.name} is over")
+        wait_until(lambda: state_of(folder) not in ("", "running"), START_SECONDS, f"{folder.path.name} has ended")
+
+    def kill(self, name: str) -> None:
+        """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
+        process = self.processes.pop(name)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        for pid in (process.pid, *children):
+            _signal(pid, signal.SIGKILL)
+        process.wait()
+
+    def end(self, name: str) -> None:
+        """SIGTERM, and waits for the end."""
+        process = self.processes.pop(name)
+        process.terminate()
+        wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
+
+    def stop(self) -> None:
+        """Ends every process of this federation, whoever started it."""
+        for process in self.started:
+            process.terminate()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + END_SECONDS
+            while (left := self.leftovers()) and time.monotonic() < deadline:
+                for pid in left:
+                    _signal(pid, number)
+                time.sleep(LOOK_SECONDS)
+        for process in self.started:
+            process.wait(timeout=END_SECONDS)
+
+    def leftovers(self) -> list[int]:
+        """Processes whose FLWR_HOME is this federation's: Flower starts some in sessions of their own."""
+        wanted = f"FLWR_HOME={self.home}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return [pid for pid in found if pid != os.getpid()]
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+@contextmanager
+def federation_of(
+    count: int, folder: Path, *, words: Sequence[str] = (), cold: bool = False, ledgers: Path | None = None
+) -> Iterator[Federation]:
+    """A started federation of `count` nodes; every process ends with the block.
+
+    `words` tell each node of its data; by default they share the demonstration data. `cold`: every ClientApp starts
+    from nothing, as Flower does it. `ledgers`: the nodes' accounts lie there instead, and outlive the federation.
+    """
+    names = [f"node-{number}" for number in range(count)]
+    pause = max(1, count) * SHORTEST_PAUSE
+    federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
+    try:
+        federation.start_superlink()
+        if not cold:
+            federation.start_warm_clients()
+        for number, name in enumerate(names):
+            data = words or ("--partition", str(number), "--of", str(count))
+            ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
+            federation.start_node(name, *data, *ledger, *(["--cold"] if cold else []))
+        federation.wait_for_nodes(names)
+        yield federation
+    finally:
+        federation.stop()
+
+
+def main(words: Sequence[str]) -> int:
+    """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides.
+
+    Exit code 0: the run folder is complete; 2: a setting is wrong.
+    """
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.local_federation", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=DEMONSTRATION_NODES)
+    parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN")
+    arguments = parser.parse_args(words)
+    count = arguments.nodes
+    ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
+    log_to(sys.stderr)
+    try:
+        config = with_output_folder(run_config(arguments.overrides, defaults=ours))
+        run = check_output(config)
+        check_secure(config)
+        checked(config)
+        for ledger in node_ledgers(run, count) if config.resume else ():
+            DurableLedger(ledger).check()
+    except (ConfigError, LedgerError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
+    with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
+        for ledger in node_ledgers(run, count) if not config.resume else ():
+            if not ledger.exists():  # they are there if an earlier try ended before the run began
+                DurableLedger.create(ledger)
+        overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
+        return _train(count, overrides, run, folder=Path(folder))
+
+
+def node_ledgers(run: RunFolder, count: int) -> list[Path]:
+    """What nodes have spent that serve one run: they lie in its folder, and it goes on with them."""
+    return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
+
+
+def _train(count: int, overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
+    before = read_status(run)
+    with federation_of(count, folder, ledgers=run.path / "nodes") as federation:
+        federation.run("run", *overrides, output=run.path)
+        log, processes = federation.log("run-run"), federation.processes
+        follow(processes["run-run"], log, superlink=processes["superlink"])
+    if state_of(run) == "running":
+        raise RunLostError("flwr run has ended before the run")
+    return 0 if state_of(run) in OVER and read_status(run) != before else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""A SuperLink with TLS, and with its nodes' keys registered: `python -m discreet.deployment.superlink`.
+
+It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it, and ends with it.
+Its state (which nodes are known, which runs there were) is a file, so that it survives a restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from discreet.deployment.certificates import register_node
+from discreet.deployment.healthy import healthy
+from discreet.deployment.processes import STARTER, below, heard
+from discreet.logs import log_to
+
+logger = logging.getLogger("discreet.superlink")
+
+CONNECTION = "deployment"
+START_SECONDS = 120.0
+LOOK_SECONDS = 0.2
+WATCH_SECONDS = 5.0
+APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which docker-compose.yml ends the container
+
+
+def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
+    """The command line: nothing insecure, nothing installed at run time."""
+    return [
+        *(sys.executable, "-m", "discreet.deployment.flower_fixes.patient_superlink"),
+        *("--ssl-ca-certfile", str(secrets / "ca.crt")),
+        *("--ssl-certfile", str(secrets / "server.crt")),
+        *("--ssl-keyfile", str(secrets / "server.key")),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--database", str(state / "superlink.db")),
+        *("--host", host, "--port", str(port)),
+    ]
+
+
+def write_connection(home: Path, *, address: str, authority: Path) -> None:
+    """Flower's connection file, so that `flwr ... deployment` works where this runs."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{address}"\nroot-certificates = "{authority.resolve()}"\n'
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.superlink", description=__doc__)
+    parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
+    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
+    parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
+    return parser
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path
+) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
+        if healthy(f"https://127.0.0.1:{port}/health", authority=authority):
+            return True
+    return False
+
+
+def _register_all(keys: Path) -> None:
+    for public_key in sorted(keys.glob("*.pub")):
+        if register_node(public_key, connection=CONNECTION):
+            logger.info("registered the node key %s", public_key.name)
+        else:
+            logger.info("the node key %s is known", public_key.name)
+
+
+def server_apps(ancestor: int) -> list[int]:
+    """The ServerApp processes below a process."""
+    return below(ancestor, b"flwr-serverapp")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink.
+
+    The other way round a SuperLink waits for whoever still reads the log of a run.
+    """
+    deadline = time.monotonic() + APPS_SECONDS
+    apps = server_apps(process.pid)
+    for pid in apps:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    while set(apps) & set(server_apps(process.pid)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SIGNAL_SECONDS)
+            return
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
+    arguments = _parser().parse_args(words)
+    log_to(sys.stdout)
+    arguments.state.mkdir(parents=True, exist_ok=True)
+    if arguments.ready:
+        arguments.ready.unlink(missing_ok=True)
+    asked = threading.Event()
+    for number in heard():
+        signal.signal(number, lambda *_: asked.set())
+    command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
+    # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        _serve(process, arguments, asked)
+    finally:
+        if process.poll() is None:
+            end(process)
+    return 0 if asked.is_set() else process.returncode or 1
+
+
+def _serve(process: subprocess.Popen[bytes], arguments: argparse.Namespace, asked: threading.Event) -> None:
+    authority = arguments.secrets / "ca.crt"
+    if not _wait_until_healthy(process, asked, port=arguments.port, authority=authority):
+        logger.error("the SuperLink did not start")
+        return
+    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=authority)
+    _register_all(arguments.keys or arguments.secrets / "public")
+    if arguments.ready:
+        arguments.ready.touch()
+    started = below(process.pid, STARTER)
+    while process.poll() is None and not asked.wait(WATCH_SECONDS):
+        if started and not below(process.pid, STARTER):
+            # The SuperLink goes on without it, takes runs, and starts none: whoever started this has to do it again.
+            logger.error("the SuperLink's %s has ended: no run would start any more", STARTER.decode())
+            return
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
+
+Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
+process becomes `flower-supernode` (`flower_fixes/patient_supernode.py`), with TLS and the node's own key. Beside it
+stands another one that has what a ClientApp needs loaded (`flower_fixes/warm_clients.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from discreet.client.node_data import NodeDataError, load_node_data
+from discreet.client.policy import policy_from
+from discreet.deployment.flower_fixes import hand_over, warm_clients
+from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.logs import log_to
+
+logger = logging.getLogger("discreet.node")
+
+
+class NodeError(ValueError):
+    """The node can't be started like this. The message says why."""
+
+
+def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
+    """What Flower passes on to each ClientApp of this node.
+
+    Raises:
+      NodeError: no data, or two kinds of them.
+    """
+    config: dict[str, str | int] = {"ledger": str(arguments.ledger.resolve())}
+    if (arguments.data is None) == (arguments.partition is None):
+        raise NodeError("give either --data FOLDER or --partition NUMBER --of COUNT")
+    if arguments.data is not None:
+        config["data"] = str(arguments.data.resolve())
+    else:
+        if arguments.of is None or not 0 <= arguments.partition < arguments.of:
+            raise NodeError(f"--partition must be within 0 and --of ({arguments.partition} of {arguments.of})")
+        config |= {"partition-id": arguments.partition, "num-partitions": arguments.of}
+    if arguments.policy is not None:
+        config["policy"] = str(arguments.policy.resolve())
+    return config
+
+
+def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
+    """Everything that can be wrong on the node itself.
+
+    Raises:
+      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old.
+    """
+    try:
+        declared = policy_from(config).public_num_examples
+    except (OSError, ValueError) as error:
+        raise NodeError(f"--policy: {error}") from error
+    if declared is not None:
+        logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
+    try:
+        DurableLedger(arguments.ledger).check()
+    except LedgerError as error:
+        raise NodeError(f"--ledger: {error}") from error
+    if arguments.data is not None and arguments.task is not None:
+        try:
+            examples = load_node_data(arguments.data, arguments.task)
+        except NodeDataError as error:
+            raise NodeError(f"--data: {error}") from error
+        logger.info("%d examples of %s", len(examples), arguments.task)
+
+
+def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:
+    """The command line. Values of the configuration are quoted as Flower reads them."""
+    for name, value in config.items():
+        if '"' in str(value):
+            raise NodeError(f"{name}: a path must not hold a quotation mark ({value})")
+    words = " ".join(
+        f"{name}={value}" if isinstance(value, int) else f'{name}="{value}"' for name, value in config.items()
+    )
+    command = [
+        *(sys.executable, "-m", "discreet.deployment.flower_fixes.patient_supernode"),
+        *("--superlink", arguments.superlink),
+        *("--root-certificates", str(arguments.authority)),
+        *("--auth-supernode-private-key", str(arguments.key)),
+        *("--host", "127.0.0.1", "--port", str(arguments.port), "--node-config", words),
+    ]
+    return command if arguments.max_retries is None else [*command, "--max-retries", str(arguments.max_retries)]
+
+
+def start_warm_clients() -> None:
+    """Starts `warm_clients` unless one is named by the environment already, and has Flower find it.
+
+    It ends with this process, and what this process becomes.
+    """
+    if SOCKET_VARIABLE not in os.environ:
+        path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
+        subprocess.Popen(warm_clients.command(path))
+        os.environ[SOCKET_VARIABLE] = str(path)
+    first = [str(Path(hand_over.__file__).parent), str(Path(sys.executable).parent)]
+    os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.supernode", description=__doc__)
+    parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
+    parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
+    parser.add_argument("--key", type=Path, required=True, help="this node's private key")
+    parser.add_argument(
+        "--ledger", type=Path, required=True, help="what this node has spent: made by scripts.ledger create"
+    )
+    parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
+    parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
+    parser.add_argument("--task", help="the task that the data are checked for at start")
+    parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")
+    parser.add_argument("--of", type=int, help="how many shares there are")
+    parser.add_argument(
+        "--port", type=int, default=9094, help="of the loopback interface, for this node's own processes"
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="start each ClientApp from nothing: slower, and 400 MB less at rest"
+    )
+    parser.add_argument("--max-retries", type=int, help="give up after so many attempts to connect (default: never)")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Checks, and becomes a SuperNode; 2 where something is wrong."""
+    arguments = _parser().parse_args(words)
+    log_to(sys.stdout)
+    try:
+        config = node_config(arguments)
+        check(arguments, config)
+        command = supernode_command(arguments, config)
+    except NodeError as error:
+        logger.error("discreet: %s", error)
+        return 2
+    logger.info("starting %s", shlex.join(command))
+    if not arguments.cold:
+        start_warm_clients()
+    sys.stdout.flush()
+    return os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

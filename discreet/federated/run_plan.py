@@ -1,0 +1,59 @@
+"""From settings to the plan of a run: how cohorts are drawn, and a round's public constants."""
+
+from __future__ import annotations
+
+import math
+
+from discreet.client_settings import PRIVACY_DRAWS
+from discreet.config import RunConfig
+from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
+from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
+from discreet.federated.session import Session
+from discreet.federated.training_run import Plan, TrainingRun
+from discreet.federated.transport import Transport
+
+
+def cohort_sampling(config: RunConfig) -> CohortSampling:
+    """How the cohorts of a configuration are drawn."""
+    return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
+
+
+def round_settings(config: RunConfig) -> RoundSettings:
+    """A round's public constants, of a configuration whose noise is resolved."""
+    return RoundSettings(
+        expected_cohort=expected_cohort(config),
+        learning_rate=config.server.learning_rate,
+        momentum=config.server.momentum,
+        user=_user_privacy(config) if config.privacy.user.enabled else None,
+        shrink_with_noise=config.server.shrink_with_noise,
+    )
+
+
+def _user_privacy(config: RunConfig) -> UserPrivacy:
+    user = config.privacy.user
+    assert user.noise_multiplier is not None
+    return UserPrivacy(
+        noise_multiplier=user.noise_multiplier,
+        event=user_event(config, user.noise_multiplier),
+        count_stddev=count_stddev(config),
+        target_quantile=user.clip.target_quantile,
+        clip_learning_rate=user.clip.learning_rate,
+        clip_max=user.clip.ceiling,
+        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
+    )
+
+
+def training_run(session: Session, transport: Transport) -> TrainingRun:
+    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
+    config = session.config
+    plan = Plan(
+        rounds=config.rounds,
+        settings=round_settings(config),
+        sampling=cohort_sampling(config),
+        source=session.source,
+        privacy=config.privacy,
+        chance_loss=math.log(session.task.num_classes),
+    )
+    return TrainingRun(plan, session.folder, ledger=session.ledger, transport=transport, evaluate=session.evaluation())

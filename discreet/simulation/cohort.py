@@ -1,0 +1,154 @@
+"""Trains whole cohorts of virtual clients, many at a time: what `InProcessTransport` does one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.client.account import Accounts, Refused
+from discreet.client.admission import Admitted, admit
+from discreet.client.local_privacy import LocalPrivacy, release_update
+from discreet.config import RunConfig
+from discreet.federated.messages import EPSILONS
+from discreet.federated.round import UserPrivacy, empty_sum
+from discreet.federated.run_plan import round_settings
+from discreet.federated.transport import Failure, Replies
+from discreet.privacy.clipping import row_norms
+from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.settings import client_settings
+from discreet.simulation.batches import table_of
+from discreet.simulation.chunk import Chunk
+from discreet.simulation.client_examples import Numbers
+from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
+from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
+from discreet.simulation.engine import Engine
+from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
+from discreet.training.local_training import LocalSettings, dp_sgd, sgd
+
+# The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
+PIECE = 2**17
+
+
+class BatchedTransport:
+    """An `Transport` that trains chunks of the cohort, each as one computation.
+
+    The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
+    the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
+    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
+    """
+
+    def __init__(self, run: RunConfig, engine: Engine, *, accounts: Accounts | None) -> None:
+        self.run, self.engine, self.accounts = run, engine, accounts
+        self._workers = _workers_of(engine, partial(_replies, run, round_settings(run).user, engine))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.close()
+
+    def members(self) -> Sequence[int]:
+        """Every virtual client."""
+        return range(len(self.engine.client_examples))
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+    ) -> Iterator[Replies | Failure]:
+        """Trains the cohort. What clients spend is on disk before their chunk is computed."""
+        asked = client_settings(self.run)
+        self._workers.begin(params.to(self.engine.data.device))
+        for clients, sizes in self._chunks(cohort):
+            named = dict(zip(map(str, clients), sizes, strict=True))
+            found = admit(asked, round_number, named, accounts=self.accounts)
+            yield from (Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused))
+            admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
+            if admitted:
+                self._workers.submit(_work_of(admitted, round_number, clip_norm))
+            if self._workers.full:
+                yield self._workers.result()
+        while not self._workers.idle:
+            yield self._workers.result()
+
+    def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""
+        clients: Numbers = np.asarray(cohort, dtype=np.int64)
+        sizes = self.engine.client_examples.sizes(clients)
+        order = np.argsort(-sizes, kind="stable")
+        # Every worker gets as many chunks, and all are about as large: none idles.
+        rounds = math.ceil(len(clients) / (self.engine.chunk * self.engine.workers))
+        step = max(1, math.ceil(len(clients) / max(1, rounds * self.engine.workers)))
+        for start in range(0, len(clients), step):
+            chosen = order[start : start + step]
+            yield clients[chosen].tolist(), sizes[chosen].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """One chunk of clients in one round."""
+
+    clients: tuple[int, ...]
+    training: tuple[LocalSettings, ...]
+    local: LocalPrivacy | None
+    round_number: int
+    clip_norm: float
+    largest: tuple[float, ...]  # of the epsilons that they have spent, as `Replies` has them
+
+
+def _work_of(admitted: dict[int, Admitted], round_number: int, clip_norm: float) -> _Work:
+    each = admitted.values()
+    largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
+    training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+    return _Work(tuple(admitted), training, local, round_number, clip_norm, largest)
+
+
+def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
+    if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
+        size = engine.model.layout.size
+        return ForkedWorkers(train, count=engine.workers, num_params=size)
+    return ThreadWorker(train)
+
+
+def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: Tensor, work: _Work) -> Replies:
+    """Trains a chunk from `params`, and adds it up."""
+    draws = _draws(run, work)
+    table = table_of([engine.client_examples.examples(client) for client in work.clients])
+    updates = chunk_updates(Chunk(engine.model, engine.data, table, work.training, draws), params).cpu()
+    if work.local is not None:
+        for row in range(len(updates)):
+            updates[row] = release_update(updates[row], work.local, source=draws.local(row))
+    total = empty_sum(updates.shape[1], work.clip_norm, user)
+    for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
+        total.add(piece, row_norms(piece) <= work.clip_norm)
+    return Replies(total.part(), *work.largest)
+
+
+def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
+    """The change of the parameters of each client, (k, num_params), float32, not clipped.
+
+    Args:
+        chunk: at least one client; one without examples is treated as in `local_update`.
+        start: (num_params,), where everybody starts, on the device of the chunk's data.
+    """
+    start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
+    if dual_is_cheaper(chunk.model, max(sizes), settings):
+        return dual_sgd(chunk, start)
+    params = chunk.model.layout.copies(start, len(sizes))
+    if settings.example:
+        dp_sgd(chunk, params, sizes, settings)
+    else:
+        sgd(chunk, params, settings)
+    return chunk.model.layout.change(params, start)
+
+
+def _draws(run: RunConfig, work: _Work) -> Draws:
+    if run.seed is None:
+        return SecureDraws(secure_source())
+    seeded = seeded_source(run.seed)
+    return SeededDraws([seeded.child("client", work.round_number, client) for client in work.clients])

@@ -1,0 +1,131 @@
+"""What a simulation trains with: the shared data set, who holds what, the model, and how much at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from discreet.config import RunConfig
+from discreet.simulation.client_examples import ClientExamples, SharedExamples, client_examples_of, shared_examples
+from discreet.simulation.dual_form import dual_is_cheaper
+from discreet.simulation.layer_sequence import LayerSequence
+from discreet.simulation.sequence_builder import sequence_of
+from discreet.tasks.examples import Task
+from discreet.tasks.fixed_features import features_of, split_fixed
+from discreet.tasks.models import build_model
+from discreet.training.local_training import LocalSettings
+
+logger = logging.getLogger("discreet")
+
+# What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
+# far more to be kept busy). Measured: benchmarks/cohort_speed.py.
+CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
+LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
+FEW = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """What trains virtual clients.
+
+    Attributes:
+        data: the data set that all clients share, on the device that computes.
+        client_examples: which rows of it each client holds.
+        model: its layers, for many clients at once.
+        chunk: how many clients are trained together at most.
+        workers: how many chunks are trained at the same time, each in a process of its own.
+    """
+
+    data: SharedExamples
+    client_examples: ClientExamples
+    model: LayerSequence
+    chunk: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.workers < 1:
+            raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
+
+
+def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
+    """The engine for a run on a task; `client_examples` in place of the run's own partition.
+
+    `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
+
+    Raises:
+        ValueError: a layer of the model has no pass by hand.
+    """
+    device = torch.device(run.device)
+    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=0).to(device)
+    fixed, learned = split_fixed(model)
+    if fixed is None:
+        data = shared_examples(task.train, device)
+    else:
+        logger.info("the fixed features of %d examples are computed once", len(task.train))
+        data = shared_examples(features_of(fixed, task.train), device)
+    if client_examples is None:
+        client_examples = client_examples_of(task, run.data)
+    layers = learned_layers(model, task.input_shape)
+    if layers is None:
+        raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
+    training = run.training
+    settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
+    # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
+    examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
+    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, settings)
+    return Engine(
+        data,
+        client_examples,
+        layers,
+        chunk=chunk_size(
+            learned,
+            data.read(torch.zeros(1, dtype=torch.int64, device=device)),
+            batch_size=training.batch_size,
+            dual=examples if in_dual_form else 0,
+        ),
+        workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
+    )
+
+
+def learned_layers(model: nn.Module, input_shape: tuple[int, ...]) -> LayerSequence | None:
+    """The layers of a model that learn; None if one of them has no pass by hand."""
+    fixed, learned = split_fixed(model)
+    return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,))
+
+
+def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0) -> int:
+    """How many clients to train together: what they read and write again and again is to stay in the cache.
+
+    That is their parameters, the change of these, and what a batch leaves for the backward pass.
+
+    Args:
+        model: on the device that computes.
+        example: one input, (1, *input_shape).
+        batch_size: examples of each client at a time.
+        dual: the examples of a client if the first layer is trained in its dual form (`dual_form.py`), else 0.
+    """
+    kept = 0
+
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def count(values: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 0 if values.data_ptr() in weights else values.numel()
+        return values
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
+        model(example)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    if dual:
+        first = next(model.parameters())
+        sizes[0] = dual * (dual + 2 * len(first))
+    floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
+    kind = example.device.type
+    fitting = CHUNK_BYTES[kind] // (4 * floats)
+    # A model for which the cache is too small anyway still gains by fewer and larger calls.
+    return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))

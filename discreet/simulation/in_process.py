@@ -1,0 +1,129 @@
+"""Asks virtual clients in the same process: the same clients and the same round as Flower's runtime, without Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from discreet.client.account import Accounts, Refused
+from discreet.client.nodes import virtual_client
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import TrainReply, TrainRequest, VirtualClient
+from discreet.federated.run_plan import training_run
+from discreet.federated.session import Session, checked, finish, prepare
+from discreet.federated.training_run import Outcome
+from discreet.federated.transport import Failure, Transport
+from discreet.settings import client_settings
+from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+
+logger = logging.getLogger("discreet")
+
+LARGE_BATCH = 256  # below it a second thread waits more than it helps
+
+
+@dataclass(frozen=True)
+class InProcessTransport:
+    """A `Transport` that calls each client where it stands."""
+
+    run: RunConfig
+    state_folder: str
+
+    def members(self) -> Sequence[int]:
+        """Every virtual client."""
+        return range(self.run.data.num_clients)
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+    ) -> Iterator[TrainReply | Failure]:
+        """Trains one client after the other."""
+        run = client_settings(self.run)
+        for client_id in cohort:
+            virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
+            request = TrainRequest(round_number, clip_norm, run, virtual)
+            try:
+                yield replace(virtual_client(request).answer(request, params), client=client_id)
+            except Refused as refusal:
+                yield Failure(client_id, "refused", str(refusal))
+
+
+def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:
+    """One whole run in this process, by the engine that `engine` names. `progress` is a terminal to show it on;
+    `resolved` is the configuration with its noise resolved, if that was done before.
+
+    Raises:
+      ConfigError, LedgerError: before anything has started.
+    """
+    _check_engine(config)
+    if config.training.batch_size < LARGE_BATCH:
+        torch.set_num_threads(1)
+    with ExitStack() as stack:
+        session = prepare(config, simulated=True, held=stack, resolved=resolved)
+        session.model.to(config.device)
+        uncovered = not_batched(config) or _unknown_layers(session)
+        _refuse_uncovered(config, uncovered)
+        if config.engine == "one_by_one" or uncovered:
+            logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
+            transport: Transport = InProcessTransport(session.config, str(session.folder.path))
+        else:
+            transport = stack.enter_context(batched(session))
+        text = config.operations.log_format == "text"
+        outcome = training_run(session, transport).run(session.checkpoint, progress=progress if text else None)
+        finish(session, outcome)
+    return outcome
+
+
+def check(config: RunConfig) -> RunConfig:
+    """The configuration with its noise resolved; starts nothing and opens no folder.
+
+    Raises:
+      ConfigError: `simulate` would refuse the configuration.
+    """
+    _check_engine(config)
+    return checked(config)[0]
+
+
+def _check_engine(config: RunConfig) -> None:
+    _refuse_uncovered(config, not_batched(config))
+    check_device(config)
+
+
+def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
+    if config.engine == "batched" and uncovered:
+        raise ConfigError(f"engine=batched does not cover {uncovered}: take engine=auto")
+
+
+def _unknown_layers(session: Session) -> str | None:
+    covered = learned_layers(session.model, session.task.input_shape) is not None
+    return None if covered else f"model.name={session.config.model.name}"
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ConfigError where PyTorch can't compute on the run's device here."""
+    if config.device.split(":")[0] not in CHUNK_BYTES:
+        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
+
+
+def not_batched(config: RunConfig) -> str | None:
+    """What of a configuration keeps clients from being trained many at a time; None if nothing does."""
+    return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
+
+
+def batched(session: Session) -> BatchedTransport:
+    """The transport that trains a session's clients many at a time."""
+    config, accounts = session.config, None
+    if client_settings(config).accounts_itself:
+        ledger = DurableLedger(session.folder.clients_ledger_path)
+        accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
+    engine = engine_of(config, session.task)
+    logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+    return BatchedTransport(config, engine, accounts=accounts)

@@ -1,0 +1,116 @@
+"""Small clients for the tests of client_app, and the oracles that several of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from scipy import stats
+from torch import Tensor, nn
+
+from discreet.client.account import Accounts
+from discreet.client.client import DPClient
+from discreet.client.policy import ClientPolicy
+from discreet.config import RunConfig, parse_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import TrainRequest
+from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.settings import client_settings
+from discreet.tasks.examples import Examples
+
+DIMS, CLASSES = 5, 3
+SIZE = DIMS * CLASSES + CLASSES
+
+# What a client does is set up by these words, and user-level privacy is off unless a test turns it on.
+OFF = ("privacy.user.enabled=false", "rounds=4", "training.epochs=1", "training.batch_size=4")
+EXAMPLE = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1.5")
+LOCAL = (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2.0")
+
+
+def config(*words: str) -> RunConfig:
+    """A configuration from `name=value` words, without Hydra's composition, which takes a while."""
+    return parse_config(OmegaConf.from_dotlist(list(words)))
+
+
+def linear(seed: int = 40693, *, dims: int = DIMS, classes: int = CLASSES) -> nn.Module:
+    """A linear model with random parameters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return nn.Linear(dims, classes)
+
+
+def examples(count: int, *, seed: int = 1187, dims: int = DIMS, classes: int = CLASSES) -> Examples:
+    """Random examples."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, dims, generator=generator)
+    return Examples(inputs, torch.randint(classes, (count,), generator=generator))
+
+
+def params_of(model: nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def client(
+    data: Examples,
+    ledger: Path | None = None,
+    *,
+    policy: ClientPolicy | None = None,
+    source: RandomSource | None = None,
+    delta: float = 1e-3,
+) -> DPClient:
+    """A client with its own ledger file, or without one."""
+    accounts = None if ledger is None else Accounts(ledger_at(ledger), delta, "pld")
+    return DPClient(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
+
+
+def ledger_at(path: Path) -> DurableLedger:
+    """The ledger at a path, made where there is none."""
+    return DurableLedger(path) if path.exists() else DurableLedger.create(path)
+
+
+def request(run: RunConfig, number: int = 1, *, clip_norm: float = math.inf) -> TrainRequest:
+    """What the server would send."""
+    return TrainRequest(number, clip_norm, client_settings(run))
+
+
+def gradients(model: nn.Module, data: Examples) -> list[Tensor]:
+    """Each example's gradient, by one backward pass an example."""
+    found = []
+    for row, target in zip(data.inputs, data.targets, strict=True):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(row.unsqueeze(0)), target.unsqueeze(0)).backward()  # type: ignore[no-untyped-call]
+        found.append(torch.cat([torch.Tensor(parameter.grad).reshape(-1) for parameter in model.parameters()]))
+    return found
+
+
+def clipped(vectors: Sequence[Tensor], norm_clip: float, *, order: float = 2) -> Tensor:
+    """The sum of vectors, each scaled to a norm of at most `norm_clip`."""
+    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / norm_clip) for vector in vectors]
+    return torch.stack(scaled).sum(0)
+
+
+def write(model: nn.Module, params: Tensor) -> None:
+    """Puts a vector into a model, by hand."""
+    start = 0
+    for parameter in model.parameters():
+        parameter.data = params[start : start + parameter.numel()].reshape(parameter.shape).clone()
+        start += parameter.numel()
+
+
+def rejects_gaussian(noise: Tensor, stddev: float) -> bool:
+    """Chi-square test of a standard deviation; false-alarm rate 1e-6."""
+    values = noise.double().numpy()
+    statistic = float(np.sum(values**2)) / stddev**2
+    return bool(min(stats.chi2.sf(statistic, len(values)), stats.chi2.cdf(statistic, len(values))) < 5e-7)
+
+
+def rejects_laplace(noise: Tensor, scale: float) -> bool:
+    """Test of a Laplace scale: |x| / scale adds up to a Gamma(n). False-alarm rate 1e-6."""
+    values = noise.double().numpy()
+    statistic = float(np.sum(np.abs(values))) / scale
+    return bool(min(stats.gamma.sf(statistic, len(values)), stats.gamma.cdf(statistic, len(values))) < 5e-7)

@@ -1,0 +1,130 @@
+"""A client's own account: it adds up over rounds and runs, survives the process, and ends at a budget."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
+from discreet.client_settings import EXAMPLE, LOCAL
+from discreet.federated.durable_ledger import Charge, DurableLedger
+from tests.client.clients import ledger_at
+
+STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
+DELTA = 1e-4
+
+
+def account(path: Path, *, accountant: str = "pld", delta: float = DELTA) -> Accounts:
+    return Accounts(ledger_at(path), delta, accountant)
+
+
+def charge(
+    mine: Accounts, event: DpEvent, count: int, *budgets: Budget, guarantee: str = EXAMPLE, by: str = ""
+) -> float:
+    """Charges as an admission does, and returns the epsilon spent with it."""
+    one = Charge(1, guarantee, by, event, count)
+    after = mine.after(one, budgets)
+    assert mine.write([one])
+    return mine.epsilon(after)
+
+
+def oracle(*events: tuple[DpEvent, int]) -> float:
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for event, count in events:
+        accountant.compose(SelfComposedDpEvent(event, count))
+    return float(accountant.get_epsilon(DELTA))
+
+
+def test_epsilon_is_cumulative_over_the_rounds(tmp_path: Path) -> None:
+    mine = account(tmp_path / "ledger.db")
+    assert mine.epsilon(mine.spent(EXAMPLE, "")) == 0
+    spent = [charge(mine, STEP, 4) for _ in range(3)]
+    assert spent == pytest.approx([oracle((STEP, 4)), oracle((STEP, 8)), oracle((STEP, 12))], rel=5e-3)
+    assert mine.epsilon(mine.spent(EXAMPLE, "")) == spent[-1]
+
+
+def test_epsilon_is_cumulative_over_runs_with_other_noise(tmp_path: Path) -> None:
+    charge(account(tmp_path / "ledger.db"), STEP, 4)
+    other = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.9))
+    after = charge(account(tmp_path / "ledger.db"), other, 2)
+    assert after == pytest.approx(oracle((STEP, 4), (other, 2)), rel=5e-3)
+
+
+def test_clients_and_guarantees_have_accounts_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "clients.db"
+    charge(account(path), STEP, 4, by="7")
+    mine = account(path)
+    spent = {(name, client): mine.epsilon(mine.spent(name, client)) for name in (EXAMPLE, LOCAL) for client in "78"}
+    assert [key for key, epsilon in spent.items() if epsilon > 0] == [(EXAMPLE, "7")]
+
+
+def test_the_accountant_is_the_one_that_is_named(tmp_path: Path) -> None:
+    spent = charge(account(tmp_path / "l.db", accountant="rdp"), STEP, 9)
+    assert spent == pytest.approx(RdpAccountant().compose(SelfComposedDpEvent(STEP, 9)).get_epsilon(DELTA), rel=0.02)
+
+
+def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path) -> None:
+    mine = account(tmp_path / "ledger.db")
+    for scale in (4.0, 2.0):
+        charge(mine, LaplaceDpEvent(scale), 1, guarantee=LOCAL)
+    assert pure_epsilon_of(mine.spent(LOCAL, "")) == pytest.approx(0.75)
+    charge(mine, GaussianDpEvent(2.0), 1, guarantee=LOCAL)
+    assert pure_epsilon_of(mine.spent(LOCAL, "")) == math.inf
+
+
+def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    mine, budget = account(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA)
+    charge(mine, STEP, 8, budget)
+    head = mine.ledger.mark().head
+    with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
+        charge(mine, STEP, 4, budget)
+    assert mine.ledger.mark().head == head
+    assert charge(mine, STEP, 1, budget) <= budget.epsilon
+
+
+def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
+    # At delta 0.98, which a server may name, the same releases cost next to nothing.
+    mine, budgets = account(tmp_path / "ledger.db", delta=0.98), (Budget(4, 0.98), Budget(oracle((STEP, 10)), DELTA))
+    assert charge(mine, STEP, 9, *budgets) < 0.1
+    with pytest.raises(Refused, match=r"at delta 0\.0001$"):
+        charge(mine, STEP, 2, *budgets)
+
+
+def test_a_budget_at_delta_zero_is_one_of_pure_epsilon(tmp_path: Path) -> None:
+    mine, budget = account(tmp_path / "ledger.db"), Budget(0.75, 0.0)
+    charge(mine, LaplaceDpEvent(2.0), 1, budget)
+    charge(mine, LaplaceDpEvent(4.0), 1, budget)
+    with pytest.raises(Refused, match=r"would reach a pure epsilon of 0\.76 of 0\.75$"):
+        charge(mine, LaplaceDpEvent(100.0), 1, budget)
+
+
+def test_noise_of_zero_passes_every_budget(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="epsilon inf of 1000"):
+        charge(account(tmp_path / "l.db"), GaussianDpEvent(0.0), 1, Budget(1000, DELTA))
+
+
+def test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed(tmp_path: Path) -> None:
+    # A node that serves two runs: the other one charges between this one's look and its own charge.
+    budget, path = Budget(oracle((STEP, 10)), DELTA), tmp_path / "ledger.db"
+    mine, one = account(path), Charge(1, EXAMPLE, "", STEP, 8)
+    mine.after(one, [budget])
+    DurableLedger(path).charge([one])
+    assert not mine.write([one])
+    with pytest.raises(Refused, match="the example-level budget is spent"):
+        mine.after(one, [budget])
+    assert [release.count for release in mine.ledger.releases()] == [8]
+
+
+def test_what_another_client_was_charged_meanwhile_stands_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "clients.db"
+    mine, one, other = account(path), Charge(1, EXAMPLE, "1", STEP, 8), Charge(1, EXAMPLE, "2", STEP, 8)
+    mine.after(one, [])
+    mine.spent(EXAMPLE, "2")
+    DurableLedger(path).charge([other])
+    assert mine.write([one])
+    assert mine.spent(EXAMPLE, "2").num_releases == 8

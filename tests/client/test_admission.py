@@ -1,0 +1,122 @@
+"""A cohort is admitted as its clients would be one by one: what is asked, charged and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from discreet.client import account
+from discreet.client.account import Accounts, Refused
+from discreet.client.admission import Admitted, admit
+from discreet.client_settings import EXAMPLE, ClientSettings
+from discreet.config import load_config
+from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.privacy.events import poisson_round_event
+from discreet.settings import client_settings
+from tests.client.clients import ledger_at
+
+EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
+BOTH = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2")
+
+
+def run(*words: str) -> ClientSettings:
+    work = ("training.epochs=1", "training.batch_size=8")
+    words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1.1", *work, *words)
+    return client_settings(load_config(words))
+
+
+def accounts(folder: Path) -> Accounts:
+    return Accounts(ledger_at(folder / "clients.db"), 1e-3, "pld")
+
+
+def enter(folder: Path, sizes: dict[str, int], *words: str, number: int = 1) -> dict[str, Admitted | Refused]:
+    return admit(run(*words), number, sizes, accounts=accounts(folder))
+
+
+def spent(found: Admitted | Refused) -> float:
+    assert isinstance(found, Admitted)
+    return found.epsilon_example
+
+
+@pytest.mark.parametrize("words", [(), BOTH], ids=["example", "example and local"])
+def test_many_clients_at_once_are_these_clients_one_by_one(words: tuple[str, ...], tmp_path: Path) -> None:
+    sizes = {"4": 9, "2": 5, "7": 0, "9": 9}
+    many, each = accounts(tmp_path / "many"), accounts(tmp_path / "each")
+    for number in (1, 2):
+        together = admit(run(*words), number, sizes, accounts=many)
+        alone = {}
+        for name, size in sizes.items():
+            alone |= admit(run(*words), number, {name: size}, accounts=each)
+        assert together == alone
+    rows = [
+        [(row.round, row.guarantee, row.holder, row.count) for row in who.ledger.releases()] for who in (many, each)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_resumed_simulation_reads_what_was_spent(tmp_path: Path) -> None:
+    first = spent(enter(tmp_path, {"3": 9})["3"])
+    assert spent(enter(tmp_path, {"3": 9}, number=2)["3"]) > first > 0
+
+
+def test_charges_are_on_disk_before_anybody_works(tmp_path: Path) -> None:
+    found = enter(tmp_path, {"4": 9, "2": 5})
+    assert all(isinstance(who, Admitted) for who in found.values())
+    ledger = DurableLedger(tmp_path / "clients.db")
+    assert [(row.holder, row.count) for row in ledger.releases()] == [("4", 2), ("2", 1)]
+
+
+def test_some_refuse_and_the_others_work(tmp_path: Path) -> None:
+    once = spent(enter(tmp_path, {"0": 40})["0"])
+    found = enter(tmp_path, {"0": 40, "1": 40}, f"privacy.example.max_epsilon={once}", number=2)
+    assert isinstance(found["1"], Admitted)
+    assert "the example-level budget is spent: this round would reach epsilon" in str(found["0"])
+    assert [row.holder for row in DurableLedger(tmp_path / "clients.db").releases()] == ["0", "1"]
+
+
+def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:
+    found = enter(tmp_path, {"0": 40}, *BOTH, "privacy.local.max_epsilon=0.1")
+    assert "the local-level budget is spent" in str(found["0"])
+    assert DurableLedger(tmp_path / "clients.db").releases() == []
+
+
+def test_a_client_without_examples_is_charged_nothing_and_takes_part(tmp_path: Path) -> None:
+    assert spent(enter(tmp_path, {"5": 0})["5"]) == 0
+    assert DurableLedger(tmp_path / "clients.db").releases() == []
+
+
+def test_with_a_declared_number_everybody_is_charged_alike(tmp_path: Path) -> None:
+    enter(tmp_path, {"5": 0, "6": 90}, "data.public_num_examples=40")
+    ledger = DurableLedger(tmp_path / "clients.db")
+    assert [ledger.spent(EXAMPLE, holder=name).entries for name in ("5", "6")] == [((EVENT, 5),)] * 2
+
+
+def test_without_a_ledger_nobody_spends() -> None:
+    assert "no ledger" in str(admit(run(), 1, {"1": 5}, accounts=None)["1"])
+
+
+def test_what_is_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "REMEMBERED", 1)
+    many = accounts(tmp_path)
+    found = [spent(admit(run(), number, {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
+    assert found == sorted(set(found))
+
+
+def test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = spent(enter(tmp_path / "elsewhere", {"0": 40})["0"])
+    many, other = accounts(tmp_path), DurableLedger(tmp_path / "clients.db")
+    after = Accounts.after
+
+    def slow(self: Accounts, charge: Charge, budgets: object) -> object:
+        found = after(self, charge, budgets)  # type: ignore[arg-type]
+        if not other.releases():
+            other.charge([Charge(1, EXAMPLE, "0", EVENT, 5)])
+        return found
+
+    monkeypatch.setattr(Accounts, "after", slow)
+    found = admit(run(f"privacy.example.max_epsilon={once}"), 1, {"0": 40}, accounts=many)
+    assert isinstance(found["0"], Refused)
+    assert len(other.releases()) == 1

@@ -1,0 +1,98 @@
+"""Clients whose own budget is spent stay out; the server goes on with the others, until nobody is left."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from discreet.config import load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.training_run import Outcome
+from discreet.simulation.in_process import simulate
+
+CLIENTS = 6
+SMALL = [f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "training.epochs=1", "seed=30911"]
+SMALL += ["privacy.user.enabled=false", "training.batch_size=64", "sampling.kind=everyone", "rounds=9"]
+
+# In shards of unlike size the clients' steps differ in number and probability, so their budgets last unequally long.
+UNEQUAL = ["data.partition=dirichlet", "data.alpha=0.3"]
+EXAMPLE = [*SMALL, *UNEQUAL, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1.5"]
+EXAMPLE += ["privacy.accountant=rdp", "privacy.example.max_epsilon=4"]
+LOCAL = [*SMALL, "privacy.local.noise_multiplier=4", "privacy.local.max_epsilon=1"]
+
+
+def run(folder: Path, *words: str) -> Outcome:
+    return simulate(load_config([*words, f"output_dir={folder}"]))
+
+
+def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:
+    """How many rounds each client took part in."""
+    return dict(
+        Counter(row.holder for row in DurableLedger(folder / "clients.db").releases() if row.guarantee == guarantee)
+    )
+
+
+@pytest.fixture(scope="module")
+def examples_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    folder = tmp_path_factory.mktemp("example") / "run"
+    return folder, run(folder, *EXAMPLE)
+
+
+def test_clients_whose_example_level_budget_is_spent_stay_out_and_the_others_go_on(
+    examples_run: tuple[Path, Outcome],
+) -> None:
+    replies = [row["replies"] or 0 for row in RunFolder(examples_run[0]).read_metrics()]
+    assert replies[0] == CLIENTS
+    assert len(set(replies)) > 2  # some went before others
+    assert replies == sorted(replies, reverse=True)  # and who is out stays out
+
+
+def test_no_client_passes_its_budget_and_each_uses_what_fits(examples_run: tuple[Path, Outcome]) -> None:
+    ledger = DurableLedger(examples_run[0] / "clients.db")
+    rounds = rounds_of(examples_run[0], "example")
+    assert len(rounds) == CLIENTS
+    for client, count in rounds.items():
+        spent = ledger.spent("example", holder=client)
+        event, steps = spent.entries[0]
+        assert spent.epsilon(1e-3, "rdp") <= 4
+        if count < 9:
+            assert spent.record(event, steps // count).epsilon(1e-3, "rdp") > 4
+
+
+def test_the_run_reports_the_largest_epsilon_that_a_client_spent(examples_run: tuple[Path, Outcome]) -> None:
+    folder, _ = examples_run
+    ledger = DurableLedger(folder / "clients.db")
+    largest = max(ledger.spent("example", holder=str(client)).epsilon(1e-3, "rdp") for client in range(CLIENTS))
+    assert RunFolder(folder).read_metrics()[-1]["epsilon_example"] == pytest.approx(largest, rel=1e-6)
+    _, example, _ = json.loads((folder / "privacy.json").read_text())["guarantees"]
+    assert example["epsilon"]["rdp"] == pytest.approx(largest, rel=1e-6)
+
+
+def test_the_run_ends_after_the_round_in_which_the_last_client_refused(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "run", *LOCAL, "privacy.local.kind=laplace")
+    taken = set(rounds_of(tmp_path / "run", "local").values())
+    assert len(taken) == 1  # equal noise, everybody in every round
+    assert outcome.checkpoint.round == taken.pop() + 1 < 9
+    assert outcome.stopped is not None
+    assert "every client refuses; the last one: client" in outcome.stopped
+    assert "the local-level budget is spent" in outcome.stopped
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(kind: str, tmp_path: Path) -> None:
+    words = ["sampling.kind=poisson", "sampling.probability=0.2", "rounds=60", "training.batch_size=512"]
+    words += ["server.learning_rate=0.001"]  # or the noise of few clients would drive the model, and end the run first
+    outcome = run(tmp_path / "run", *LOCAL, *words, f"privacy.local.kind={kind}")
+    rounds = rounds_of(tmp_path / "run", "local")
+    # With single clients in a cohort, a round in which all that were asked refuse comes long before the last.
+    idle = [row["round"] for row in RunFolder(tmp_path / "run").read_metrics() if row["cohort"] and not row["replies"]]
+    assert len(idle) > 1
+    assert set(rounds) == {str(client) for client in range(CLIENTS)}
+    assert len(set(rounds.values())) == 1  # everybody spent what it had
+    assert outcome.checkpoint.round < 60
+    assert outcome.stopped is not None

@@ -1,0 +1,161 @@
+"""A real node is who its owner says; a virtual client is who the request says."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.client.account import Refused
+from discreet.client.nodes import client_of, node_client, share_of, virtual_client
+from discreet.client.policy import ClientPolicy
+from discreet.config import RunConfig
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
+from discreet.federated.messages import TrainRequest, VirtualClient
+from server_app.server_app import leave_ticket
+from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
+
+DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
+NODE = {"partition-id": 1, "num-partitions": 4}
+
+
+def run_of(*words: str) -> RunConfig:
+    return config(*words, *DIGITS)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
+
+
+def named(run: RunConfig, client: int, folder: Path, number: int = 1) -> TrainRequest:
+    """A request for a virtual client that keeps its ledger in a folder."""
+    return replace(request(run, number), virtual=VirtualClient(client, str(folder), seed=run.seed))
+
+
+def test_a_node_holds_the_share_that_its_owner_named_whatever_client_the_request_names() -> None:
+    run = run_of(*OFF)
+    asked = named(run, 3, Path("somewhere"))
+    assert same(node_client(asked, NODE).examples.inputs, share_of(run.data, 1).inputs)
+
+
+def test_a_node_draws_secure_noise_whatever_seed_the_request_names() -> None:
+    run = run_of(*OFF, "seed=51407")
+    assert node_client(named(run, 1, Path()), NODE).source.is_secure
+    assert not virtual_client(named(run, 1, Path())).source.is_secure
+
+
+def test_a_node_keeps_its_account_where_its_owner_said(tmp_path: Path) -> None:
+    run, path = run_of(*EXAMPLE), tmp_path / "mine" / "ledger.db"
+    ledger_at(path)
+    client = node_client(named(run, 0, tmp_path / "theirs"), NODE | {"ledger": str(path)})
+    assert client.accounts is not None
+    assert client.accounts.ledger.path == path
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_in_a_simulation_a_process_is_the_client_that_the_request_names(tmp_path: Path) -> None:
+    run, ticket = run_of(*OFF), leave_ticket(tmp_path)
+    asked = replace(request(run), virtual=VirtualClient(3, str(tmp_path), ticket))
+    assert same(client_of(asked, NODE).examples.inputs, share_of(run.data, 3).inputs)
+
+
+@pytest.mark.parametrize("ticket", ["", "0" * 64, "another simulation's", "that of an owner's node"])
+def test_outside_a_simulation_a_request_for_a_virtual_client_is_refused(ticket: str, tmp_path: Path) -> None:
+    # What Flower's simulation configures, a plain SuperNode may have too: the ticket tells them apart.
+    left, other = leave_ticket(tmp_path), leave_ticket(make_folder(tmp_path / "other"))
+    node = NODE | ({"ledger": "ledger.db"} if ticket == "that of an owner's node" else {})
+    shown = {"another simulation's": other, "that of an owner's node": left}.get(ticket, ticket)
+    for folder in (tmp_path, tmp_path / "nothing there"):
+        asked = replace(request(run_of(*OFF)), virtual=VirtualClient(3, str(folder), shown))
+        with pytest.raises(Refused, match="names a virtual client, and this node is no simulation's"):
+            client_of(asked, node)
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
+    assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
+def test_a_node_without_a_ledger_refuses_where_it_has_to_account(words: tuple[str, ...]) -> None:
+    run = run_of(*words)
+    with pytest.raises(Refused, match="this node has no ledger: start it with"):
+        node_client(request(run), NODE)
+    assert node_client(request(run_of(*OFF)), NODE).accounts is None
+
+
+def test_a_ledger_that_can_not_be_used_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
+    run = run_of(*EXAMPLE)
+    with pytest.raises(LedgerError):
+        node_client(request(run), NODE | {"ledger": str(path)})
+    with pytest.raises(LedgerError):
+        node_client(request(run), NODE | {"ledger": str(path / "below-a-file" / "ledger.db")})
+
+
+@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
+def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="this node has no data"):
+        node_client(request(run_of(*OFF)), node)
+
+
+def test_a_node_of_another_federation_refuses() -> None:
+    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
+        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})
+
+
+def test_the_owners_policy_is_read_from_the_node() -> None:
+    client = node_client(request(run_of(*OFF)), NODE | {"max-epsilon": 2.0, "max-delta": 1e-5, "require": "user"})
+    assert client.policy == ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("user",))
+
+
+def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
+    # Without a delta of the owner's, a server had 34 rounds of multiplier 1 at delta 0.98 for 4: they cost 41 at 1e-5.
+    path = ledger_at(tmp_path / "ledger.db").path
+    owner = NODE | {"ledger": str(path), "max-epsilon": 4.0, "max-delta": 1e-5}
+    answered = []
+    for delta in ("0.2", "1e-5", "1e-9"):
+        run = run_of(*LOCAL, "rounds=40", f"privacy.delta={delta}")
+        for number in range(1, 6):
+            with suppress(Refused):
+                node_client(request(run, number), owner).answer(request(run, number), torch.zeros(650))
+                answered.append((delta, number))
+    # Noise multiplier 2: 3.71 after three releases at delta 1e-5, and 4.38 after four.
+    assert answered == [("1e-5", 1), ("1e-5", 2), ("1e-5", 3)]
+
+
+def test_a_policy_that_can_not_be_read_is_a_refusal() -> None:
+    with pytest.raises(Refused, match="the policy of this client can't be read: max-delta must be a number"):
+        node_client(request(run_of(*OFF)), NODE | {"max-delta": "small"})
+
+
+def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE)
+    ledger_at(tmp_path / CLIENTS_LEDGER)
+    for number in (0, 2):
+        asked = named(run, number, tmp_path)
+        virtual_client(asked).answer(asked, torch.zeros(650))
+    assert DurableLedger(tmp_path / CLIENTS_LEDGER).holders("example") == ["0", "2"]
+
+
+def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE, "seed=51407")
+    ledger_at(tmp_path / CLIENTS_LEDGER)
+
+    def words(client: int, number: int) -> tuple[int, ...]:
+        drawn = virtual_client(named(run, client, tmp_path, number)).source.words(2)
+        return tuple(np.asarray(drawn).tolist())
+
+    assert words(1, 1) == words(1, 1)
+    assert len({words(client, number) for client in (0, 1) for number in (1, 2)}) == 4
