@@ -12,6 +12,7 @@ from torch.nn import functional
 from discreet.privacy.rules.terms import Slot
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+PADDING = -100  # the target of a position that does not count, as in PyTorch
 
 # A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
 # 1e18 with output gradients of 1e-24 would have a norm of 0 by the product rule, and pass unclipped.
@@ -23,15 +24,16 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of each example, (n,).
 
     outputs are logits (n, ..., classes), targets class numbers (n, ...). If an example has several positions (a
-    sequence), its loss is their mean.
+    sequence), its loss is the mean over those whose target is not `PADDING`, -100; if there is none, it is 0.
 
-    >>> cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))
+    >>> cross_entropy(torch.zeros(2, 3, 5), torch.tensor([[0, 1, 4], [2, -100, -100]]))
     tensor([1.6094, 1.6094])
     """
     if outputs.dim() == 2:
         return functional.cross_entropy(outputs, targets, reduction="none")
-    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
-    return losses.view(len(outputs), -1).mean(1)
+    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=PADDING)
+    counted = (targets != PADDING).flatten(1).sum(1)
+    return losses.view(len(outputs), -1).sum(1) / counted.clamp(min=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ class Objective:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
         losses = self.loss(outputs, targets)
         if losses.shape != (len(targets),):
-            raise ValueError(f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}")
+            raise ValueError(
+                f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}: wrap a loss of "
+                "torch.nn in per_example_loss, or take the mean or sum over each example's own positions"
+            )
         return losses
 
     def has_known_gradient(self, targets: Tensor) -> bool:

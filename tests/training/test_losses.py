@@ -1,0 +1,131 @@
+"""Losses of one value an example are PyTorch's on it alone; clipped sums with them are those of a loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
+from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.training.losses import LOSSES, absolute, binary_cross_entropy, huber, per_example_loss, squared
+from tests.privacy.test_per_example_oracle import clipped_sum, single_gradients
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def classes(*shape: int, padded: bool = False) -> Tensor:
+    """Class numbers below 3; with padding in half of the places, and everywhere in the last example."""
+    found = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(sum(shape)))
+    if padded:
+        found[torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5] = -100
+        found[0, 0], found[-1] = 1, -100
+    return found
+
+
+WEIGHT = torch.tensor([0.2, 3.0, 1.0])
+NUMBERS: list[tuple[Loss, nn.Module]] = [
+    (squared, nn.MSELoss()),
+    (absolute, nn.L1Loss()),
+    (huber, nn.HuberLoss()),
+    (binary_cross_entropy, nn.BCEWithLogitsLoss()),
+]
+CRITERIA: list[nn.Module] = [
+    *(criterion for _, criterion in NUMBERS),
+    nn.MSELoss(reduction="sum"),
+    nn.SmoothL1Loss(beta=0.3),
+    nn.BCEWithLogitsLoss(pos_weight=WEIGHT, reduction="sum"),
+    nn.BCEWithLogitsLoss(weight=WEIGHT),
+]
+
+
+def assert_a_loop_agrees(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss) -> None:
+    gradients = single_gradients(model, inputs, targets, loss=loss)
+    for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
+        options = {f"l{order}_norm_clip": 0.7, "loss": loss}
+        total, norms = clipped(model, inputs, targets=targets, **options)  # type: ignore[operator]
+        wanted, wanted_norms = clipped_sum(gradients, 0.7, order=order)
+        torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
+        assert float((total.double() - wanted).norm()) <= 1e-3 * 0.7
+
+
+@pytest.mark.parametrize(("loss", "criterion"), NUMBERS)
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3)])
+def test_a_loss_of_numbers_is_that_of_each_example_alone(loss: Loss, criterion: nn.Module, shape: tuple[int]) -> None:
+    outputs, targets = draw(*shape), draw(*shape).sigmoid()
+    wanted = torch.stack([criterion(output, target) for output, target in zip(outputs, targets, strict=True)])
+    torch.testing.assert_close(loss(outputs, targets), wanted)
+    torch.testing.assert_close(loss(outputs.view(5, -1), targets.round().long()), loss(outputs, targets.round()))
+
+
+@pytest.mark.parametrize("criterion", CRITERIA, ids=str)
+def test_gradients_of_losses_of_numbers_are_those_of_a_loop(criterion: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    inputs, targets = draw(5, 4), draw(5, 3).sigmoid()
+    loss = per_example_loss(criterion)
+    wanted = [criterion(model(one), target.unsqueeze(0)) for one, target in zip(inputs.split(1), targets, strict=True)]
+    torch.testing.assert_close(loss(model(inputs), targets), torch.stack(wanted))
+    assert_a_loop_agrees(model, inputs, targets, loss=loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+def test_gradients_with_class_weights_are_those_of_a_loop(weight: Tensor | None, smoothing: float) -> None:
+    model, inputs, targets = nn.Linear(4, 3), draw(6, 4), classes(6)
+    loss = per_example_loss(nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing))
+    wanted = nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, reduction="sum")(model(inputs), targets)
+    torch.testing.assert_close(loss(model(inputs), targets).sum(), wanted)
+    assert_a_loop_agrees(model, inputs, targets, loss=loss)
+
+
+class Transposed(nn.Module):
+    """Logits as PyTorch's losses want them: (n, classes, positions)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layer(inputs)
+        return logits.transpose(1, 2)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_padding_counts_for_nothing_and_an_example_of_padding_alone_is_zero(reduction: str) -> None:
+    model, inputs, targets = Transposed(), draw(4, 5, 4), classes(4, 5, padded=True)
+    loss = per_example_loss(nn.CrossEntropyLoss(reduction=reduction))
+    criterion = nn.CrossEntropyLoss(reduction="sum" if reduction == "sum" else "mean")
+    pairs = zip(model(inputs)[:3], targets[:3], strict=True)
+    wanted = [criterion(logits.unsqueeze(0), target.unsqueeze(0)) for logits, target in pairs]
+    torch.testing.assert_close(loss(model(inputs), targets), torch.stack([*wanted, torch.tensor(0.0)]))
+    assert_a_loop_agrees(model, inputs, targets, loss=loss)
+
+
+def test_the_default_loss_leaves_padding_out_of_the_mean() -> None:
+    model, inputs, targets = nn.Sequential(nn.Linear(4, 3)), draw(4, 5, 4), classes(4, 5, padded=True)
+    losses = per_example_loss(nn.CrossEntropyLoss())(model(inputs).transpose(1, 2), targets)
+    torch.testing.assert_close(cross_entropy(model(inputs), targets), losses)
+    assert_a_loop_agrees(model, inputs, targets, loss=cross_entropy)
+
+
+def test_padding_changes_no_other_example() -> None:
+    outputs, targets = draw(2, 5, 3), classes(2, 5)
+    before = cross_entropy(outputs, targets)
+    targets[1, 2:] = -100
+    after = cross_entropy(outputs, targets)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cross_entropy"}))
+def test_outputs_and_targets_of_other_shapes_are_refused_and_never_broadcast(name: str) -> None:
+    with pytest.raises(ValueError, match="as many outputs as targets"):
+        LOSSES[name](draw(4, 4), draw(4))
+
+
+@pytest.mark.parametrize("criterion", [nn.CTCLoss(), nn.TripletMarginLoss(), nn.Linear(2, 2)], ids=str)
+def test_a_loss_of_another_kind_is_refused_with_the_way_out(criterion: nn.Module) -> None:
+    with pytest.raises(ValueError, match="give a function from outputs"):
+        per_example_loss(criterion)
