@@ -198,9 +198,9 @@ MUTANTS = (
     Mutant(
         "every client noises the first step of DP-SGD only",
         "discreet/training/local_training.py",
-        "noised = clients.add_noise(clients.clipped_sums(current, batch, clip), clip, step=step)",
-        "noised = clients.clipped_sums(current, batch, clip)\n"
-        "        noised = noised if step else clients.add_noise(noised, clip, step=step)",
+        "return clients.add_noise(clients.clipped_sums(params, batch, clip), clip, step=step)",
+        "noised = clients.clipped_sums(params, batch, clip)\n"
+        "    return (noised if step else clients.add_noise(noised, clip, step=step))",
         ("tests/training/test_local_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",),
     ),
     # Sampling and denominators.

@@ -1,7 +1,8 @@
 """A client's local work, plain SGD or DP-SGD: parameters in, update out.
 
 The two loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix
-the order of things, and ask the clients for batches, gradients and noise.
+the order of things, and ask the clients for batches, gradients and noise. `noised_means` is the inner step of DP-SGD,
+which the loop of one's own (`discreet.central`) takes too.
 """
 
 from __future__ import annotations
@@ -56,13 +57,29 @@ class LocalSettings:
     example: ExamplePrivacy | None = None
 
 
-def counted_examples(num_examples: int, settings: LocalSettings) -> int:
+class Stepping(Protocol):
+    """What decides how DP-SGD samples and what a step costs: `LocalSettings`, or the settings of another loop."""
+
+    @property
+    def epochs(self) -> int:
+        """How often each example is seen, on average."""
+
+    @property
+    def batch_size(self) -> int:
+        """The expected size of a batch, and the public constant that a noised sum is divided by."""
+
+    @property
+    def example(self) -> ExamplePrivacy | None:
+        """Clip and noise."""
+
+
+def counted_examples(num_examples: int, settings: Stepping) -> int:
     """The n that DP-SGD and its account go by: the declared constant, or else the client's own number of examples."""
     declared = settings.example.public_num_examples if settings.example else None
     return num_examples if declared is None else declared
 
 
-def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
+def sampling_probability(num_examples: int, settings: Stepping) -> float:
     """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in `counted_examples`.
 
     >>> how = LocalSettings(epochs=1, batch_size=25, learning_rate=0.1, momentum=0.0)
@@ -76,12 +93,12 @@ def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
     return min(1.0, settings.batch_size / counted) if counted else 0.0
 
 
-def steps_of(num_examples: int, settings: LocalSettings) -> int:
+def steps_of(num_examples: int, settings: Stepping) -> int:
     """How many local steps a round takes: epochs * ceil(n / batch_size); n as in `counted_examples`."""
     return settings.epochs * math.ceil(counted_examples(num_examples, settings) / settings.batch_size)
 
 
-def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
+def example_event(num_examples: int, settings: Stepping) -> DpEvent:
     """What one local DP-SGD step costs an example of this client.
 
     With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
@@ -95,6 +112,7 @@ def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
 
 
 Batch = TypeVar("Batch")
+Given = TypeVar("Given", contravariant=True)  # a batch that is only read
 
 
 class SgdClients(Protocol[Batch]):
@@ -109,20 +127,37 @@ class SgdClients(Protocol[Batch]):
         """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into` may be `params`."""
 
 
-class DpSgdClients(Protocol[Batch]):
-    """As `SgdClients`, for steps that are clipped and noised. Sums are rows (k, num_params), as they travel."""
+class NoisedSums(Protocol[Given]):
+    """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as they travel."""
 
-    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
-        """A batch for each of the first clients, which every example joins with its client's probability."""
-
-    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: list[Tensor], batch: Given, l2_norm_clip: float) -> Tensor:
         """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         """Each client's sum with noise of its own."""
 
+
+class DpSgdClients(NoisedSums[Batch], Protocol[Batch]):
+    """As `NoisedSums`, with batches and with views of the sums."""
+
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
+        """A batch for each of the first clients, which every example joins with its client's probability."""
+
     def views(self, rows: Tensor) -> list[Tensor]:
         """Rows as one tensor for each parameter."""
+
+
+def noised_means(
+    clients: NoisedSums[Batch], params: list[Tensor], batch: Batch, *, settings: Stepping, step: int
+) -> Tensor:
+    """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
+
+    Rows (k, num_params): each client's noised sum over `batch_size`. Noise is drawn for the clip that clipped, also if
+    a batch is empty: its sum is zero, and the noise is the same. Whatever an optimizer does with it is post-processing.
+    """
+    assert settings.example is not None
+    clip = settings.example.l2_norm_clip
+    return clients.add_noise(clients.clipped_sums(params, batch, clip), clip, step=step).div_(settings.batch_size)
 
 
 @torch.no_grad()
@@ -143,17 +178,14 @@ def sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSetting
 @torch.no_grad()
 def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
     """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
-    assert settings.example is not None
-    clip, steps = settings.example.l2_norm_clip, [steps_of(size, settings) for size in sizes]
+    steps = [steps_of(size, settings) for size in sizes]
     probabilities = [sampling_probability(size, settings) for size in sizes]
     velocity = params[0].new_zeros(len(sizes), sum(values[0].numel() for values in params))
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         current, moving = [values[:active] for values in params], velocity[:active]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        # Noise also if a batch is empty: its sum is zero, and the noise is the same.
-        noised = clients.add_noise(clients.clipped_sums(current, batch, clip), clip, step=step)
-        moving.mul_(settings.momentum).add_(noised.div_(settings.batch_size))
+        moving.mul_(settings.momentum).add_(noised_means(clients, current, batch, settings=settings, step=step))
         _descend(current, clients.views(moving), settings)
 
 
