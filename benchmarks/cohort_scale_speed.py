@@ -2,7 +2,7 @@
 
     python -m benchmarks.cohort_scale_speed --json scale.json
 
-A round is what `scripts.simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
+A round is what `discreet simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
 is the largest resident size of this process during the round above that before it; the workers map it, and each adds
 what one chunk takes. Every client is a view of the data set, decided by its number: none is held. FLUTE's benchmark is
 logistic regression for 100 rounds of 10 of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s

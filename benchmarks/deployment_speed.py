@@ -1,4 +1,4 @@
-"""A real federation under load: `python -m scripts.benchmark deployment`, or with another number of nodes
+"""A real federation under load: `discreet benchmark deployment`, or with another number of nodes
 `python -m benchmarks.deployment_speed --nodes 40`.
 
 One SuperLink, a gate, and as many SuperNode processes as are asked for, all on this machine, with TLS and node keys.
@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from discreet.cli.benchmark import table_of
 from discreet.deployment.local_federation import Federation, federation_of, wait_until
 from discreet.deployment.superlink import server_apps
 from discreet.federated.run_folder import RunFolder
 from examples.million import million
-from scripts.benchmark import table_of
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 MODEL = f"{million.__module__}:{million.__name__}"

@@ -1,12 +1,12 @@
 """This very app on Flower's Ray simulation, beside the same rounds in one process: clients per second, and start-up.
 
-    DISCREET_TEST_DATA=/folder/with/mnist python -m scripts.benchmark flower
+    DISCREET_TEST_DATA=/folder/with/mnist discreet benchmark flower
 
 The work: Poisson cohorts of 100 of 1000 clients, batches of 10, one epoch, learning rate 0.1, updates clipped, added up
 and noised; the first round of each way is not counted. With MNIST, in the folder `mnist` of the one that the variable
 names, a client has 60 examples; without it the built-in digits are shared out, one or two for each. `flower` is the
 ClientApp in Ray's workers, asked through Flower's grid as `scripts/run` does; `empty` the same with a ClientApp that
-sends back what it was sent; `one by one` our clients in one process; `batched` what `scripts.simulate` does. Times are
+sends back what it was sent; `one by one` our clients in one process; `batched` what `discreet simulate` does. Times are
 medians of rounds by the clock: Ray's workers are other processes. The last row is from the command `scripts/run` to
 its first cohort, and to the end of the first round.
 """

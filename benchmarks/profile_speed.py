@@ -1,4 +1,4 @@
-"""Where the time of a cohort goes, beside what the machine can do: `python -m scripts.benchmark profile`.
+"""Where the time of a cohort goes, beside what the machine can do: `discreet benchmark profile`.
 
 The work is that of `benchmarks.cohort_speed`, in one thread, so that shares add up. Limits are measured in the same
 run: the rate of large matrix products and of copies that are larger than every cache, both in one thread.

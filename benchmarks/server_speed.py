@@ -1,6 +1,6 @@
 """What the server does with replies: how much memory a round takes, and how long a reply takes.
 
-    python -m scripts.benchmark server
+    discreet benchmark server
 
 Memory: a round of 100 and of 1000 replies of a model of a million parameters, in a process of its own. Each reply is
 made, encoded, decoded and thrown away in turn; what is counted is the largest resident size above that before the

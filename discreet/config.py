@@ -102,7 +102,7 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> Run
         settings = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
         if settings.hydra.mode == RunMode.MULTIRUN and not of_sweep:
             words = " ".join(overrides)
-            raise ConfigError(f"{words} is a sweep of several runs, not one: python -m scripts.simulate {words}")
+            raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
         OmegaConf.set_struct(settings, False)
         del settings["hydra"]
         return parse_config(settings)
@@ -129,7 +129,7 @@ def _said_of(message: str, overrides: Sequence[str]) -> str:
     """Hydra's message, or a better one if it is about a list or about an experiment that does not exist."""
     if "Ambiguous value" in message or "requires --multirun" in message:
         word = next(word for word in overrides if f"'{word}'" in message)
-        return f"{word} is a list of values: python -m scripts.simulate --multirun {word} makes a run of each"
+        return f"{word} is a list of values: discreet simulate --multirun {word} makes a run of each"
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message

@@ -1,104 +1,10 @@
-"""Measures things side by side in one run, and prints a table for each section.
-
-Peers that are not installed are named and skipped. Times depend on what else the machine does: the load is printed.
-"""
+"""`discreet benchmark`, for a checkout whose environment is not activated: `python -m scripts.benchmark --help`."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
-SECTIONS = {
-    "accounting": "epsilon of a ledger, first and for each further round, against dp-accounting",
-    "ledger": "the durable ledger: a charge, and epsilon after 10,000 rounds",
-    "server": "memory of a round of 1,000 replies; encode, decode, clip and sum against bare NumPy",
-    "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
-    "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
-    "cohort": "virtual clients per second, batched and one by one",
-    "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
-    "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
-    "flower": "this app on Flower's Ray simulation against one process: clients per second, start-up",
-    "deployment": "20 SuperNodes, a million parameters: rounds a minute, peak MiB of the server, the floor",
-}
-
-EXAMPLES = """
-examples:
-  python -m scripts.benchmark
-  python -m scripts.benchmark accounting ledger --json measured.json
-"""
-Rows = list[dict[str, Any]]
-
-
-def run_sections(names: Sequence[str]) -> dict[str, Rows]:
-    """The rows of each section, printed as they come."""
-    console, results = Console(), {}
-    for name in names:
-        rows: Callable[[], Rows] = import_module(f"benchmarks.{name}_speed").rows
-        console.rule(f"{name}: {SECTIONS[name]}")
-        results[name] = rows()
-        console.print(table_of(results[name]))
-    return results
-
-
-def table_of(rows: Rows) -> Table:
-    """Rows as a table, one column for each name that any of them has."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
-    return table
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def machine() -> dict[str, Any]:
-    """The machine that it was measured on."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load": os.getloadavg(),
-    }
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
-    listed = "\n".join(f"  {name:12} {what}" for name, what in SECTIONS.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.benchmark",
-        description=f"{__doc__}\nsections:\n{listed}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: all sections)")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    chosen = parser.parse_args(words)
-    unknown = [name for name in chosen.sections if name not in SECTIONS]
-    if unknown:
-        print(f"discreet: no section {unknown[0]}; known are {', '.join(SECTIONS)}", file=sys.stderr)
-        return 2
-    results: dict[str, Any] = {"machine": machine()}
-    print(json.dumps(results["machine"]))
-    results |= run_sections(chosen.sections or list(SECTIONS))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(results, indent=2) + "\n")
-    return 0
-
+from discreet.cli.benchmark import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -89,12 +89,12 @@ MUTANTS = (
     ),
     Mutant(
         "tune runs a poor trial again",
-        "scripts/tune.py",
+        "discreet/cli/tune.py",
         "        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))\n",
         "        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))\n"
         "        if _accuracy(path) < 0.5:\n"
         '            simulate(replace(config, output_dir=f"{path}_"))\n',
-        ("tests/scripts/test_tune.py::test_as_many_trials_run_as_were_drawn_however_poor_they_are",),
+        ("tests/cli/test_tune.py::test_as_many_trials_run_as_were_drawn_however_poor_they_are",),
     ),
     Mutant(
         "a Poisson batch is cut at batch_size + 2",

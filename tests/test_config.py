@@ -50,11 +50,11 @@ WRONG = {
     "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
     "resume=true": "output_dir must be given with resume=true",
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adaptive_clipping, ",
-    "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: python -m scripts.simulate experiment=",
-    "rounds=2,3": "is a list of values: python -m scripts.simulate --multirun rounds=2,3 makes a run of each",
+    "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
+    "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
     "rounds": "rounds is no NAME=VALUE that can be read",
-    "rounds=range(2,5)": "python -m scripts.simulate --multirun rounds=range(2,5)",
+    "rounds=range(2,5)": "discreet simulate --multirun rounds=range(2,5)",
 }
 
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from discreet.cli.predict import main as predict
+from discreet.cli.simulate import main as simulate_main
 from discreet.client.account import Refused
 from discreet.client.nodes import node_client
 from discreet.config import ConfigError, load_config
@@ -24,8 +26,6 @@ from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model
-from scripts.predict import main as predict
-from scripts.simulate import main as simulate_main
 from tests.client.clients import request
 from tests.test_readme import commands
 
@@ -53,11 +53,10 @@ def test_the_commands_of_the_readme_train_and_predict(tmp_path: Path, monkeypatc
         for words in commands(ROOT / "README.md")
         if "examples/own" in " ".join(words)
     ]
-    assert [words[2] for words in lines] == ["scripts.simulate", "scripts.predict"]
-    monkeypatch.setattr("sys.argv", [*lines[0][2:], "rounds=3", "seed=31013"])
-    simulate_main()
+    assert [words[1] for words in lines] == ["simulate", "predict"]
+    assert simulate_main([*lines[0][2:], "rounds=3", "seed=31013"]) == 0
     assert (RunFolder(tmp_path / "own").read_metrics()[-1]["accuracy"] or 0) > 0.6
-    assert predict(lines[1][3:]) == 0
+    assert predict(lines[1][2:]) == 0
     assert (tmp_path / "own" / "said.csv").read_text().splitlines()[0].startswith("row,target,prediction")
 
 
@@ -244,10 +243,9 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["scripts.simulate", "data.name=folder", "data.path=/nowhere"])
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        simulate_main()
+        simulate_main(["data.name=folder", "data.path=/nowhere"])
     assert stopped.value.code == 2
     assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
 

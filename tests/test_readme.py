@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from discreet.cli.calibrate import main as calibrate
+from discreet.cli.main import ANYWHERE, IN_A_PROJECT
 from discreet.config import load_config
-from scripts.calibrate import main as calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -22,13 +23,14 @@ def commands(page: Path) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
+VERBS = ANYWHERE | IN_A_PROJECT
 ALL = [(page.name, words) for page in PAGES for words in commands(page)]
 LINES = [pytest.param(words, id=f"{name}: {' '.join(words)[:70]}") for name, words in ALL]
 
 
 def overrides_of(words: list[str]) -> list[str]:
     """The Hydra overrides of a command that takes them; of a sweep the first value of each."""
-    if words[0] == "scripts/run" or words[:3] == ["python", "-m", "scripts.simulate"]:
+    if words[0] == "scripts/run" or words[:2] in (["discreet", "run"], ["discreet", "simulate"]):
         given = [word for word in words if re.match(r"^[\w.]+=", word)]
         return [word.split(",")[0] if "--multirun" in words and "[" not in word else word for word in given]
     if words[:2] == ["flwr", "run"] and "--run-config" in words:
@@ -43,6 +45,8 @@ def test_a_command_names_what_is_there(words: list[str]) -> None:
         assert (ROOT / words[0]).exists()
     if words[:2] == ["python", "-m"]:
         assert (ROOT / f"{words[2].replace('.', '/')}.py").exists()
+    if words[0] == "discreet":
+        assert words[1] in VERBS
 
 
 @pytest.mark.parametrize("words", [line for line in LINES if overrides_of(line.values[0])])  # type: ignore[arg-type]
@@ -51,9 +55,9 @@ def test_the_overrides_of_a_command_compose(words: list[str]) -> None:
     assert load_config(given, of_sweep=any(word.endswith("_sweep") for word in given)).rounds >= 1
 
 
-@pytest.mark.parametrize("words", [line for line in LINES if "scripts.calibrate" in line.values[0]])  # type: ignore[operator]
+@pytest.mark.parametrize("words", [line for line in LINES if line.values[0][:2] == ["discreet", "calibrate"]])  # type: ignore[index]
 def test_calibrate_answers(words: list[str]) -> None:
-    assert calibrate(words[3:]) == 0
+    assert calibrate(words[2:]) == 0
 
 
 def test_the_readme_has_commands() -> None:

@@ -1,4 +1,4 @@
-"""`flwr run . --stream` on a SuperLink of its own: what `scripts/run` starts.
+"""`flwr run . --stream` on a SuperLink of its own: what `discreet run` and `scripts/run` start.
 
 The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own, and both end with the run:
 nothing that another run or another project left running can answer instead.
@@ -34,13 +34,13 @@ MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
 LOG = "superlink.log"
 
-USAGE = """usage: scripts/run [OVERRIDE ...]
+USAGE = """usage: {program} [OVERRIDE ...]
 
 Trains the default experiment over Flower's simulation, and shows accuracy and epsilon at every round.
 Each OVERRIDE is a Hydra override of conf/config.yaml, for instance:
 
-  scripts/run rounds=5 privacy.user.noise_multiplier=0.8
-  scripts/run experiment=silos
+  {program} rounds=5 privacy.user.noise_multiplier=0.8
+  {program} experiment=silos
 """
 
 
@@ -158,10 +158,15 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess
         time.sleep(LOOK_SECONDS)
 
 
-def main(words: Sequence[str]) -> int:
-    """Checks the overrides and runs. Exit code 0: the run folder is complete; 2: a setting is wrong."""
+def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
+    """Checks the overrides and runs. Exit code 0: the run folder is complete; 2: a setting is wrong.
+
+    Args:
+      words: Hydra overrides.
+      program: what a person types to run it again.
+    """
     if any(word in ("-h", "--help") for word in words):
-        print(USAGE)
+        print(USAGE.format(program=program))
         return 0
     log_to(sys.stderr)
     try:
@@ -175,7 +180,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)
     before = read_status(folder)
-    with resumable(folder, "scripts/run"):
+    with resumable(folder, *program.split()):
         code = flwr_run(config, [*words, override("output_dir", folder.path)], folder=Path.cwd())
         if state_of(folder) == "running":
             raise RunLostError(f"flwr run has ended before the run, with exit code {code}")

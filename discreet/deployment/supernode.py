@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
     parser.add_argument(
-        "--ledger", type=Path, required=True, help="what this node has spent: made by scripts.ledger create"
+        "--ledger", type=Path, required=True, help="what this node has spent: made by discreet ledger create"
     )
     parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")

@@ -79,14 +79,14 @@ def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int =
 def _check(config: RunConfig) -> None:
     privacy = config.privacy
     if not privacy.user.enabled or privacy.user.noise_multiplier == 0:
-        raise ConfigError("privacy.user is off or without noise: there is nothing for scripts.tune to account")
+        raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
     if privacy.example.enabled or privacy.local.kind != "none":
         raise ConfigError(
             "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
-            "trials add up there. Try settings with scripts.simulate --multirun; scripts.report states the sum"
+            "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
         )
     if config.output_dir is not None or config.resume:
-        raise ConfigError("output_dir and resume are chosen by scripts.tune: give --output")
+        raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
 
 
 def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:

@@ -97,7 +97,7 @@ class DurableLedger:
         if not path.is_file():
             raise LedgerError(
                 f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
-                f"node is made by `python -m scripts.ledger create {path}`"
+                f"node is made by `discreet ledger create {path}`"
             )
         with self._connect() as connection:
             stored, _ = _settings(connection)
@@ -179,7 +179,7 @@ class DurableLedger:
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
-                f"`python -m scripts.ledger adopt {self.path}` lets it go on here"
+                f"`discreet ledger adopt {self.path}` lets it go on here"
             )
         if _head_at(connection, known.rows) != known.head:
             raise LedgerError(
@@ -203,7 +203,7 @@ class DurableLedger:
             if here.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it is the right one and "
-                    f"was moved there, `python -m scripts.ledger adopt {self.path}` lets it go on"
+                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
                 )
 
     def adopt(self) -> None:

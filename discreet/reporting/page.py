@@ -1,4 +1,4 @@
-"""Run folders to a report: one HTML page, a CSV table, pictures. `python -m scripts.report` is the command for it."""
+"""Run folders to a report: one HTML page, a CSV table, pictures. `discreet report` is the command for it."""
 
 from __future__ import annotations
 

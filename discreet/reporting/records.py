@@ -32,7 +32,7 @@ class RunRecord:
       settings: dotted name to value, as the user asked for them: a target epsilon if one chose the noise.
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
-      selection: selection.json if scripts.tune chose the run, otherwise None.
+      selection: selection.json if discreet tune chose the run, otherwise None.
     """
 
     name: str

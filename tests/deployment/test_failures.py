@@ -15,6 +15,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from discreet.cli.status import status_facts
 from discreet.client.nodes import node_client, share_of
 from discreet.config import load_config
 from discreet.deployment.flower_run import free_port
@@ -23,7 +24,6 @@ from discreet.deployment.superlink import CONNECTION
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import decode_request, encode_reply
 from discreet.federated.run_folder import read_status
-from scripts.status import status_facts
 from tests.deployment.raw_node import Behaviour, raw_node
 
 pytestmark = pytest.mark.slow

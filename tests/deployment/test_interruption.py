@@ -32,9 +32,7 @@ SMALL = [
 LONG = "rounds=5000"
 
 
-def start(
-    mark: str, *words: str, module: str = "scripts.simulate", terminal: int | None = None
-) -> subprocess.Popen[str]:
+def start(mark: str, *words: str, verb: str = "simulate", terminal: int | None = None) -> subprocess.Popen[str]:
     """A command with its output in pipes, or at a terminal that is its own."""
 
     def as_at_a_terminal() -> None:
@@ -43,7 +41,7 @@ def start(
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     return subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", "discreet", verb, *words],
         cwd=ROOT,
         env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
         stdin=terminal,
@@ -71,7 +69,7 @@ def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(tmp
     assert (process.returncode, errors) == (130, "")
     assert marked(mark) == []
     line = f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by SIGINT); to go on: "
-    assert said.splitlines()[-1] == f"{line}python -m scripts.simulate resume=true output_dir={folder.path}"
+    assert said.splitlines()[-1] == f"{line}discreet simulate resume=true output_dir={folder.path}"
 
 
 def test_the_loss_of_the_terminal_ends_a_simulation_and_its_workers(tmp_path: Path) -> None:
@@ -97,7 +95,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     assert process.wait(RUN_SECONDS) == 128 + signal.SIGPIPE
     assert marked(mark) == []
     done = check_interrupted(folder, "nobody reads the output any more")
-    line = f"interrupted after round {done} (nobody reads the output any more); to go on: python -m scripts.simulate"
+    line = f"interrupted after round {done} (nobody reads the output any more); to go on: discreet simulate"
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
     process.stderr.close()
 
@@ -111,14 +109,14 @@ def test_a_sweep_that_is_ended_says_how_the_whole_of_it_goes_on(tmp_path: Path) 
     assert (process.returncode, errors) == (130, "")
     assert marked(mark) == []
     check_interrupted(RunFolder(sweep / "0"), "ended by SIGINT")
-    go_on = f"python -m scripts.simulate --multirun resume=true hydra.sweep.dir={sweep}"
+    go_on = f"discreet simulate --multirun resume=true hydra.sweep.dir={sweep}"
     assert said.splitlines()[-1] == f"interrupted (ended by SIGINT); to go on: {go_on}"
 
 
 def test_a_tune_that_is_ended_leaves_no_process_and_chooses_nothing(tmp_path: Path) -> None:
     output, mark = tmp_path / "tuned", uuid.uuid4().hex
     words = ["--trials", "logarithmic", "--mean", "50", "--output", str(output), *SMALL, LONG]
-    process = start(mark, *words, "privacy.user.clip.norm=0.1,0.3", "seed=7", module="scripts.tune")
+    process = start(mark, *words, "privacy.user.clip.norm=0.1,0.3", "seed=7", verb="tune")
     wait_until(lambda: list(output.glob("trials/*/metrics.csv")), RUN_SECONDS, "a trial trains")
     process.terminate()
     said, errors = process.communicate(timeout=RUN_SECONDS)

@@ -17,6 +17,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
+from discreet.cli.status import main as status_main
+from discreet.cli.status import status_facts, status_lines
 from discreet.client_settings import ConfigError
 from discreet.config import load_config
 from discreet.deployment.compose_nodes import main as compose_nodes
@@ -35,8 +37,6 @@ from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
 from discreet.simulation.in_process import simulate
-from scripts.status import main as status_main
-from scripts.status import status_facts, status_lines
 from server_app.server_app import config_of
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")

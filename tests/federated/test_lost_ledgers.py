@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from discreet.cli.ledger import main as ledger_command
 from discreet.client.nodes import node_client
 from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
-from scripts.ledger import main as ledger_command
 from tests.client.clients import EXAMPLE, config, request
 
 SMALL = (

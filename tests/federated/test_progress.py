@@ -82,8 +82,8 @@ def test_what_is_no_terminal_stays_quiet(stream: io.StringIO | None) -> None:
 
 
 def simulated(folder: Path, *words: str, terminal: bool) -> str:
-    """What `scripts.simulate` writes to its output."""
-    command = [sys.executable, "-m", "scripts.simulate", *WORDS, *words, f"output_dir={folder}"]
+    """What `discreet simulate` writes to its output."""
+    command = [sys.executable, "-m", "discreet", "simulate", *WORDS, *words, f"output_dir={folder}"]
     if not terminal:
         return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     ours, theirs = pty.openpty()

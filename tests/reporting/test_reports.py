@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from discreet.cli import tune
+from discreet.cli.report import show
 from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import REST, canvas, log_axis, to_svg
@@ -32,8 +34,6 @@ from discreet.reporting.spending import (
     spent_by_holder,
 )
 from discreet.reporting.table import repetitions_table, runs_table, swept_line, to_csv
-from scripts import tune
-from scripts.report import show
 from tests.made_runs import ENDED, charge_clients, make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from discreet.cli.simulate import main
 from discreet.config import CONF
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.page import report_of
 from discreet.reporting.records import find_runs, read_runs
-from scripts.simulate import main
 from tests.tasks.test_images import write_cifar, write_femnist, write_mnist
 from tests.tasks.test_text import write_play
 
@@ -46,9 +46,8 @@ SWEEPS = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr("sys.argv", ["scripts.simulate", *words, "seed=6011"])
-    main()
+def run(*words: str) -> None:
+    main([*words, "seed=6011"])
 
 
 def check(folder: Path, guarantees: set[str]) -> None:
@@ -66,7 +65,7 @@ def test_every_experiment_is_here() -> None:
 @pytest.mark.parametrize("name", ALONE)
 def test_an_experiment_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, guarantees = ALONE[name]
-    run(monkeypatch, f"experiment={name}", "rounds=1", f"output_dir={tmp_path / 'run'}", *small)
+    run(f"experiment={name}", "rounds=1", f"output_dir={tmp_path / 'run'}", *small)
     check(tmp_path / "run", guarantees)
 
 
@@ -77,7 +76,7 @@ def test_an_experiment_on_mnist_runs_by_one_command(
 ) -> None:
     small, guarantees = ON_MNIST[name]
     where = [f"data.path={shared_data / 'mnist'}", f"output_dir={tmp_path / 'run'}"]
-    run(monkeypatch, f"experiment={name}", "rounds=1", *where, *small)
+    run(f"experiment={name}", "rounds=1", *where, *small)
     check(tmp_path / "run", guarantees)
 
 
@@ -115,7 +114,7 @@ LOCAL_FILES = {
 def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, settings = LOCAL_FILES[name]
     few = ["rounds=1", "training.epochs=1", "sampling.kind=everyone", f"output_dir={tmp_path / 'run'}"]
-    run(monkeypatch, f"data.name={name}", f"data.path={write(tmp_path)}", *settings, *few)
+    run(f"data.name={name}", f"data.path={write(tmp_path)}", *settings, *few)
     check(tmp_path / "run", {"user"})
 
 
@@ -123,14 +122,14 @@ def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_runs_by_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, count = SWEEPS[name]
-    run(monkeypatch, f"experiment={name}", "rounds=1", f"hydra.sweep.dir={tmp_path}", *small)
+    run(f"experiment={name}", "rounds=1", f"hydra.sweep.dir={tmp_path}", *small)
     assert len(find_runs([tmp_path])) == count
 
 
 def test_a_sweep_by_hand_is_the_product_of_its_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = ["privacy.user.noise_multiplier=0.5,1,2", "privacy.user.clip.kind=adaptive,fixed"]
     small = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
-    run(monkeypatch, "--multirun", f"hydra.sweep.dir={tmp_path}", *small, *tried)
+    run("--multirun", f"hydra.sweep.dir={tmp_path}", *small, *tried)
     users = [record.config.privacy.user for record in read_runs(find_runs([tmp_path]))]
     found = [(user.noise_multiplier, user.clip.kind) for user in users]
     assert found == [(noise, kind) for noise in (0.5, 1.0, 2.0) for kind in ("adaptive", "fixed")]
@@ -155,7 +154,7 @@ def test_plain_and_noised_runs_share_one_picture(tmp_path: Path, monkeypatch: py
 
 def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
-    run(monkeypatch, "experiment=homo_lr_dpsgd", "rounds=1", f"output_dir={folder}")
+    run("experiment=homo_lr_dpsgd", "rounds=1", f"output_dir={folder}")
     found = json.loads((folder / "indicators.json").read_text())["test"]
     assert {"accuracy", "auc", "ks", "precision", "recall", "f1", "loss"} < {*found}
     assert found["accuracy"] == pytest.approx(RunFolder(folder).read_metrics()[-1]["accuracy"])
@@ -164,13 +163,13 @@ def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path, m
 
 
 def test_without_being_asked_a_run_writes_no_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "experiment=silos", "rounds=1", f"output_dir={tmp_path / 'run'}")
+    run("experiment=silos", "rounds=1", f"output_dir={tmp_path / 'run'}")
     assert not (tmp_path / "run" / "predictions.csv").exists()
 
 
 def test_the_primihub_experiment_shows_its_accountant_beside_pld(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(monkeypatch, "experiment=homo_lr_dpsgd", "rounds=2", f"output_dir={tmp_path / 'run'}")
+    run("experiment=homo_lr_dpsgd", "rounds=2", f"output_dir={tmp_path / 'run'}")
     legends = [picture.legend for picture in report_of([tmp_path / "run"]).pictures]
     assert any({"pld", "rdp, PrimiHub's orders"} <= {label for _, label in legend} for legend in legends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.calibrate import LOCAL_CHOICES, Question, answer, main, sampled_choices
+from discreet.cli.calibrate import LOCAL_CHOICES, Question, answer, main, sampled_choices
 
 TFF = sampled_choices(3383, 120)  # REFERENCES: z = 1.2, 100 rounds, delta 1e-5
 PRICES = {0: 1.707, 1: 1.986, 2: 14.09, 3: 69.46}

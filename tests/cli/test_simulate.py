@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from discreet.cli.simulate import main, sweep_of
 from discreet.config import ConfigError, load_config
 from discreet.federated import guarantees
 from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
 from discreet.federated.training_run import TrainingRun
 from discreet.simulation.in_process import simulate
-from scripts.simulate import main, sweep_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]
@@ -24,7 +24,7 @@ SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "t
 
 def command(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "scripts.simulate", *words]
+    line = [sys.executable, "-m", "discreet", "simulate", *words]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -44,16 +44,15 @@ def test_a_sweep_leaves_one_run_folder_for_each_job(tmp_path: Path) -> None:
     assert all((path / "privacy.json").exists() for path in runs)
 
 
-def sweep(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr("sys.argv", ["scripts.simulate", "--multirun", *words])
-    main()
+def sweep(*words: str) -> None:
+    main(["--multirun", *words])
 
 
 def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        sweep(monkeypatch, f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm")
+        sweep(f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
     assert not any(tmp_path.iterdir())
@@ -68,7 +67,7 @@ def test_a_sweep_calibrates_the_noise_of_each_run_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(guarantees, "noise_multiplier_for_epsilon", counted)
     words = [*SMALL, "rounds=2", "seed=5501", "privacy.user.target_epsilon=4,8"]
-    sweep(monkeypatch, f"hydra.sweep.dir={tmp_path}", *words)
+    sweep(f"hydra.sweep.dir={tmp_path}", *words)
     assert calibrated == [4, 8]
     folders = [RunFolder(tmp_path / name) for name in "01"]
     assert [folder.read_config(name=ASKED).privacy.user.target_epsilon for folder in folders] == [4, 8]
@@ -89,11 +88,11 @@ def test_a_sweep_goes_on_where_it_was_ended(
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
     monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        sweep(monkeypatch, there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4")
+        sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4")
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]
     assert list(map(len, lines)) == [3, 2]
-    sweep(monkeypatch, "resume=true", there)
+    sweep("resume=true", there)
     printed = capsys.readouterr().out
     assert "run 1 of 3 (privacy.user.noise_multiplier=1) has ended already, and is kept" in printed
     assert "run 3 of 3 (privacy.user.noise_multiplier=4)" in printed

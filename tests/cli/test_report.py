@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.report import main
+from discreet.cli.report import main
 from tests.made_runs import make_run
 
 NOISE = "privacy.user.noise_multiplier"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
+from discreet.cli.predict import main
 from discreet.config import load_config
 from discreet.federated.predictions import (
     feature_names,
@@ -25,7 +26,6 @@ from discreet.federated.predictions import (
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.folder import FolderError
-from scripts.predict import main
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)
 NAMES = [str(name) for name in load_breast_cancer().feature_names]

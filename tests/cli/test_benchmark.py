@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import ledger_speed as ledger
 from benchmarks import noise_speed as noise
-from scripts.benchmark import SECTIONS, main, table_of
+from discreet.cli.benchmark import SECTIONS, main, table_of
 
 
 def test_the_ledgers_rows_name_what_was_timed() -> None:

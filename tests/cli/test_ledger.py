@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
+from discreet.cli.ledger import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from scripts.ledger import main
 
 
 @pytest.fixture

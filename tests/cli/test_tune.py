@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from discreet.cli import tune
+from discreet.cli.ledger import main as ledger_command
+from discreet.cli.tune import MOST_CANDIDATES, candidates_of, main
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import cost_of, publish
 from discreet.federated.run_folder import Checkpoint, RunFolder
@@ -16,9 +19,6 @@ from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
 from discreet.simulation.in_process import simulate
-from scripts import tune
-from scripts.ledger import main as ledger_command
-from scripts.tune import MOST_CANDIDATES, candidates_of, main
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
 NOISE = "privacy.user.noise_multiplier"

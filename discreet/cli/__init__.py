@@ -1,0 +1,1 @@
+"""The `discreet` command: one file a verb. What a verb needs is imported when it runs."""

@@ -1,0 +1,53 @@
+"""The `discreet` command: what comes after it is a verb, and the words of that verb."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from discreet import __version__
+
+# What works anywhere, and what needs the conf of a project or of a checkout: a line for each verb.
+ANYWHERE = {
+    "calibrate": "epsilon, noise or rounds: give two, the third is computed",
+    "report": "a table of runs, and a page with pictures of them",
+    "ledger": "what a run or a node has spent, and whether its ledger is whole",
+    "predict": "predictions with the model of a run",
+    "status": "how a run stands, while it goes on or afterwards",
+}
+IN_A_PROJECT = {
+    "run": "an experiment on Flower's simulation runtime, as `flwr run`",
+    "simulate": "an experiment in one process, and sweeps with --multirun",
+    "tune": "tries settings, keeps the best run, and accounts for the choice",
+    "benchmark": "measures Discreet side by side with others",
+}
+
+
+def usage() -> str:
+    """What `discreet --help` prints."""
+    here, there = (
+        "\n".join(f"  {verb:10} {line}" for verb, line in verbs.items()) for verbs in (ANYWHERE, IN_A_PROJECT)
+    )
+    return (
+        "usage: discreet VERB ...\n\nDifferentially private federated learning on Flower.\n\n"
+        f"anywhere:\n{here}\n\nin a checkout of Discreet:\n{there}\n\n"
+        "`discreet VERB --help` explains a verb, with examples. For instance:\n\n"
+        "  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2\n"
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a verb; 2 if there is none of that name."""
+    verb, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
+    if verb in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if verb == "--version":
+        print(f"discreet {__version__}")
+        return 0
+    if verb not in ANYWHERE | IN_A_PROJECT:
+        known = ", ".join(ANYWHERE | IN_A_PROJECT)
+        print(f"discreet: there is no verb {verb}; there are {known} (discreet --help)", file=sys.stderr)
+        return 2
+    return int(import_module(f"discreet.cli.{verb}").main(rest))
