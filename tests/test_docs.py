@@ -38,3 +38,10 @@ def test_every_guarantee_names_its_tests() -> None:
 def test_a_page_that_is_linked_exists(path: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+\.(?:md|yaml))\)", path.read_text())
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_nav_of_the_site() -> None:
+    named = set(re.findall(r"[\w/]+\.md\b", (ROOT / "mkdocs.yml").read_text()))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert pages - named == set(), "add these pages to the nav in mkdocs.yml"
+    assert named - pages == set(), "the nav in mkdocs.yml names pages that are not there"
