@@ -24,9 +24,9 @@ from rich.table import Table
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
+from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
 from discreet.federated.run_plan import cohort_sampling, round_settings
-from discreet.federated.session import first_clip_norm
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
 from discreet.simulation.client_examples import SampledExamples

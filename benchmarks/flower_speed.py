@@ -35,9 +35,10 @@ from flwr.simulation import run_simulation
 from discreet.config import RunConfig, load_config
 from discreet.deployment.flower_run import REPOSITORY, nodes_of
 from discreet.federated.grid_transport import GridTransport, VirtualClients
+from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.run_plan import cohort_sampling, round_settings
-from discreet.federated.session import first_clip_norm
+from discreet.federated.server_messages import OwnMessages
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
@@ -164,7 +165,7 @@ def _under_ray(words: Sequence[str], count: int, client_app: ClientApp) -> list[
         @server_app.main()
         def main(grid: Grid, context: Context) -> None:
             virtual = VirtualClients(run.data.num_clients, folder, leave_ticket(Path(folder)), run.seed, run.data.path)
-            settings, clients = client_settings(run), run.population_size
+            settings, clients = OwnMessages(client_settings(run)), run.population_size
             timeout = run.server.round_timeout
             exchange = GridTransport(grid, settings, timeout=timeout, population_size=clients, virtual=virtual)
             found.extend(_timed_rounds(run, exchange, count))

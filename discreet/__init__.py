@@ -1,3 +1,19 @@
 """What server and clients share. Differentially private federated learning on Flower."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["DPFedAvg"]
 __version__ = "0.1.0"
+
+# What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
+# and a node does not need what the server has.
+_HOMES = {"DPFedAvg": "discreet.federated.strategy"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
+FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round

@@ -18,8 +18,8 @@ from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import note_interruption
-from discreet.federated.session import Session, check_secure, finish, prepare
+from discreet.federated.server_messages import OwnMessages, parameters_record
+from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
@@ -87,23 +87,15 @@ def _train(grid: Grid, session: Session, *, simulated: bool, held: ExitStack) ->
         virtual = VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
     transport = GridTransport(
         grid,
-        client_settings(config),
+        OwnMessages(client_settings(config)),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )
-    strategy = dp_fedavg(session, transport)
-    try:
-        with _metrics(session):
-            strategy.start(grid)
-            finish(session, strategy.outcome)
-    except (SystemExit, TimeoutError, OSError, LedgerError) as error:
-        # SystemExit is what Flower makes of SIGTERM and SIGINT. The ledger and the checkpoint are whole at any moment.
-        reason = "the server was asked to end" if isinstance(error, SystemExit) else str(error)
-        done, path = note_interruption(session.folder, reason), session.folder.path
-        logger.warning("interrupted after round %d: resume=true output_dir=%s goes on", done, path)
-        raise
+    strategy = dp_fedavg(session, transport, meanwhile=_metrics(session))
+    arrays = parameters_record(session.checkpoint.params)
+    strategy.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:

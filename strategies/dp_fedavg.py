@@ -21,12 +21,17 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from discreet.federated.grid_transport import GridTransport
-from discreet.federated.run_plan import training_run
+from discreet.federated.ready_run import OwnApp
 from discreet.federated.session import Session
 from discreet.federated.strategy import DPFedAvg
 
 
-def dp_fedavg(session: Session, transport: GridTransport) -> DPFedAvg:
-    """The strategy of a run that is ready to start."""
-    return DPFedAvg(training_run(session, transport), transport, checkpoint=session.checkpoint)
+def dp_fedavg(session: Session, transport: GridTransport, *, meanwhile: AbstractContextManager[object]) -> DPFedAvg:
+    """The strategy of a run that is ready to start; `meanwhile` is entered while it goes on.
+
+    The same class drives the clients of any other Flower app, which neither clip nor say a bit: the server does it.
+    """
+    return DPFedAvg.of(OwnApp(session, transport, meanwhile))

@@ -173,7 +173,7 @@ MUTANTS = (
     ),
     Mutant(
         "a server without a seed draws from a known one",
-        "discreet/federated/session.py",
+        "discreet/federated/opened_run.py",
         "if config.seed is not None else secure_source()",
         "if config.seed is not None else seeded_source(0)",
         (

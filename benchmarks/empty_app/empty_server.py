@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply
+from discreet.federated.server_messages import OwnMessages
 from discreet.settings import RunConfig, client_settings
 
 app = ServerApp()
@@ -22,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """Rounds with every node; writes seconds and replies to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
-    run, timeout = client_settings(RunConfig()), float(settings["timeout"])
+    run, timeout = OwnMessages(client_settings(RunConfig())), float(settings["timeout"])
     exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
     seconds, replies = [], []
     for number in range(1, rounds + 1):

@@ -6,17 +6,16 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
-from discreet.federated.messages import REFUSED_CODE, MalformedMessage, TrainReply, TrainRequest, VirtualClient
-from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
+from discreet.federated.messages import REFUSED_CODE, MalformedMessage, TrainReply, VirtualClient
 from discreet.federated.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")
@@ -48,26 +47,47 @@ class VirtualClients:
         return VirtualClient(number, self.state_folder, self.ticket, self.seed, self.data_path)
 
 
+class RoundMessages(Protocol):
+    """What a round says to clients, and how their replies are read."""
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """The content of a message; `client` is which one to be, in a simulation of Discreet's own clients."""
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """A reply, checked before anything is computed from it; MalformedMessage if it is not one."""
+
+
+class Messages(Protocol):
+    """What a run says to clients: Discreet's own, or those of another Flower app."""
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float) -> RoundMessages:
+        """The messages of one round."""
+
+
 @dataclass
 class GridTransport:
     """Asks clients through Flower's grid, and yields replies as they arrive.
 
     Attributes:
       grid: Flower's.
-      run: what the run asks of clients, the same in every message.
+      messages: what clients are asked, and how their replies are read.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
       virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
       population_size: how many clients there are by declaration. One node is one client, so that no more may be
         connected; virtual clients are as many as declared, on any number of nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
+      in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
+      says: how a message calls the settings that it names.
     """
 
     grid: Grid
-    run: ClientSettings
+    messages: Messages
     timeout: float
     population_size: int
     virtual: VirtualClients | None = None
     min_nodes: int = 1
+    in_every_round: bool = False
+    says: Callable[[str], str] = str
     nodes: list[int] = field(default_factory=list)
 
     def members(self) -> Sequence[int]:
@@ -80,7 +100,7 @@ class GridTransport:
         Raises:
           TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
         """
-        wanted, seen = 1 if self.nodes else self.min_nodes, -1
+        wanted, seen = 1 if self.nodes and not self.in_every_round else self.min_nodes, -1
         for _ in looks(self.timeout):
             nodes = sorted(self.grid.get_node_ids())
             fault = self._miscounted(len(nodes), wanted)
@@ -92,13 +112,13 @@ class GridTransport:
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault)
-        raise TimeoutError(f"after {self.timeout:g} s (server.round_timeout) {fault}")
+        raise TimeoutError(self.says(f"after {self.timeout:g} s (server.round_timeout) {fault}"))
 
     def _miscounted(self, connected: int, wanted: int) -> str | None:
         if connected < wanted:
-            return f"{connected} of {wanted} nodes are connected (sampling.min_nodes)"
+            return self.says(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
         if connected > self.population_size and not self.virtual:
-            return (
+            return self.says(
                 f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
                 "declared: disconnect nodes, or start a run with a larger data.num_clients"
             )
@@ -124,7 +144,8 @@ class GridTransport:
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
         """
-        messages = list(self.messages(round_number, params, clip_norm, cohort))
+        asked = self.messages.of_round(round_number, params, clip_norm)
+        messages = list(self._addressed(asked, round_number, cohort))
         numbers = list(self.grid.push_messages(messages)) if messages else []
         del messages
         if len(numbers) != len(cohort):
@@ -145,7 +166,7 @@ class GridTransport:
                 # Popped: a second reply to the same message is not counted again.
                 answered = waiting.pop(message.metadata.reply_to_message_id, None)
                 if answered is not None:
-                    yield read_reply(message, answered, round_number=round_number, num_params=params.numel())
+                    yield read_reply(message, answered, asked)
             if not waiting:
                 return
         for client in waiting.values():
@@ -158,14 +179,13 @@ class GridTransport:
             while arrived:
                 yield arrived.popleft()
 
-    def messages(self, number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Message]:
-        """One training message for each client; the parameters are encoded once."""
-        arrays = parameters_record(params)
+    def _addressed(self, asked: RoundMessages, number: int, cohort: Sequence[int]) -> Iterator[Message]:
+        """One training message for each client."""
         for client in cohort:
             who, node = None, client
             if self.virtual:
                 who, node = self.virtual.client(client), self.nodes[client % len(self.nodes)]
-            content = encode_request(TrainRequest(number, clip_norm, self.run, who), arrays)
+            content = asked.request(who)
             yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
 
 
@@ -187,14 +207,14 @@ def pause_after(waited: float) -> float:
     return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
 
 
-def read_reply(message: Message, client: int, *, round_number: int, num_params: int) -> TrainReply | Failure:
+def read_reply(message: Message, client: int, asked: RoundMessages) -> TrainReply | Failure:
     """A message from a client as a checked reply, or as the failure that it is."""
     if message.has_error():
         code = message.error.code
         kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
         return Failure(client, kind, _one_line(message.error.reason or ""))
     try:
-        return replace(decode_reply(message.content, round_number=round_number, num_params=num_params), client=client)
+        return replace(asked.reply(message.content), client=client)
     except MalformedMessage as error:
         return Failure(client, "malformed", str(error))
 

@@ -8,6 +8,7 @@ accuracy.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
@@ -230,17 +231,26 @@ def _header(count: int) -> bytes:
 
 def floats_of(array: Array, name: str) -> Floats:
     """An array (n,) of any float dtype. The header is checked before memory is taken for what it announces."""
+    values = shaped_floats_of(array, name)
+    if values.ndim != 1:
+        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {values.dtype} of {values.shape}")
+    return values
+
+
+def shaped_floats_of(array: Array, name: str) -> Floats:
+    """An array of any shape and any float dtype; otherwise as `floats_of`. Not to be written to: its memory is that of
+    the message."""
     file = io.BytesIO(array.data)
     try:
         read_header = HEADERS[np.lib.format.read_magic(file)]
-        shape, _, dtype = read_header(file)
-        if len(shape) != 1 or dtype not in (np.float16, np.float32, np.float64):
+        shape, by_columns, dtype = read_header(file)
+        if dtype not in (np.float16, np.float32, np.float64) or any(length < 0 for length in shape):
             raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
         values: Floats = np.frombuffer(array.data, dtype=dtype, offset=file.tell())
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
         if isinstance(error, MalformedMessage):
             raise
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
-    if values.shape != shape:
-        raise MalformedMessage(f"the array {name} announces {shape[0]} values and holds {len(values)}")
-    return values
+    if len(values) != math.prod(shape):
+        raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
+    return values.reshape(shape, order="F" if by_columns else "C")

@@ -11,7 +11,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from discreet.config import CONF, ConfigError, RunConfig, hydra_on_conf, load_config, parse_config
-from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_folder import ASKED, RunFolder
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (
@@ -48,6 +48,21 @@ def run_config(words: Sequence[str], *, defaults: Sequence[str] = ()) -> RunConf
     path = Path(str(asked.output_dir)).expanduser().resolve()
     changed = _changed(words, RunFolder(path).read_config(), cast(Flat, OmegaConf.to_container(asked, resolve=True)))
     return replace(changed, output_dir=str(path), resume=True)
+
+
+def same_settings(asked: RunConfig) -> RunConfig:
+    """The configuration of a run that goes on and is described anew, with the noise and the budget that it has.
+
+    Raises:
+      ConfigError: one line that names a setting that is not what it was, and is not among `CHANGEABLE`.
+    """
+    folder = RunFolder(Path(str(asked.output_dir)).expanduser().resolve())
+    before = folder.read_config()
+    was, now = (_flat(dataclasses.asdict(config)) for config in (folder.read_config(name=ASKED), asked))
+    for name, value in now.items():
+        if name not in WHICH_RUN and not _is_changeable(name) and value != was[name]:
+            raise ConfigError(f"{name}={value} can't change a run that is resumed: it has {name}={was[name]}")
+    return replace(asked, privacy=before.privacy)
 
 
 def _changed(words: Sequence[str], before: RunConfig, asked: Flat) -> RunConfig:

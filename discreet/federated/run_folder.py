@@ -100,6 +100,11 @@ class RunFolder:
         return self.path / "checkpoint" / "best.safetensors"
 
     @property
+    def arrays_path(self) -> Path:
+        """Of a run of another Flower app: the arrays that are not learned, and what it started from."""
+        return self.path / "checkpoint" / "arrays.safetensors"
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.csv"
 

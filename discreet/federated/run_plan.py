@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
 from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
+from discreet.federated.opened_run import OpenedRun
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.session import Session
 from discreet.federated.training_run import Plan, TrainingRun
@@ -45,15 +47,28 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
     )
 
 
-def training_run(session: Session, transport: Transport) -> TrainingRun:
-    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
-    config = session.config
-    plan = Plan(
+def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = str) -> Plan:
+    """The plan of a run whose folder is open: see `Plan`."""
+    config = run.config
+    return Plan(
         rounds=config.rounds,
         settings=round_settings(config),
         sampling=cohort_sampling(config),
-        source=session.source,
+        source=run.source,
         privacy=config.privacy,
-        chance_loss=math.log(session.task.num_classes),
+        chance_loss=chance_loss,
+        says=says,
     )
-    return TrainingRun(plan, session.folder, ledger=session.ledger, transport=transport, evaluate=session.evaluation())
+
+
+def training_run(session: Session, transport: Transport) -> TrainingRun:
+    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
+    plan = plan_of(session.opened, chance_loss=math.log(session.task.num_classes))
+    evaluate = session.evaluation()
+    return TrainingRun(
+        plan,
+        session.folder,
+        ledger=session.ledger,
+        transport=transport,
+        evaluate=lambda after: evaluate(after.params),
+    )

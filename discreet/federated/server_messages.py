@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     EPSILONS,
     PARAMETERS,
@@ -19,12 +21,43 @@ from discreet.federated.messages import (
     MalformedMessage,
     TrainReply,
     TrainRequest,
+    VirtualClient,
     array_of,
     floats_of,
     request_items,
 )
 
 PIECE = 2**16
+
+
+@dataclass(frozen=True)
+class OwnMessages:
+    """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round."""
+
+    run: ClientSettings
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float) -> OwnRound:
+        """The messages of one round; the parameters are encoded once."""
+        return OwnRound(number, parameters_record(params), self.run, clip_norm, params.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRound:
+    """The messages of one round to clients of Discreet."""
+
+    number: int
+    parameters: ArrayRecord
+    run: ClientSettings
+    clip_norm: float
+    num_params: int
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """What a client is sent; in a simulation with which client to be."""
+        return encode_request(TrainRequest(self.number, self.clip_norm, self.run, client), self.parameters)
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """See `decode_reply`."""
+        return decode_reply(content, round_number=self.number, num_params=self.num_params)
 
 
 def parameters_record(params: Tensor) -> ArrayRecord:
@@ -58,13 +91,13 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
         raise MalformedMessage(f"the update must have the shape ({num_params},), got {update.shape}")
     with np.errstate(over="ignore"):
         vector = np.require(update, np.float32, ("C", "ALIGNED"))
-    if not _all_finite(vector):
+    if not all_finite(vector):
         raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
     return TrainReply(round_number, _tensor(vector), bool(below), *spent)
 
 
-def _all_finite(values: NDArray[np.float32]) -> bool:
+def all_finite(values: NDArray[np.float32]) -> bool:
     """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; if it
     is not, each is looked at, by pieces, so that nothing of their size is made on the way.
     """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
@@ -16,20 +15,13 @@ from torch import Tensor, nn
 import discreet
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import count_stddev, guarantees_of, resolve_noise
-from discreet.federated.noise_outlook import check_noise, noise_outlook
+from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.noise_outlook import check_noise
+from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.predictions import write_indicators, write_predictions
-from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
-from discreet.federated.run_folder import (
-    ASKED,
-    Checkpoint,
-    RunFolder,
-    change_state,
-    check_output,
-    only_writer,
-)
+from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.training_run import Outcome
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
@@ -55,6 +47,11 @@ class Session:
     checkpoint: Checkpoint
     source: RandomSource
 
+    @property
+    def opened(self) -> OpenedRun:
+        """What it has in common with runs of other clients."""
+        return OpenedRun(self.config, self.folder, self.ledger, self.checkpoint, self.source)
+
     def evaluation(self) -> Callable[[Tensor], Evaluation]:
         """Of parameters, on the test set, whose fixed features are computed once."""
         fixed, learned = split_fixed(self.model)
@@ -79,19 +76,9 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     asked, (config, task) = config, checked(resolved or config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
-    folder = check_output(config)
-    held.enter_context(only_writer(folder.path))
-    if config.resume:
-        folder.check_ledgers(config, simulated=simulated)
-    else:
-        folder.create_ledgers(config, simulated=simulated)
-    checkpoint = _start_from(folder, model, config)
-    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
-    if not config.resume:
-        folder.write_config(asked, name=ASKED)
-    source = seeded_source(config.seed) if config.seed is not None else secure_source()
-    _announce(config, folder, num_params=checkpoint.params.numel())
-    return Session(config, folder, folder.ledger(config), task, model, checkpoint, source)
+    params = flatten_parameters(model)
+    opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
+    return Session(config, opened.folder, opened.ledger, task, model, opened.checkpoint, opened.source)
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:
@@ -124,61 +111,6 @@ def _check_shares(config: RunConfig, examples: int) -> None:
             raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
 
 
-def _start_from(folder: RunFolder, model: nn.Module, config: RunConfig) -> Checkpoint:
-    checkpoint = folder.load_checkpoint() if config.resume else None
-    if checkpoint is None:
-        params = flatten_parameters(model)
-        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
-    if config.resume:
-        # The rows of rounds that are done again.
-        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
-        logger.info("resumed after round %d", checkpoint.round)
-    return checkpoint
-
-
-def first_clip_norm(config: RunConfig) -> float:
-    """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
-    return config.privacy.user.clip.norm if config.privacy.user.enabled else math.inf
-
-
-def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
-    user = config.privacy.user
-    if config.seed is not None:
-        logger.warning(
-            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
-        )
-    if user.enabled:
-        logger.info(
-            "user-level: noise multiplier %.4g, delta %g, accountant %s, budget epsilon %s",
-            user.noise_multiplier,
-            config.privacy.delta,
-            config.privacy.accountant,
-            "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
-        )
-        outlook = noise_outlook(config, num_params=num_params)
-        logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
-    for line in client_lines(config):
-        logger.info("%s", line)
-    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
-    logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
-    logger.info("run folder: %s", folder.path)
-
-
-def client_lines(config: RunConfig) -> Iterator[str]:
-    """What is on of the guarantees that clients give themselves, with its noise and its target."""
-    example, local = config.privacy.example, config.privacy.local
-    for name, on, target, part in (
-        ("example", example.enabled, example.target_epsilon, example),
-        (f"local ({local.kind})", local.kind != "none", local.epsilon, local),
-    ):
-        if on:
-            noise = f"noise multiplier {part.noise_multiplier:.4g}" if part.noise_multiplier is not None else ""
-            aim = f"noise for a target epsilon of {target:g}" if target is not None else ""
-            limit = part.max_epsilon if part.max_epsilon is not None else target
-            budget = "none" if limit is None else f"{limit:g}"
-            yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
-
-
 def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
     load_parameters(model, params)
     return evaluate(model, test)
@@ -186,8 +118,7 @@ def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
 
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
-    config, folder, checkpoint = session.config, session.folder, outcome.checkpoint
-    tensors = named_parameters_of(session.model, outcome.model.params)
+    config, folder = session.config, session.folder
     metadata = {
         "discreet": discreet.__version__,
         "model": config.model.name,
@@ -195,14 +126,9 @@ def finish(session: Session, outcome: Outcome) -> None:
         "input_shape": json.dumps(session.task.input_shape),
         "num_classes": str(session.task.num_classes),
     }
-    folder.write_model(tensors, metadata=metadata)
-    folder.write_privacy(privacy_facts(config, session.ledger, outcome))
+    opened = session.opened
+    close_run(opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if config.operations.predictions:
         write_predictions(folder.path)
         write_indicators(folder.path)
-    change_state(folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
-    if outcome.stopped:
-        logger.info("stopped after round %d: %s", checkpoint.round, outcome.stopped)
-    for line in epsilon_lines(config, session.ledger, checkpoint):
-        logger.info("%s", line)
-    logger.info("run folder: %s", folder.path)
+    say_how_it_ended(opened, outcome)

@@ -1,85 +1,205 @@
-"""DP-FedAvg as a Flower Strategy."""
+"""DP-FedAvg as a Flower Strategy, for any Flower app on the Message API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import NoReturn, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from discreet.federated.grid_transport import GridTransport, read_reply
-from discreet.federated.run_folder import Checkpoint
-from discreet.federated.server_messages import parameters_record
-from discreet.federated.training_run import Outcome, TrainingRun
+from discreet.federated.flower_app import FlowerApp, said_in_arguments
+from discreet.federated.opened_run import Interruptible
+from discreet.federated.ready_run import App, EvaluateFn, StartCall
+from discreet.federated.strategy_settings import flower_settings, refuse_what_is_not_private
+from discreet.federated.training_run import Outcome
+from discreet.logs import log_to
+
+logger = logging.getLogger("discreet")
+
+AggregateFn = Callable[[list[RecordDict], str], MetricRecord]
 
 
 class DPFedAvg(Strategy):
-    """DP-FedAvg as a Flower Strategy.
+    """DP-FedAvg in the place of `flwr.serverapp.strategy.FedAvg`: the server's `start` stays, and clients stay as they
+    are.
 
-    `start` runs the whole training, with budget, resume and streaming, which Flower's own loop does not have. The
-    `configure_*` and `aggregate_*` methods do one round each, so that Flower's loop would give the same rounds.
+        strategy = DPFedAvg(fraction_train=0.5, population_size=100, target_epsilon=8.0, output_dir="outputs/private")
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=30, evaluate_fn=global_evaluate)
+
+    Guarantee: all that one node holds is hidden by add-or-remove differential privacy (epsilon, delta) from whoever
+    sees the models of all rounds, but not who takes part; the server is trusted. In each round a node is asked with
+    probability `fraction_train`, independently of all others. The server takes the difference of the arrays that come
+    back to those that it sent, as one vector of all learned floats, and clips it to the L2 norm C_t. It adds the
+    differences up with equal weights, and noises the sum. A ledger in the run folder is charged before anything is
+    released. What else a reply holds (metrics, numbers of examples) is not read. A reply that is late, an error, or
+    malformed counts as zero, and changes neither noise nor denominator.
 
     Args:
-      training: the rounds, and where they are written.
-      transport: asks the clients.
-      checkpoint: where to start.
+      fraction_train: the probability with which each node is in a round's cohort; a cohort may be empty.
+      fraction_evaluate, min_evaluate_nodes, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, weighted_by_key:
+        of FedAvg; only what asks for nothing of clients' own numbers is taken. Evaluate by `evaluate_fn`.
+      min_train_nodes: no cohort is filled up; 0, or at most `min_available_nodes` if every node is asked.
+      min_available_nodes: how many nodes must be connected before a round begins.
+      arrayrecord_key, configrecord_key: of the records in a message to a client.
+      population_size: how many nodes there may be, a public constant: the average is over fraction_train *
+        population_size, whoever replies, and no more nodes may be connected.
+      noise_multiplier: noise per sensitivity, of a round as a whole; or give
+      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
+      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
+      delta: below 1 / population_size.
+      clip_norm: the first clip norm, or the only one with clipping="fixed". With clipping="adaptive" it tracks the
+        `target_quantile` of the norms of the differences, by steps of `clip_learning_rate`, and never passes `clip_max`
+        (by default ten times the first); `count_stddev` is the noise on the count of norms below it.
+      sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1.
+      server_learning_rate, server_momentum: of the server's step; 1 and 0 are FedAvg's.
+      shrink_with_noise: a step is as long as its signal, by the noise that is expected in it.
+      accountant: "pld" or "rdp".
+      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
+      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+      frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
+      seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
+      output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
+      resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
+
+    Raises:
+      ConfigError: an argument that can't be honoured, in one line that names it.
+
+    Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
     """
 
-    def __init__(self, training: TrainingRun, transport: GridTransport, *, checkpoint: Checkpoint) -> None:
-        self.training, self.transport, self.checkpoint = training, transport, checkpoint
-        self.cohort: list[int] = []
-        self.outcome = Outcome(checkpoint, None)
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int = 0,
+        min_evaluate_nodes: int = 0,
+        min_available_nodes: int = 2,
+        weighted_by_key: str | None = None,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: AggregateFn | None = None,
+        evaluate_metrics_aggr_fn: AggregateFn | None = None,
+        *,
+        population_size: int | None = None,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        max_epsilon: float | None = None,
+        delta: float = 1e-5,
+        clip_norm: float = 0.1,
+        clipping: str = "adaptive",
+        clip_max: float | None = None,
+        target_quantile: float = 0.5,
+        clip_learning_rate: float = 0.2,
+        count_stddev: float | None = None,
+        sampling: str = "poisson",
+        server_learning_rate: float = 1.0,
+        server_momentum: float = 0.0,
+        shrink_with_noise: bool = False,
+        accountant: str = "pld",
+        noise: str = "grid",
+        too_noisy: str = "refuse",
+        frozen: Sequence[str] = (),
+        seed: int | None = None,
+        output_dir: str | None = None,
+        resume: bool = False,
+    ) -> None:
+        given = locals()
+        with said_in_arguments():
+            refuse_what_is_not_private(given)
+            config = flower_settings(given)
+        patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
+        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key)
+        self.outcome: Outcome | None = None
+
+    @classmethod
+    def of(cls, app: App) -> Self:
+        """The strategy for clients that are asked in a way of their own."""
+        made = cls.__new__(cls)
+        made.app, made.outcome = app, None
+        return made
 
     def summary(self) -> None:
-        """Logs what is about to run."""
-        self.training.announce()
+        """Nothing: `start` says what is about to run once its folder is open."""
 
-    def start(  # type: ignore[override]  # rounds, deadlines and evaluation come from the plan
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, **_: object
+    def start(  # the arguments are Flower's
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Runs the plan; `outcome` then says how it ended."""
-        self.summary()
-        self.outcome = self.training.run(self.checkpoint)
-        self.checkpoint = self.outcome.checkpoint
+        """Runs the rounds and writes the run folder.
+
+        Args:
+          grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn: as Flower's own strategies have them.
+            `evaluate_fn` gets the number of a round and its arrays, before the first round too, and works on data of
+            the server's own: what it says is logged and returned. Its loss tells whether training runs away.
+          evaluate_config: must be left out.
+
+        Returns:
+          The arrays of the last round (of a run that ran away the best ones), and what `evaluate_fn` said by round.
+          Metrics of clients are never in it. `outcome` says whether the run ended before its last round, and why.
+
+        Raises:
+          ConfigError, LedgerError: before any client is asked.
+          MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; what is done is kept.
+        """
+        _make_log_visible()
+        call = StartCall(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         result = Result()
-        result.arrays = parameters_record(self.outcome.model.params)
+        with ExitStack() as held:
+            ready = self.app.ready(call, held)
+            with Interruptible(ready.run.folder, ready.goes_on_by), ready.meanwhile:
+                ready.training.announce()
+                outcome = ready.training.run(ready.run.checkpoint)
+                ready.close(outcome)
+        self.outcome = outcome
+        result.arrays = ready.arrays(outcome.model.params)
+        result.evaluate_metrics_serverapp.update(ready.evaluations)
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draws the cohort of the next round and makes its messages.
-
-        Raises:
-          BudgetSpentError: the round would pass a budget.
-        """
-        self.training.check_budget()
-        self.training.wait_for_members()
-        self.cohort = self.training.draw_cohort(self.checkpoint)
-        before = self.checkpoint
-        return self.transport.messages(before.round + 1, before.params, before.clip_norm, self.cohort)
+        """Refused: see `_refuse_part`."""
+        _refuse_part()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Does the next round with these replies: clips, adds up, charges, noises, steps, writes the checkpoint."""
-        number, size = self.checkpoint.round + 1, self.checkpoint.params.numel()
-        # A second reply to the same message is not counted again.
-        single = {message.metadata.reply_to_message_id: message for message in replies}
-        read = (
-            read_reply(message, message.metadata.src_node_id, round_number=number, num_params=size)
-            for message in single.values()
-        )
-        self.checkpoint, _ = self.training.finish_round(self.checkpoint, read, cohort_size=len(self.cohort))
-        return parameters_record(self.checkpoint.params), None
+        """Refused: see `_refuse_part`."""
+        _refuse_part()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody is asked: losses and accuracies of clients are not private. The server has a public test set."""
-        return []
+        """Refused: see `_refuse_part`."""
+        _refuse_part()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing: see `configure_evaluate`."""
-        return None
+        """Refused: see `_refuse_part`."""
+        _refuse_part()
+
+
+def _refuse_part() -> NoReturn:
+    """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
+    raise NotImplementedError(
+        "DPFedAvg does its rounds itself: call start. Sampling, clipping, noise and ledger belong together, and a "
+        "strategy around it could take them apart"
+    )
+
+
+def _make_log_visible() -> None:
+    """A ServerApp shows what it prints; an app that has not configured logging would see nothing of the rounds."""
+    if not logger.hasHandlers():
+        log_to(sys.stdout)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)

@@ -7,9 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TextIO
-
-from torch import Tensor
+from typing import Protocol, TextIO
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
@@ -28,7 +26,6 @@ from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
-from discreet.tasks.metrics import Evaluation
 
 logger = logging.getLogger("discreet")
 
@@ -44,7 +41,8 @@ class Plan:
       source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs no
         stored random state.
       privacy: which guarantees are on, the delta, the accountant and the budget.
-      chance_loss: of a model that gives every class the same chance.
+      chance_loss: of a model that gives every class the same chance; infinity if it is not known.
+      says: how a message calls the settings that it names.
     """
 
     rounds: int
@@ -53,6 +51,19 @@ class Plan:
     source: RandomSource
     privacy: PrivacyConfig
     chance_loss: float
+    says: Callable[[str], str] = str
+
+
+class Scores(Protocol):
+    """How good a model is on the server's public test set; None is what is not known."""
+
+    @property
+    def loss(self) -> float | None:
+        """The lower the better."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The higher the better."""
 
 
 class BudgetSpentError(RuntimeError):
@@ -87,7 +98,7 @@ class TrainingRun:
       folder: where everything is written.
       ledger: of the server.
       transport: asks the clients.
-      evaluate: loss and accuracy of parameters on the server's public test set.
+      evaluate: loss and accuracy of the model after a round, on the server's public test set.
     """
 
     def __init__(
@@ -97,7 +108,7 @@ class TrainingRun:
         *,
         ledger: DurableLedger,
         transport: Transport,
-        evaluate: Callable[[Tensor], Evaluation],
+        evaluate: Callable[[Checkpoint], Scores],
     ) -> None:
         self.plan, self.folder, self.ledger = plan, folder, ledger
         self.transport, self.evaluate = transport, evaluate
@@ -107,9 +118,9 @@ class TrainingRun:
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
         self.at_ceiling = False
-        rows = [(row["loss"] or 0.0, row["accuracy"] or 0.0) for row in folder.read_metrics()]
-        self.losses = [loss for loss, _ in rows]
-        self.best = max((_score(*row) for row in rows if math.isfinite(row[0])), default=(0.0, -math.inf))
+        rows = [(row["loss"], row["accuracy"]) for row in folder.read_metrics()]
+        self.losses = [loss for loss, _ in rows if loss is not None]
+        self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(0.0, -math.inf))
 
     def announce(self) -> None:
         """Logs what is about to run."""
@@ -169,9 +180,9 @@ class TrainingRun:
         after = self._epsilon(spent.record(user.event))
         if exceeds(after, budget):
             left = max(0.0, budget - self._epsilon(spent))
+            beyond = self.plan.says(f"privacy.user.max_epsilon={budget:g}")
             raise BudgetSpentError(
-                f"the next round would reach a user-level epsilon of {after:.4g}, beyond privacy.user.max_epsilon="
-                f"{budget:g}; {left:.4g} is left"
+                f"the next round would reach a user-level epsilon of {after:.4g}, beyond {beyond}; {left:.4g} is left"
             )
 
     def wait_for_members(self) -> None:
@@ -211,7 +222,7 @@ class TrainingRun:
         evaluation = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after)
-        if math.isfinite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
+        if _is_finite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
         return after, report
@@ -222,18 +233,18 @@ class TrainingRun:
         if self.at_ceiling or user is None or user.count_stddev is None or clip_norm < user.clip_max:
             return
         self.at_ceiling = True
-        logger.warning(
-            "the clip norm has reached privacy.user.clip.max=%g and grows no further: either noise drives the model, "
-            "or privacy.user.clip.norm, the first one, was far too small",
-            user.clip_max,
+        reached = (
+            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
+            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
         )
+        logger.warning("%s", self.plan.says(reached))
 
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
         return self.plan.source.child("round", checkpoint.round + 1)
 
-    def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Evaluation:
+    def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Scores:
         """Evaluates, and writes metrics, status and log."""
-        evaluation = self.evaluate(after.params)
+        evaluation = self.evaluate(after)
         row: dict[str, object] = {
             "round": after.round,
             "loss": evaluation.loss,
@@ -246,7 +257,7 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
-        self.losses.append(evaluation.loss)
+        self.losses += [] if evaluation.loss is None else [evaluation.loss]
         last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(
             self.status,
@@ -300,9 +311,13 @@ def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Check
     return replace(before, **moved, **spent, unaccounted=unaccounted)
 
 
-def _score(loss: float, accuracy: float) -> tuple[float, float]:
+def _score(loss: float | None, accuracy: float | None) -> tuple[float, float]:
     """What the best model is chosen by: accuracy, and of equal ones the lesser loss."""
-    return accuracy, -loss
+    return accuracy or 0.0, -(loss or 0.0)
+
+
+def _is_finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 def _state(checkpoint: Checkpoint) -> ServerState:

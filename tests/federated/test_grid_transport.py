@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
 from discreet.federated.round import CohortSampling
+from discreet.federated.server_messages import OwnMessages
 from discreet.federated.transport import Failure, MessagesTooLarge
 from discreet.privacy.randomness import seeded_source
 from discreet.settings import RunConfig, client_settings
@@ -90,7 +91,7 @@ def silent(message: Message) -> None:
 
 
 def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
-    transport = GridTransport(grid, RUN, timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
     transport.members()
     return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
 
@@ -154,7 +155,7 @@ def test_a_failure_says_its_reason_in_one_line() -> None:
 
 def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
     grid = FakeGrid({1: good, 2: good, 3: good})
-    transport = GridTransport(grid, RUN, timeout=0.1, population_size=2)  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
         TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
     ):
@@ -173,7 +174,7 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
-    transport = GridTransport(grid, RUN, timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
     assert list(transport.members()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
     list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
@@ -184,7 +185,7 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     virtual = VirtualClients(5, "folder")
     grid = FakeGrid({10: silent})
-    transport = GridTransport(grid, RUN, timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
         transport.members()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]

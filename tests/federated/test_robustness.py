@@ -9,27 +9,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.grid_transport import GridTransport
-from discreet.federated.messages import TrainReply, encode_reply
+from discreet.federated.messages import TrainReply
 from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, finish, prepare
-from discreet.federated.strategy import DPFedAvg
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
-from discreet.settings import RunConfig, client_settings
 from discreet.tasks import models
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
@@ -208,45 +201,6 @@ def test_without_noise_an_infinite_epsilon_is_what_every_honest_client_reports(t
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=0"]
     after = run(tmp_path / "run", Scripted(reports), *words)
     assert (list(after.unaccounted), after.epsilon_example) == ([], math.inf)
-
-
-@pytest.fixture
-def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DPFedAvg:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    ready = session(tmp_path / "run", *FIXED)
-    training = training_run(ready, Scripted(replies))
-    grid = cast(Grid, None)  # nobody is asked
-    transport = GridTransport(grid, client_settings(RunConfig()), timeout=1.0, population_size=CLIENTS)
-    return DPFedAvg(training, transport, checkpoint=ready.checkpoint)
-
-
-def answered(strategy: DPFedAvg, number: int, *, times: int) -> Checkpoint:
-    """The state after Flower's own loop has handed over a round's replies, each so many times."""
-    messages = []
-    for index, message in enumerate(strategy.configure_train(number, ArrayRecord(), None, None)):  # type: ignore[arg-type]
-        message.metadata.__dict__["_message_id"] = f"m{index}"
-        reply = Message(encode_reply(replies(number, index)), reply_to=message)
-        messages += [reply] * times
-    strategy.aggregate_train(number, messages)
-    return strategy.checkpoint
-
-
-def test_in_flowers_own_loop_too_a_duplicate_reply_counts_once(strategy: DPFedAvg, tmp_path: Path) -> None:
-    start = strategy.checkpoint
-    twice = answered(strategy, 1, times=2)
-    (tmp_path / "run" / "metrics.csv").unlink()
-    strategy.checkpoint = start
-    assert torch.equal(answered(strategy, 1, times=1).params, twice.params)
-    assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
-
-
-def test_in_flowers_own_loop_too_a_message_without_a_reply_is_malformed(strategy: DPFedAvg) -> None:
-    (first, *_) = strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]
-    first.metadata.__dict__["_message_id"] = "m0"
-    strategy.aggregate_train(1, [Message(RecordDict(), reply_to=first)])
-    assert strategy.checkpoint.round == 1
-    assert strategy.training.status.failures == {"malformed": 1}
 
 
 def flat(model: nn.Module) -> models.Builder:

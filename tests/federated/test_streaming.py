@@ -16,6 +16,7 @@ import discreet.federated.grid_transport
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.round import RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.server_messages import OwnMessages
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import seeded_source
 from discreet.settings import RunConfig, client_settings
@@ -65,7 +66,7 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize("clients", [10, 50])
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
-    transport = GridTransport(grid, client_settings(RunConfig()), timeout=60, population_size=clients)  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
     settings = RoundSettings(clients, learning_rate=1.0, momentum=0.0, user=None)

@@ -1,0 +1,71 @@
+"""The messages to clients of somebody else's Flower app: arrays and a config go out, arrays come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from discreet.federated.array_layout import ArrayLayout
+from discreet.federated.messages import MalformedMessage, TrainReply, VirtualClient
+from discreet.privacy.clipping import row_norms
+
+ROUND = "server-round"  # as Flower's own strategies say it to clients
+
+
+@dataclass(frozen=True, eq=False)
+class FlowerMessages:
+    """What clients of a Flower app are asked, as `flwr.serverapp.strategy.FedAvg` asks them.
+
+    Attributes:
+      layout: of the app's arrays.
+      config: sent to every client in every round, with the number of the round beside it.
+      arrays_key, config_key: of the records.
+    """
+
+    layout: ArrayLayout
+    config: ConfigRecord
+    arrays_key: str = "arrays"
+    config_key: str = "config"
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float) -> FlowerRound:
+        """The messages of one round."""
+        arrays = self.layout.record(params)
+        # What was sent, and not `params`: an array of float16 holds less.
+        sent = self.layout.vector(arrays)
+        config = ConfigRecord({**self.config, ROUND: number})
+        content = RecordDict({self.arrays_key: arrays, self.config_key: config})
+        return FlowerRound(number, content, self.layout, sent, clip_norm)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowerRound:
+    """The messages of one round. `content` goes to everybody, `sent` (num_params,) is what it says of the parameters,
+    and `clip_norm` stays here: it decides the bits."""
+
+    number: int
+    content: RecordDict
+    layout: ArrayLayout
+    sent: Tensor
+    clip_norm: float
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """What a client is sent."""
+        return self.content
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """The difference of what came back to what was sent, and its bit.
+
+        Metrics, the number of examples and every further record are not looked at: they are not private.
+
+        Raises:
+          MalformedMessage: not exactly one record of arrays, or one that does not fit the layout.
+        """
+        records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+        if len(records) != 1:
+            raise MalformedMessage(f"the reply must hold one record of arrays (got {len(records)})")
+        update = self.layout.difference(records[0], self.sent.numpy())
+        # The norm before any clipping: the bit says whether this client would have been clipped.
+        below = float(row_norms(update.unsqueeze(0))[0]) <= self.clip_norm
+        return TrainReply(self.number, update, below)

@@ -1,0 +1,168 @@
+"""A run from its opened folder to its last file: what all the ways to run have in common, whatever clients they ask."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from torch import Tensor
+
+from discreet.config import RunConfig
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import guarantees_of
+from discreet.federated.noise_outlook import noise_outlook
+from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
+from discreet.federated.run_folder import (
+    ASKED,
+    Checkpoint,
+    RunFolder,
+    change_state,
+    check_output,
+    note_interruption,
+    only_writer,
+)
+from discreet.federated.training_run import Outcome
+from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A run whose folder is held: its configuration is resolved, its ledger is there.
+
+    Attributes:
+      checkpoint: where the run starts, or goes on.
+      source: of cohorts and noise.
+    """
+
+    config: RunConfig
+    folder: RunFolder
+    ledger: DurableLedger
+    checkpoint: Checkpoint
+    source: RandomSource
+
+
+def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> OpenedRun:
+    """Opens the folder of a new run, or of one that goes on.
+
+    Args:
+      config: resolved.
+      asked: the same as it was asked for, with a target in place of the noise that it chose.
+      params: what a new run starts from, (num_params,).
+      simulated: whether virtual clients keep their ledger in the folder.
+      held: holds the folder for this process alone.
+
+    Raises:
+      ConfigError: the folder holds a run already, or none to go on with, or can't be used.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
+    """
+    folder = check_output(config)
+    held.enter_context(only_writer(folder.path))
+    if config.resume:
+        folder.check_ledgers(config, simulated=simulated)
+    else:
+        folder.create_ledgers(config, simulated=simulated)
+    checkpoint = _start_from(folder, params, config)
+    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
+    if not config.resume:
+        folder.write_config(asked, name=ASKED)
+    source = seeded_source(config.seed) if config.seed is not None else secure_source()
+    _announce(config, folder, num_params=checkpoint.params.numel())
+    return OpenedRun(config, folder, folder.ledger(config), checkpoint, source)
+
+
+def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> Checkpoint:
+    checkpoint = folder.load_checkpoint() if config.resume else None
+    if checkpoint is None:
+        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
+    if config.resume:
+        # The rows of rounds that are done again.
+        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
+        logger.info("resumed after round %d", checkpoint.round)
+    return checkpoint
+
+
+def first_clip_norm(config: RunConfig) -> float:
+    """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
+    return config.privacy.user.clip.norm if config.privacy.user.enabled else math.inf
+
+
+def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
+    user = config.privacy.user
+    if config.seed is not None:
+        logger.warning(
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
+        )
+    if user.enabled:
+        logger.info(
+            "user-level: noise multiplier %.4g, delta %g, accountant %s, budget epsilon %s",
+            user.noise_multiplier,
+            config.privacy.delta,
+            config.privacy.accountant,
+            "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
+        )
+        outlook = noise_outlook(config, num_params=num_params)
+        logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
+    for line in client_lines(config):
+        logger.info("%s", line)
+    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
+    logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
+    logger.info("run folder: %s", folder.path)
+
+
+def client_lines(config: RunConfig) -> Iterator[str]:
+    """What is on of the guarantees that clients give themselves, with its noise and its target."""
+    example, local = config.privacy.example, config.privacy.local
+    for name, on, target, part in (
+        ("example", example.enabled, example.target_epsilon, example),
+        (f"local ({local.kind})", local.kind != "none", local.epsilon, local),
+    ):
+        if on:
+            noise = f"noise multiplier {part.noise_multiplier:.4g}" if part.noise_multiplier is not None else ""
+            aim = f"noise for a target epsilon of {target:g}" if target is not None else ""
+            limit = part.max_epsilon if part.max_epsilon is not None else target
+            budget = "none" if limit is None else f"{limit:g}"
+            yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
+
+
+def close_run(run: OpenedRun, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes the model and privacy.json, which complete the folder."""
+    run.folder.write_model(tensors, metadata=metadata)
+    run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome))
+
+
+def say_how_it_ended(run: OpenedRun, outcome: Outcome) -> None:
+    """Writes, last of all, that the run is over, and says what it has spent."""
+    change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
+    if outcome.stopped:
+        logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
+    for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint):
+        logger.info("%s", line)
+    logger.info("run folder: %s", run.folder.path)
+
+
+@dataclass(frozen=True)
+class Interruptible:
+    """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on.
+
+    The ledger and the checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT.
+    """
+
+    folder: RunFolder
+    goes_on_by: str
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            return
+        asked = isinstance(error, SystemExit | KeyboardInterrupt)
+        reason = "the server was asked to end" if asked else str(error) or type(error).__name__
+        done = note_interruption(self.folder, reason)
+        logger.warning("interrupted after round %d: %s goes on", done, self.goes_on_by)

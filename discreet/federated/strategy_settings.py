@@ -1,0 +1,85 @@
+"""From the arguments of `DPFedAvg` to settings of a run, and what of Flower's arguments privacy can't honour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from discreet.client_settings import FLOWER_APP
+from discreet.config import ConfigError, RunConfig, parse_config
+
+EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
+REFUSED = {
+    "fraction_evaluate": f"0: {EVALUATED}",
+    "min_evaluate_nodes": f"0: {EVALUATED}",
+    "evaluate_metrics_aggr_fn": f"left out: {EVALUATED}",
+    "train_metrics_aggr_fn": f"left out: {EVALUATED}",
+    "weighted_by_key": "left out: weights by numbers that clients report would make one client count for more than the "
+    "noise is for; all count the same",
+}
+
+
+def refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError if an argument asks for what a private strategy does not do; nothing is ignored."""
+    for name, rule in REFUSED.items():
+        if given[name] not in (None, 0):
+            raise ConfigError(f"{name} must be {rule}")
+    least, available = given["min_train_nodes"], given["min_available_nodes"]
+    everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"
+    if least != 0 and not (everybody and least <= available):
+        raise ConfigError(
+            f"min_train_nodes must be 0 (got {least}): each node is drawn by itself, so a cohort may be small or even "
+            "empty, and filling it up would change the sampling that is accounted for. min_available_nodes says how "
+            "many nodes to wait for"
+        )
+    population = given["population_size"]
+    if population is None:
+        raise ConfigError(
+            "population_size must be given: how many nodes there may be, a number that is public. The average is over "
+            "fraction_train * population_size, and delta must be below 1 / population_size"
+        )
+    if not 1 <= available <= population:
+        raise ConfigError(f"min_available_nodes must be within [1, population_size={population}] (got {available})")
+
+
+def flower_settings(given: Mapping[str, Any]) -> RunConfig:
+    """The settings of a run with one round and Flower's timeout, which `start` replaces.
+
+    Raises:
+      ConfigError: one is of the wrong type or out of range, or two contradict each other.
+    """
+    if given["sampling"] == "everyone" and given["fraction_train"] != 1:
+        raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
+    population = given["population_size"]
+    clip = {
+        "kind": given["clipping"],
+        "norm": given["clip_norm"],
+        "max": given["clip_max"],
+        "target_quantile": given["target_quantile"],
+        "learning_rate": given["clip_learning_rate"],
+        "count_stddev": given["count_stddev"],
+    }
+    user = {name: given[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")}
+    return parse_config(
+        {
+            "rounds": 1,
+            **{name: given[name] for name in ("seed", "output_dir", "resume")},
+            "data": {"name": FLOWER_APP, "num_clients": population},
+            "model": {"name": FLOWER_APP},
+            "sampling": {
+                "kind": given["sampling"],
+                "probability": given["fraction_train"],
+                "population_size": population,
+                "min_nodes": given["min_available_nodes"],
+            },
+            "server": {
+                "learning_rate": given["server_learning_rate"],
+                "momentum": given["server_momentum"],
+                "shrink_with_noise": given["shrink_with_noise"],
+            },
+            "privacy": {
+                **{name: given[name] for name in ("delta", "accountant", "noise")},
+                "user": {**user, "enabled": True, "clip": clip},
+            },
+        }
+    )
