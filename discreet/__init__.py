@@ -5,12 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["DPFedAvg"]
+__all__ = ["DPSGD", "BudgetSpent", "DPFedAvg"]
 __version__ = "0.1.0"
 
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
-_HOMES = {"DPFedAvg": "discreet.federated.strategy"}
+_HOMES = {
+    "BudgetSpent": "discreet.central.step_account",
+    "DPFedAvg": "discreet.federated.strategy",
+    "DPSGD": "discreet.central.dpsgd",
+}
 
 
 def __getattr__(name: str) -> Any:

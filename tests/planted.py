@@ -219,6 +219,41 @@ MUTANTS = (
         ".div_(max(1, len(batch)))",
         ("tests/training/test_local_training.py::test_the_denominator_is_the_batch_size_whatever_the_client_has",),
     ),
+    # A loop of one's own.
+    Mutant(
+        "DPSGD samples with another chance than it charges",
+        "discreet/central/poisson_batches.py",
+        "len(self.dataset), probability=self.probability)",
+        "len(self.dataset), probability=min(1.0, 1.3 * self.probability))",
+        ("tests/central/test_dpsgd.py::test_each_example_joins_a_batch_with_batch_size_over_n_and_no_other_chance",),
+    ),
+    Mutant(
+        "DPSGD draws its noise before it charges",
+        "discreet/central/private_gradients.py",
+        "        self.account.charge()\n"
+        "        return self.mechanism.add_noise(sums, l2_norm_clip, step_noise(self.source, step))",
+        "        noised = self.mechanism.add_noise(sums, l2_norm_clip, step_noise(self.source, step))\n"
+        "        self.account.charge()\n"
+        "        return noised",
+        (
+            "tests/central/test_step_account.py"
+            "::test_a_step_that_ends_between_its_charge_and_its_noise_is_charged_and_not_taken_up_again",
+        ),
+    ),
+    Mutant(
+        "DPSGD lets a batch be skipped",
+        "discreet/central/dpsgd.py",
+        "            if self.steps_taken == step:\n",
+        "            if False:\n",
+        ("tests/central/test_dpsgd.py::test_a_batch_cannot_be_skipped_and_waits_for_the_next_loop",),
+    ),
+    Mutant(
+        "DPSGD takes one step beyond its budget",
+        "discreet/central/step_account.py",
+        "if self.taken - self._first >= self._room:",
+        "if self.taken - self._first > self._room:",
+        ("tests/central/test_dpsgd.py::test_a_step_that_would_pass_the_budget_is_refused_and_costs_nothing",),
+    ),
     # Accounts and budgets.
     Mutant(
         "a client charges one step a round",

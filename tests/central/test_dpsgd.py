@@ -1,0 +1,337 @@
+"""DPSGD against a loop of single examples; its batches, noise and account against what they are said to be."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
+
+import discreet
+from discreet.central.dpsgd import DPSGD, BatchError
+from discreet.central.step_account import BudgetSpent
+from tests.central.loops import BATCH, CLIP, COUNTED, NOISE, SIZE, Made, by_hand, private, run, sgd
+from tests.client.clients import linear, params_of
+
+OPTIMIZERS: dict[str, Made] = {
+    "SGD": sgd,
+    "momentum": partial(SGD, lr=0.3, momentum=0.7, weight_decay=0.1),
+    "Adam": partial(Adam, lr=0.05),
+    "AdamW": partial(AdamW, lr=0.05, weight_decay=0.2),
+}
+
+
+def close(one: Tensor, other: Tensor, tolerance: float = 2e-5) -> bool:
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batch_size(made: Made) -> None:
+    model = linear()
+    run(private(model, made))
+    assert close(params_of(model), by_hand(made))
+    assert not close(params_of(model), by_hand(made, noise=0.99 * NOISE))
+
+
+def test_a_schedule_of_the_learning_rate_works_as_usual() -> None:
+    model, kept = linear(), list[Optimizer]()
+    loop = private(model, lambda values: kept.append(sgd(values)) or kept[0])
+    schedule = StepLR(kept[0], 3, gamma=0.5)
+    for inputs, targets in loop:
+        loop.step(inputs, targets)
+        schedule.step()
+    assert close(params_of(model), by_hand(sgd, halve_every=3))
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(most: int) -> None:
+    whole, cut = linear(), linear()
+    loops = run(private(whole)), run(private(cut, max_physical_batch=most))
+    assert close(params_of(cut), params_of(whole))
+    assert loops[0].epsilon() == loops[1].epsilon()
+
+
+def many_batches(probability: float) -> Tensor:
+    """How often each of 50 examples was in one of 4000 batches, from secure randomness."""
+    data = TensorDataset(torch.arange(50).unsqueeze(1), torch.zeros(50))
+    loop = private(nn.Linear(1, 1), dataset=data, batch_size=int(50 * probability), seed=None)
+    batches = (loop._batches.at(step)[0] for step in range(4000))
+    return sum((torch.bincount(batch.flatten(), minlength=50) for batch in batches), torch.zeros(50))
+
+
+def rejects_frequency(counts: Tensor, probability: float) -> bool:
+    """Two-sided binomial test of each count, over 50 of them: a false alarm in 1e9 samples at most."""
+    trials = stats.binom(4000, probability)
+    each = [2 * min(trials.cdf(int(count)), trials.sf(int(count) - 1)) for count in counts]
+    return bool(min(each) < 1e-9 / 50)
+
+
+def test_each_example_joins_a_batch_with_batch_size_over_n_and_no_other_chance() -> None:
+    counts = many_batches(0.3)
+    assert not rejects_frequency(counts, 0.3)
+    assert rejects_frequency(counts, 0.2)
+    assert rejects_frequency(counts, 0.4)
+
+
+def test_batches_vary_in_size_as_poisson_batches_do() -> None:
+    """Their sizes are binomial: a false alarm in 1e9 samples at most; batches of one size have no spread."""
+    loop = private(linear(), seed=None)
+    sizes = [len(loop._batches.at(step)[0]) for step in range(3000)]
+    expected = BATCH * (1 - BATCH / SIZE)
+    variance = torch.tensor(sizes).double().var()
+    assert abs(variance / expected - 1) < 6.2 * math.sqrt(2 / 3000) + 0.01
+
+
+class Unused(nn.Module):
+    """Two parameters, of which the pass uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(5, 3), nn.Parameter(torch.zeros(20_000))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.used(inputs)
+        return outputs
+
+
+def noise_in_unused() -> Tensor:
+    """What a step leaves in the gradient of a parameter that the pass does not use, in units of one sum."""
+    model = Unused()
+    loop = private(model, seed=None)
+    loop.step(*next(iter(loop)))
+    assert model.unused.grad is not None
+    return model.unused.grad * BATCH
+
+
+def rejects_scale(noise: Tensor, stddev: float) -> bool:
+    """Chi-square test of a standard deviation: a false alarm in 1e9 samples at most."""
+    statistic = float((noise.double() / stddev).square().sum())
+    return bool(2 * min(stats.chi2.sf(statistic, len(noise)), stats.chi2.cdf(statistic, len(noise))) < 1e-9)
+
+
+def test_a_parameter_that_the_pass_does_not_use_gets_the_full_noise_and_nothing_else() -> None:
+    noise = noise_in_unused()
+    assert not rejects_scale(noise, NOISE * CLIP)
+    assert rejects_scale(noise, NOISE * CLIP / 2)
+    assert rejects_scale(noise, NOISE * CLIP * 1.1)
+
+
+def test_frozen_parameters_stay_and_get_neither_gradient_nor_noise() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    before = params_of(model)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    run(private(model))
+    assert model[0].weight.grad is None
+    assert torch.equal(params_of(model)[:24], before[:24])
+    assert not (params_of(model)[24:] == before[24:]).any()
+
+
+def test_an_empty_batch_takes_a_step_of_pure_noise() -> None:
+    model = linear()
+    loop = private(model, batch_size=1, epochs=1, noise_multiplier=3.0)
+    for inputs, targets in loop:
+        loop.step(inputs, targets)
+        if len(inputs) == 0:
+            break
+    assert len(inputs) == 0
+    noise = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    assert len(noise) == 18
+    assert bool((noise != 0).all())
+
+
+def oracle(steps: int, probability: float) -> float:
+    """Epsilon of Poisson-sampled Gaussian steps by dp-accounting."""
+    accountant = PLDAccountant()
+    event = PoissonSampledDpEvent(probability, GaussianDpEvent(NOISE))
+    return float(accountant.compose(SelfComposedDpEvent(event, steps)).get_epsilon(1e-3))
+
+
+def test_epsilon_is_that_of_the_steps_taken_and_of_no_batch_that_was_only_drawn() -> None:
+    loop = private(linear())
+    assert loop.epsilon() == 0
+    batches = iter(loop)
+    for _ in range(3):
+        loop.step(*next(batches))
+    next(batches)
+    assert math.isclose(loop.epsilon(), oracle(3, BATCH / SIZE), rel_tol=1e-3)
+
+
+def test_a_declared_number_of_examples_decides_probability_steps_and_adjacency() -> None:
+    loop = private(linear(), public_num_examples=40, epochs=3)
+    assert loop.sampling_probability == BATCH / 40
+    assert len(loop) == 15
+    assert "add or remove" in loop.adjacency
+    assert math.isclose(run(loop).epsilon(), oracle(15, BATCH / 40), rel_tol=1e-3)
+
+
+def test_renyi_accounting_can_be_chosen() -> None:
+    accountant = RdpAccountant()
+    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(BATCH / SIZE, GaussianDpEvent(NOISE)), 8))
+    assert math.isclose(run(private(linear(), accountant="rdp")).epsilon(), accountant.get_epsilon(1e-3), rel_tol=0.01)
+
+
+@pytest.mark.parametrize("target", [0.5, 3.0])
+def test_a_target_is_met_by_all_steps_and_nearly_used_up(target: float) -> None:
+    spent = run(private(linear(), target_epsilon=target)).epsilon()
+    assert 0.995 * target < spent <= target
+
+
+def test_a_step_that_would_pass_the_budget_is_refused_and_costs_nothing() -> None:
+    most = oracle(5, BATCH / SIZE) * 1.001
+    model = linear()
+    loop = private(model, max_epsilon=most)
+    with pytest.raises(BudgetSpent, match=r"max_epsilon .* 5 steps are taken, epsilon is .* left"):
+        run(loop)
+    assert (loop.steps_taken, loop.epsilon() <= most) == (5, True)
+    now = params_of(model)
+    with pytest.raises(BudgetSpent):
+        run(loop)
+    assert torch.equal(params_of(model), now)
+
+
+def test_a_batch_is_stepped_once() -> None:
+    loop = private(linear())
+    inputs, targets = next(iter(loop))
+    loop.step(inputs, targets)
+    with pytest.raises(BatchError, match="each one is stepped once"):
+        loop.step(inputs, targets)
+    assert loop.steps_taken == 1
+
+
+def test_a_batch_of_ones_own_is_refused() -> None:
+    loop = private(linear())
+    with pytest.raises(BatchError, match="no batch is waiting"):
+        loop.step(COUNTED.inputs, COUNTED.targets)
+    inputs, targets = next(iter(loop))
+    for wrong in ((inputs.clone(), targets), (inputs, targets.clone()), (inputs[:-1], targets[:-1])):
+        with pytest.raises(BatchError, match="not the batch that was drawn"):
+            loop.step(*wrong)
+    loop.step(inputs, targets)
+
+
+def test_a_batch_cannot_be_skipped_and_waits_for_the_next_loop() -> None:
+    loop = private(linear())
+    batches = iter(loop)
+    left = next(batches)
+    with pytest.raises(BatchError, match="was not stepped"):
+        next(batches)
+    assert next(iter(loop)) is left
+
+
+def test_a_loop_ends_with_the_plan_and_an_epoch_with_its_steps() -> None:
+    loop = private(linear(), epochs=3)
+    sizes = []
+    for _ in range(3):
+        batches = list[int]()
+        for inputs, targets in loop.epoch():
+            loop.step(inputs, targets)
+            batches.append(len(inputs))
+        sizes.append(len(batches))
+    assert (sizes, loop.steps_taken, len(loop)) == ([4, 4, 4], 12, 12)
+    with pytest.raises(BatchError, match="all 12 steps are taken"):
+        next(iter(loop))
+
+
+def padded(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    longest = max(len(ids) for ids, _ in pairs)
+    inputs = [ids + [0] * (longest - len(ids)) for ids, _ in pairs]
+    return torch.tensor(inputs), torch.tensor([marks + [-1] * (longest - len(marks)) for _, marks in pairs])
+
+
+class Positions(nn.Module):
+    """Logits as PyTorch's losses take them: (n, classes, positions)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.movedim(-1, 1)
+
+
+def test_sequences_of_different_lengths_are_padded_by_ones_own_collate_fn() -> None:
+    data = [([1, 2, 3][: 1 + number % 3], [0, 1, 0][: 1 + number % 3]) for number in range(20)]
+    loss = nn.CrossEntropyLoss(reduction="none", ignore_index=-1)
+    model = nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 2), Positions())
+    loop = run(private(model, dataset=data, loss=loss, collate_fn=padded))
+    assert loop.steps_taken == len(loop)
+
+
+def test_a_list_of_pairs_is_a_data_set_and_trains_as_the_tensors_do() -> None:
+    listed, tensors = linear(), linear()
+    run(private(listed, dataset=list(zip(COUNTED.inputs, COUNTED.targets, strict=True))))
+    run(private(tensors))
+    assert torch.equal(params_of(listed), params_of(tensors))
+
+
+def test_the_plain_loss_of_pytorch_is_the_default_one() -> None:
+    given, default = linear(), linear()
+    run(private(given, loss=nn.CrossEntropyLoss(reduction="none")))
+    run(private(default))
+    assert torch.equal(params_of(given), params_of(default))
+
+
+def test_without_a_seed_two_loops_differ_and_with_one_the_log_warns(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = linear(), linear()
+    run(private(one, seed=None))
+    run(private(other, seed=None))
+    assert not torch.equal(params_of(one), params_of(other))
+    assert caplog.text == ""
+    private(one)
+    assert "protect nobody" in caplog.text
+
+
+MODEL = linear()
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"loss": nn.CrossEntropyLoss()}, r'reduction=.mean.*reduction="none"'),
+    ({"made": lambda values: SGD([*values, nn.Parameter(torch.zeros(2))], lr=0.1)}, "not the model's"),
+    ({"made": lambda values: SGD([next(values)], lr=0.1)}, "does not hold all trainable"),
+    ({"made": lambda values: torch.optim.LBFGS(list(values))}, "LBFGS is not served"),
+    ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+    ({"epochs": 1.5}, "epochs must be a whole number"),
+    ({"max_physical_batch": 0}, "max_physical_batch must be"),
+    ({"public_num_examples": 0}, "public_num_examples must be"),
+    ({"l2_norm_clip": math.inf}, "l2_norm_clip must be finite"),
+    ({"delta": 1.0}, "delta must be between 0 and 1"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and >= 0"),
+    ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or noise_multiplier"),
+    ({"accountant": "gdp"}, "accountant must be one of"),
+    ({"noise": "gaussian"}, "noise must be one of"),
+    ({"max_epsilon": 0.0}, "max_epsilon must be above 0"),
+    ({"dataset": []}, "dataset must have an example"),
+    ({"dataset": iter([1])}, "dataset must be map-style"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[said[:30] for _, said in REFUSED])
+def test_what_cannot_be_served_is_refused_before_anything_is_drawn(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        private(MODEL, **words)
+
+
+def test_a_loss_function_of_one_value_a_batch_is_refused_before_it_is_charged() -> None:
+    loop = private(linear(), loss=nn.functional.cross_entropy)
+    with pytest.raises(ValueError, match="one value an example"):
+        run(loop)
+    assert loop.epsilon() == 0
+
+
+def test_the_package_exports_it() -> None:
+    assert discreet.DPSGD is DPSGD
+    with pytest.raises(AttributeError, match="no attribute 'DPSDG'"):
+        _ = discreet.DPSDG
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_it_trains_on_a_gpu() -> None:
+    on_gpu, on_cpu = linear().to("cuda"), linear()
+    run(private(on_gpu))
+    run(private(on_cpu))
+    assert close(params_of(on_gpu).cpu(), params_of(on_cpu), 1e-4)
