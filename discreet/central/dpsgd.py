@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from discreet.central.loop_settings import LoopSettings, check_whole, draws_of
+from discreet.central.loop_settings import LoopSettings, draws_of
 from discreet.central.poisson_batches import Collate, MapDataset, PoissonBatches, size_of
 from discreet.central.private_gradients import PrivateGradients, one_value_an_example
 from discreet.central.step_account import Price, StepAccount, calibrated, opened, spent_in
@@ -118,8 +118,6 @@ class DPSGD:
             raise ValueError("give target_epsilon or noise_multiplier, one of them")
         if target_epsilon is not None:
             settings = calibrated(target_epsilon, settings, size, price=price, spent=spent_in(file, holder))
-        if max_physical_batch is not None:
-            check_whole("max_physical_batch", max_physical_batch)
         self.settings, self._size = settings, size
         self._model, self._optimizer, source = _served(model), _fitting(optimizer, model), _source(seed)
         planned = steps_of(size, settings)

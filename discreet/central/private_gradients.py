@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from discreet.central.loop_settings import check_whole
 from discreet.central.step_account import StepAccount
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
@@ -67,6 +68,10 @@ class PrivateGradients:
     mechanism: Gaussian
     account: StepAccount
     source: RandomSource
+
+    def __post_init__(self) -> None:
+        if self.most is not None:
+            check_whole("max_physical_batch", self.most)
 
     def clipped_sums(self, params: list[Tensor], batch: Pair, l2_norm_clip: float) -> Tensor:
         """The sum over a batch, of any size. `params` are the model's own, and are not read here."""
