@@ -143,6 +143,20 @@ MUTANTS = (
         ("tests/privacy/test_per_example.py::test_gradients_are_clipped_in_l1_where_that_is_asked_for",),
     ),
     Mutant(
+        "if an example is lost, the others' masks are drawn again",
+        "discreet/privacy/per_example.py",
+        "return [without(term, lost) for term in terms], ",
+        "return [without(term, lost) for term in one_pass(objective, layers, *batch)], ",
+        ("tests/privacy/test_per_example_dropout.py::test_an_example_that_is_lost_leaves_the_masks_of_the_others",),
+    ),
+    Mutant(
+        "what one example draws shifts the next one's masks",
+        "discreet/privacy/rules/any_model.py",
+        "            torch.manual_seed(seed)\n",
+        "",
+        ("tests/privacy/test_per_example_dropout.py::test_an_example_that_is_lost_leaves_the_masks_of_the_others",),
+    ),
+    Mutant(
         "padding counts as examples",
         "discreet/simulation/batches.py",
         "if present is not None:",

@@ -10,9 +10,10 @@ Every other model is served by torch.func (`rules/any_model.py`), and the log "d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +22,33 @@ from discreet.privacy.clipping import clip_factors
 from discreet.privacy.rules.any_model import built_terms
 from discreet.privacy.rules.attention import ATTENTION_RULES, covers
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
-from discreet.privacy.rules.linear import LINEAR_RULES, is_perceptron, perceptron_terms
+from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
+from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
 from discreet.privacy.rules.normalisation import NORMALISATION_RULES
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of, logit_gradients
 from discreet.privacy.rules.recurrent import RECURRENT_RULES
-from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged
+from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
 
 RULES: dict[type[nn.Module], Rule] = {
+    **FREE_RULES,
     **LINEAR_RULES,
     **CONVOLUTION_RULES,
     **NORMALISATION_RULES,
     **RECURRENT_RULES,
     **ATTENTION_RULES,
+}
+# Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
+_COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
+    nn.TransformerEncoderLayer: covers,
+    nn.EmbeddingBag: covers_bag,
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), covers_dimension),
+}
+# The parts of a container that run one after the other. An encoder has no mask if it is one layer of several.
+_IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
+    nn.Sequential: list,
+    nn.TransformerEncoder: lambda model: [*model.layers, *([] if model.norm is None else [model.norm])],
 }
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
@@ -66,8 +80,12 @@ def clipped_gradient_sum(
     sum itself. n = 0 gives zeros and no norms.
 
     Raises:
-      ValueError: a setting out of range; a layer that mixes examples (BatchNorm) or draws random numbers (dropout in
-        training mode); parameters of other types or on several devices; a loss that is not (n,).
+      ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
+        other types or on several devices; a loss that is not (n,).
+
+    Dropout and other layers that draw for each example by itself are allowed. The bound on what an example adds holds
+    for each fixed choice of all masks, and the masks of the others do not depend on it: so they need not be secret, and
+    come from PyTorch's own generator. Whoever wants the same masks again seeds it.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)
@@ -101,8 +119,8 @@ def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: fl
     parts, found = None, []
     with torch.set_grad_enabled(False):
         for batch in batches:
-            terms, finite_norms, norms = _finite_terms(objective, layers, batch)
-            weights = clip_factors(finite_norms, clip * LOSS_SCALE)
+            terms, norms = _finite_terms(objective, layers, batch)
+            weights = clip_factors(norms, clip * LOSS_SCALE)
             parts = parts or Parts(parameters)  # after the backward pass, whose memory the sum can have
             while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
                 terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
@@ -111,27 +129,20 @@ def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: fl
         return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _finite_terms(
-    objective: Objective, layers: list[nn.Module] | None, batch: Batch
-) -> tuple[list[Term], Tensor, Tensor]:
-    """Terms of the examples with finite gradients, the norms of those, and the norms of all, (n,), inf elsewhere.
+def _finite_terms(objective: Objective, layers: list[nn.Module] | None, batch: Batch) -> tuple[list[Term], Tensor]:
+    """Terms of the examples, zero for those whose gradient is not finite, and the norms (n,), inf for the same.
 
-    If there are others, a second pass does without them: in the products of the first, 0 * inf would poison the sum.
+    Zeros take the place of such an example in the terms, since in the products 0 * inf would poison the sum. There is
+    no second pass without it: dropout would draw other masks for the others, and what they add would depend on it.
     """
     terms = built_terms(objective, *batch) if layers is None else one_pass(objective, layers, *batch)
     if not terms:
-        norms = objective.layout.parameters[0].new_zeros(len(batch[0]))
-        return terms, norms, norms
+        return terms, objective.layout.parameters[0].new_zeros(len(batch[0]))
     norms = _norms(terms, objective.order)
     if math.isfinite(norms.sum()):
-        return terms, norms, norms
-    finite = norms.isfinite()
-    if not finite.any():
-        return [], norms[finite], torch.full_like(norms, math.inf)
-    if finite.all():  # their sum alone overflows
-        return terms, norms, norms
-    terms, kept, some = _finite_terms(objective, layers, (batch[0][finite], batch[1][finite]))
-    return terms, kept, torch.full_like(norms, math.inf).masked_scatter_(finite, some)
+        return terms, norms
+    lost = ~norms.isfinite()
+    return [without(term, lost) for term in terms], norms.masked_fill(lost, math.inf)
 
 
 def _norms(terms: list[Term], order: int) -> Tensor:
@@ -153,11 +164,17 @@ def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
 def _layers(model: nn.Module) -> list[nn.Module] | None:
     if not unchanged(model):
         return None
-    if type(model) is nn.Sequential:
-        parts = [_layers(part) for part in model]
-        return None if None in parts else [layer for part in parts if part is not None for layer in part]
-    known = type(model) in RULES and (not isinstance(model, nn.TransformerEncoderLayer) or covers(model))
-    return [model] if known else None
+    in_series = _IN_SERIES.get(type(model))
+    if in_series is None:
+        return [model] if has_rule(model) else None
+    parts = [_layers(part) for part in in_series(model)]
+    return None if None in parts else [layer for part in parts if part is not None for layer in part]
+
+
+def has_rule(layer: nn.Module) -> bool:
+    """Whether a rule covers a layer with these settings."""
+    covers_it = _COVERS.get(type(layer))
+    return type(layer) in RULES and (covers_it is None or covers_it(layer))
 
 
 def one_pass(objective: Objective, layers: Sequence[nn.Module], inputs: Tensor, targets: Tensor) -> list[Term]:

@@ -208,6 +208,51 @@ def test_transformer_layers(count: int, length: int, first: bool, bias: bool, or
     check(build, inputs, targets=targets, order=order)
 
 
+@given(count=COUNTS, space=st.lists(st.integers(2, 4), max_size=3), order=ORDERS, affine=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_batch_normalisation_by_statistics_that_stay(count: int, space: list[int], order: int, affine: bool) -> None:
+    inputs, targets = draw(count, 4, *space)
+    kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(space)]
+    norm = kind(4, affine=affine)
+    norm(3 * draw(8, 4, *space)[0] + 1)  # statistics that are not 0 and 1
+    layers = [norm, nn.Tanh(), nn.Flatten(), nn.Linear(4 * int(torch.Size(space).numel()), 3)]
+    check(lambda: nn.Sequential(*layers).eval(), inputs, targets=targets, order=order)
+
+
+@given(count=COUNTS, order=ORDERS, affine=st.booleans(), running=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_instance_normalisation(count: int, order: int, affine: bool, running: bool) -> None:
+    inputs, targets = draw(count, 4, 3, 2)
+    norm = nn.InstanceNorm2d(4, affine=affine, track_running_stats=running)
+    norm(inputs)
+    layers = [norm, nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)]
+    check(lambda: nn.Sequential(*layers).train(not running), inputs, targets=targets, order=order)
+
+
+@given(count=COUNTS, length=st.integers(1, 6), padding=st.sampled_from([None, 0, 3]), order=ORDERS)
+@settings(max_examples=25, deadline=None)
+def test_bags_of_embeddings(count: int, length: int, padding: int | None, order: int) -> None:
+    inputs, targets = tokens(count, length)
+    for mode in ("sum", "mean"):
+        bag = nn.EmbeddingBag(6, 4, mode=mode, padding_idx=padding)
+        check(lambda bag=bag: nn.Sequential(bag, nn.Linear(4, 6)), inputs, targets=targets[:, 0], order=order)  # type: ignore[misc]
+
+
+@given(count=COUNTS, shape=st.lists(st.integers(1, 3), max_size=2), order=ORDERS, shared=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_activations_with_a_slope_that_is_learned(count: int, shape: list[int], order: int, shared: bool) -> None:
+    inputs, targets = draw(count, 4, *shape)
+    layers = [nn.PReLU(1 if shared else 4), nn.Flatten(), nn.Linear(4 * int(torch.Size(shape).numel()), 3)]
+    check(lambda: nn.Sequential(*layers), inputs, targets=targets, order=order)
+
+
+def test_a_transformer_encoder_is_its_layers_in_series() -> None:
+    inputs, targets = tokens(4, 5)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+    check(lambda: nn.Sequential(nn.Embedding(6, 8), encoder, nn.Linear(8, 6)), inputs, targets=targets)
+
+
 def test_layers_without_parameters() -> None:
     inputs, targets = draw(4, 2, 8, 8)
     layers = [nn.Conv2d(2, 4, 3), nn.GELU(), nn.AvgPool2d(2), nn.Identity(), nn.SiLU(), nn.AdaptiveAvgPool2d(1)]

@@ -15,9 +15,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
+from discreet.privacy.rules.free_layers import check_draws
+from discreet.privacy.rules.normalisation import check_statistics
 from discreet.privacy.rules.objective import LOSS_SCALE, Objective
 from discreet.privacy.rules.terms import Rows, Term
 
@@ -29,9 +29,11 @@ def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[T
     """Every gradient built, n * num_params floats: by torch.func, or one by one if torch.func can't follow the model.
 
     Raises:
-      ValueError: a layer mixes examples, or the model or its loss draws random numbers.
+      ValueError: a layer mixes examples.
     """
-    _refuse_mixing(objective.model)
+    for name, module in objective.model.named_modules():
+        check_statistics(name, module)
+        check_draws(name, module)
     try:
         found, way = _mapped(objective, inputs, targets), "torch.func"
     except RuntimeError:  # control flow that depends on the data, say; what is wrong for one example is raised again
@@ -40,16 +42,6 @@ def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[T
         _told.add(objective.model)
         _log.warning("no rule knows every layer of %s: gradients by %s, slower", type(objective.model).__name__, way)
     return found
-
-
-def _refuse_mixing(model: nn.Module) -> None:
-    """ValueError for layers by which examples change each other's gradients, or by which chance enters."""
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-            raise ValueError(f"layer {name!r} ({kind}) mixes examples: use GroupNorm instead")
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-            raise ValueError(f"layer {name!r} ({kind}) draws random numbers: use eval mode, or set p to 0")
 
 
 def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
@@ -64,7 +56,8 @@ def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
     with torch.enable_grad(), warnings.catch_warnings():
         # Of PyTorch on itself: attention has no batching rule in vmap, and is slower for it.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        found = vmap(grad(single), in_dims=(None, 0, 0))([value.detach() for value in trainable], inputs, targets)
+        mapped = vmap(grad(single), in_dims=(None, 0, 0), randomness="different")
+        found = mapped([value.detach() for value in trainable], inputs, targets)
     return [Rows(slot, rows.detach()) for slot, rows in zip(layout.slots.values(), found, strict=True)]
 
 
@@ -81,12 +74,17 @@ def _places(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    before = torch.get_rng_state()
-    pairs = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
-    found = [_single_gradient(objective, example, target) for example, target in pairs]
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
-        raise ValueError("the model or its loss draws random numbers: put it in eval mode")
+    """One by one. Each example has a seed of its own, so that what one draws changes nothing for the next."""
+    device, draws = inputs.device, torch.Generator().set_state(torch.get_rng_state())
+    seeds, found, drawn = torch.randint(2**62, (len(inputs),), generator=draws).tolist(), [], False
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+        for seed, example, target in zip(seeds, torch.split(inputs, 1), torch.split(targets, 1), strict=True):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            found.append(_single_gradient(objective, example, target))
+            drawn = drawn or not torch.equal(before, torch.get_rng_state())
+    if drawn:
+        torch.set_rng_state(draws.get_state())
     columns = zip(objective.layout.slots.values(), zip(*found, strict=True), strict=True)
     return [Rows(slot, torch.stack(values)) for slot, values in columns]
 

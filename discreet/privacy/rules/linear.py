@@ -37,6 +37,10 @@ def linear(tape: Tape, layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=1)
+    return _looked_up(tape, layer, inputs)
+
+
+def _looked_up(tape: Tape, layer: nn.Embedding | nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     if layer.max_norm is not None or layer.scale_grad_by_freq:
         raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
     outputs = functional.embedding(inputs, layer.weight, layer.padding_idx)
@@ -53,32 +57,41 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> 
     return Lookup(slot, ids, grads)
 
 
-def without_parameters(tape: Tape, layer: nn.Module, inputs: Tensor) -> Tensor:
-    """A layer that works on each example by itself."""
-    outputs: Tensor = layer(inputs)
-    tape.rows(outputs, least=1)
+def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
+    tape.rows(inputs, least=2, most=2)
+    rows = _looked_up(tape, layer, inputs)
+    counted = torch.ones_like(inputs) if layer.padding_idx is None else inputs != layer.padding_idx
+    weights = counted.to(rows.dtype)
+    if layer.mode == "mean":
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
+    return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+
+
+def covers_bag(layer: nn.EmbeddingBag) -> bool:
+    return layer.mode in ("sum", "mean")
+
+
+def prelu(tape: Tape, layer: nn.PReLU, inputs: Tensor) -> Tensor:
+    shared = layer.num_parameters == 1
+    tape.rows(inputs, least=1 if shared else 2)
+    outputs, slot = functional.prelu(inputs, layer.weight), tape.slot(layer.weight)
+
+    if slot is not None:
+        width = 1 if shared else inputs.shape[1]
+        tape.add(outputs, lambda grads: [Rows(slot, _by_channel(grads * inputs.clamp(max=0), width))])
     return outputs
 
 
-def dropout(tape: Tape, layer: nn.Dropout, inputs: Tensor) -> Tensor:
-    if layer.training and layer.p > 0:
-        raise ValueError(f"{type(layer).__name__} draws random numbers: use eval mode, or set p to 0")
-    return inputs
+def _by_channel(values: Tensor, width: int) -> Tensor:
+    """(n, ...) -> (n, width): the sums over what an example has of each channel, or over everything if width is 1."""
+    return values.reshape(len(values), width, -1).sum(2)
 
-
-_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.LeakyReLU, nn.Softplus)
-_POOLS = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-)
-_FREE: Sequence[type[nn.Module]] = (*_ACTIVATIONS, *_POOLS, nn.Identity, nn.Flatten)
-_DROPOUTS: Sequence[type[nn.Module]] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 LINEAR_RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys(_FREE, without_parameters),
-    **dict.fromkeys(_DROPOUTS, dropout),
     nn.Linear: linear,
     nn.Embedding: embedding,
+    nn.EmbeddingBag: embedding_bag,
+    nn.PReLU: prelu,
 }
 
 # Perceptrons by hand: on such small models autograd costs as much as the products do. Without it a clipped sum takes a

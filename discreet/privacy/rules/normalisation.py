@@ -1,4 +1,4 @@
-"""Normalisation within an example: LayerNorm, RMSNorm and GroupNorm."""
+"""Normalisation within an example: LayerNorm, RMSNorm, GroupNorm and InstanceNorm; or by statistics that stay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from discreet.privacy.rules.terms import Rows, Rule, Tape, Term
 
@@ -61,8 +63,44 @@ def group_norm(tape: Tape, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:
     return _note(tape, layer, outputs, lambda: functional.group_norm(inputs, groups, eps=layer.eps), _channels)
 
 
+def check_statistics(name: str, layer: nn.Module) -> None:
+    """ValueError for a layer whose statistics are those of the batch, or change with it."""
+    batch, running = isinstance(layer, _BatchNorm), getattr(layer, "running_mean", None) is not None
+    if isinstance(layer, _NormBase) and (layer.training if running else batch):
+        kind = type(layer).__name__
+        raise ValueError(
+            f"{f'layer {name!r} ({kind})' if name else kind} mixes examples: use GroupNorm instead"
+            + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
+        )
+
+
+def frozen_norm(tape: Tape, layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """BatchNorm in eval mode: each channel is shifted and scaled by numbers that no example changes."""
+    check_statistics("", layer)
+    tape.rows(inputs, least=2)
+
+    def normal(weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return functional.batch_norm(inputs, layer.running_mean, layer.running_var, weight, bias, eps=layer.eps)
+
+    return _note(tape, layer, normal(layer.weight, layer.bias), normal, _channels)
+
+
+def instance_norm(tape: Tape, layer: _InstanceNorm, inputs: Tensor) -> Tensor:
+    check_statistics("", layer)
+    tape.rows(inputs, least=3)
+
+    def normal(weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        mean, variance = layer.running_mean, layer.running_var
+        use_input = mean is None
+        return functional.instance_norm(inputs, mean, variance, weight, bias, use_input, eps=layer.eps)
+
+    return _note(tape, layer, normal(layer.weight, layer.bias), normal, _channels)
+
+
 NORMALISATION_RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: layer_norm,
     nn.RMSNorm: rms_norm,
     nn.GroupNorm: group_norm,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), frozen_norm),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm),
 }

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.rules.linear import affine, product_terms, without_parameters
+from discreet.privacy.rules.free_layers import without_parameters
+from discreet.privacy.rules.linear import affine, product_terms
 from discreet.privacy.rules.terms import Rule, Tape
 
 

@@ -12,8 +12,8 @@ appear.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,27 @@ class Slot:
 
 
 class Term(Protocol):
-    """n per-example gradients of one parameter, ready for norms and sums."""
+    """n per-example gradients of one parameter, ready for norms and sums.
+
+    A dataclass, in whose tensors of floats the first dimension is that of the examples: see `without`.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def mass(self, order: int) -> Tensor:
         """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm (order 2)."""
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
+
+
+def without(term: Term, lost: Tensor) -> Term:
+    """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their gradients are then zero."""
+    found = {each.name: getattr(term, each.name) for each in fields(term)}
+    floats = {name: value for name, value in found.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    return replace(
+        term, **{name: value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0) for name, value in floats.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
