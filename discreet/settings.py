@@ -68,15 +68,26 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server's optimizer, and how long it waits for a round's replies (seconds)."""
+    """The server's optimizer, and how long it waits for a round's replies (seconds).
 
-    learning_rate: float = setting(1.0, LEARNING_RATE)
-    momentum: float = setting(0.8, MOMENTUM)
+    None leaves a number to `discreet.federated.server_optimizer`.
+    """
+
+    optimizer: str = setting("sgd", one_of("sgd", "adam", "yogi"))
+    learning_rate: float | None = setting(None, LEARNING_RATE)
+    momentum: float | None = setting(None, MOMENTUM)
+    beta_1: float | None = setting(None, MOMENTUM)
+    beta_2: float | None = setting(None, MOMENTUM)
+    tau: float | None = setting(None, POSITIVE)
     shrink_with_noise: bool = False
     round_timeout: float = setting(600.0, POSITIVE)
 
     def __post_init__(self) -> None:
         check(self, "server.")
+        others = ("beta_1", "beta_2", "tau") if self.optimizer == "sgd" else ("momentum", "shrink_with_noise")
+        for name in others:
+            value = getattr(self, name)
+            require(value in (None, False), f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@
               a round that would pass the budget is not begun          privacy.user.max_epsilon
     noised    total by z_update * C_t, below by count_stddev;          privacy.user.{noise_multiplier,clip.count_stddev}
               neither depends on who replied
-    released  params += learning_rate * velocity, where velocity =     server.{learning_rate,momentum,shrink_with_noise}
-              momentum * velocity + total / (q * population_size)
+    released  params += learning_rate * velocity, where velocity =     server.{optimizer,learning_rate,momentum}
+              momentum * velocity + total / (q * population_size);     server.shrink_with_noise
+              or a step of Adam or Yogi on that same mean update       server.{beta_1,beta_2,tau}
     adapted   C_{t+1} = C_t * exp(-learning_rate * (share -            privacy.user.clip.{learning_rate,max}
               target_quantile)); share, of the norms within C_t, is    privacy.user.clip.target_quantile
               below / (q * population_size) + 1/2

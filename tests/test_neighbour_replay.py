@@ -23,6 +23,7 @@ from discreet.federated.round import (
     empty_sum,
     initial_state,
 )
+from discreet.federated.server_optimizer import ServerSGD
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
@@ -58,7 +59,7 @@ OTHERS = [ClientUpdate(torch.tensor([0.1, 0.2, -0.3]), below=True), ClientUpdate
 def rounds(user: UserPrivacy, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """Everything that rounds with these clients release, but the number of replies, which is not covered."""
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
-    how = RoundSettings(5.0, learning_rate=0.7, momentum=0.9, user=user)
+    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), user)
     for index in range(number):
         state, metrics = dp_fedavg_round(state, updates, how, source=source.child(index), charge=lambda _: None)
         left += [state, replace(metrics, replies=0)]
@@ -105,7 +106,7 @@ def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
     bits = torch.tensor([True, False, True])
 
     def run(count: int, source: RandomSource) -> list[object]:
-        state, how = initial_state(torch.zeros(3), clip_norm=C), RoundSettings(5.0, 1.0, 0.0, KINDS["on the grid"])
+        state, how = initial_state(torch.zeros(3), clip_norm=C), RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
         total = empty_sum(3, C, KINDS["on the grid"])
         total.add(rows[:count], bits[:count])
         part = [total.part()]
@@ -139,7 +140,7 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
         reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
         updates.append(ClientUpdate(reply.update, reply.below))
     state = ServerState(0, params, torch.zeros_like(params), C)
-    how = RoundSettings(5.0, 1.0, 0.0, KINDS["on the grid"])
+    how = RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
     state, metrics = dp_fedavg_round(state, updates, how, source=source.child("server"), charge=lambda _: None)
     return [state, replace(metrics, replies=0)]
 

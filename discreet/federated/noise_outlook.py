@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import count_stddev, expected_cohort, resolve_noise
 from discreet.federated.round import update_noise_multiplier
+from discreet.federated.server_optimizer import ServerSGD, server_optimizer
 from discreet.privacy.noise_ratio import EARLY_ROUNDS, LARGEST_DRIVE_SHRINKING, largest_drive, noise_drive, noise_ratio
 
 
@@ -18,7 +19,7 @@ class NoiseOutlook:
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
-      drive: how strongly it drives the model (`noise_ratio.noise_drive`).
+      drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, see docs/noise.md.
       limit: the largest drive with which such a run learns.
     """
 
@@ -40,16 +41,20 @@ class NoiseOutlook:
 
 def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     """Of a configuration whose noise is resolved, and a model of so many parameters."""
-    user, server, noise = config.privacy.user, config.server, 0.0
+    user, noise = config.privacy.user, 0.0
     if user.enabled:
         assert user.noise_multiplier is not None
         noise = update_noise_multiplier(user.noise_multiplier, count_stddev=count_stddev(config))
     ratio = noise_ratio(noise, num_params=num_params, expected_cohort=expected_cohort(config))
+    optimizer = server_optimizer(config.server)
+    if not isinstance(optimizer, ServerSGD):
+        # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
+        return NoiseOutlook(ratio, 0.0, math.inf)
     training = config.training
     work = training.epochs * training.learning_rate / (1 - training.momentum)
-    drive = noise_drive(ratio, learning_rate=server.learning_rate, momentum=server.momentum, local_work=work)
+    drive = noise_drive(ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work)
     adaptive = user.clip.kind == "adaptive"
-    limit = largest_drive(config.rounds, shrinking=server.shrink_with_noise) if adaptive else math.inf
+    limit = largest_drive(config.rounds, shrinking=optimizer.shrink_with_noise) if adaptive else math.inf
     return NoiseOutlook(ratio, drive, limit)
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from discreet.federated import server_optimizer
+from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.noise_ratio import noise_ratio, signal_share
+from discreet.privacy.noise_ratio import noise_ratio
 from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 
@@ -138,9 +140,8 @@ class ServerState:
     Attributes:
       round: how many rounds are done.
       params: (num_params,), float32.
-      velocity: the server optimizer's momentum, (num_params,), float32.
+      velocity, second_moment, noise_energy: of the server's optimizer, float32, see `server_optimizer.OptimizerState`.
       clip_norm: C_t for the next round; infinity if user-level privacy is off.
-      noise_energy: the expected squared norm of the noise in `velocity`.
     """
 
     round: int
@@ -148,6 +149,7 @@ class ServerState:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
+    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,11 @@ def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | No
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits.
-    `shrink_with_noise`: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`."""
+    """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits."""
 
     expected_cohort: float
-    learning_rate: float
-    momentum: float
+    optimizer: ServerOptimizer
     user: UserPrivacy | None
-    shrink_with_noise: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -265,13 +264,20 @@ def dp_fedavg_round(
 
 
 def _step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
-    """The server's optimizer: momentum, and if it is asked for a step that shrinks as noise outweighs the signal."""
+    """The server's optimizer, which sees no more than the noised mean."""
     change = (total / settings.expected_cohort).to(state.params.dtype)
-    velocity = settings.momentum * state.velocity + change
-    noise_energy = settings.momentum**2 * state.noise_energy + _noise_energy(state, settings)
-    share = signal_share(velocity, noise_energy=noise_energy) if settings.shrink_with_noise else 1.0
-    params = state.params + settings.learning_rate * share * velocity
-    return ServerState(state.round + 1, params, velocity, state.clip_norm, noise_energy)
+    before = OptimizerState(state.round, state.velocity, state.second_moment, state.noise_energy)
+    after, move = server_optimizer.apply(
+        settings.optimizer, before, change, noise_energy=_noise_energy(state, settings)
+    )
+    return ServerState(
+        round=after.steps,
+        params=state.params + move,
+        velocity=after.velocity,
+        clip_norm=state.clip_norm,
+        noise_energy=after.noise_energy,
+        second_moment=after.second_moment,
+    )
 
 
 def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:

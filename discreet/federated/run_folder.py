@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -44,7 +45,7 @@ from discreet.settings import client_settings
 CONFIG, ASKED, STATUS = "config.yaml", "asked.yaml", "status.json"
 STATES = ("running", "finished", "stopped", "interrupted")
 OVER = ("finished", "stopped")  # the files of the run folder are complete
-TENSORS = ("params", "velocity")  # of a checkpoint
+TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
 LOCK_SECONDS = 30.0
 METRICS = (
     *("round", "loss", "accuracy", "clip_norm", "fraction_below", "cohort", "replies"),
@@ -67,6 +68,7 @@ class Checkpoint:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
+    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
@@ -191,7 +193,7 @@ class RunFolder:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in TENSORS}
+                tensors = {name: file.get_tensor(name) for name in TENSORS if name in file.keys()}  # noqa: SIM118
             return Checkpoint(**tensors, **_checkpoint_facts(path, "state"))
         except (SafetensorError, TypeError) as error:
             raise LedgerError(f"{path} is damaged: {error}") from error

@@ -10,6 +10,7 @@ from discreet.config import RunConfig
 from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
 from discreet.federated.opened_run import OpenedRun
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
+from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
 from discreet.federated.training_run import Plan, TrainingRun
 from discreet.federated.transport import Transport
@@ -24,10 +25,8 @@ def round_settings(config: RunConfig) -> RoundSettings:
     """A round's public constants, of a configuration whose noise is resolved."""
     return RoundSettings(
         expected_cohort=expected_cohort(config),
-        learning_rate=config.server.learning_rate,
-        momentum=config.server.momentum,
+        optimizer=server_optimizer(config.server),
         user=_user_privacy(config) if config.privacy.user.enabled else None,
-        shrink_with_noise=config.server.shrink_with_noise,
     )
 
 

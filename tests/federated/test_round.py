@@ -20,6 +20,7 @@ from discreet.federated.round import (
     dp_fedavg_round,
     initial_state,
 )
+from discreet.federated.server_optimizer import ServerSGD
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -31,7 +32,7 @@ def settings(
 ) -> RoundSettings:
     event = poisson_round_event(0.5, noise_multiplier=noise_multiplier)
     user = UserPrivacy(noise_multiplier, event, count_stddev, on_grid=on_grid)
-    return RoundSettings(cohort, learning_rate=1.0, momentum=0.0, user=user)
+    return RoundSettings(cohort, ServerSGD(), user)
 
 
 def state(size: int, clip_norm: float) -> ServerState:
@@ -99,7 +100,7 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
 ) -> None:
     extra = torch.tensor(values, dtype=torch.float16 if half else torch.float32)
     others = [ClientUpdate(torch.tensor([0.3, -0.2, 5.0]), below=True)]
-    how = RoundSettings(1.0, 1.0, 0.0, UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
+    how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
     start = ServerState(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
     without, _ = run(start, others, how)
     with_it, _ = run(start, [*others, ClientUpdate(extra, below=True)], how)
@@ -108,7 +109,7 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
 
 def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
     updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
-    how = RoundSettings(7.0, learning_rate=1.0, momentum=0.0, user=None)
+    how = RoundSettings(7.0, ServerSGD(), None)
     before = ServerState(0, torch.ones(50), torch.zeros(50), math.inf)
     after, charged = run(before, [ClientUpdate(update, below=True) for update in updates], how)
     assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
@@ -146,7 +147,7 @@ def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
 
 
 def test_momentum_is_carried_between_rounds() -> None:
-    how = RoundSettings(1.0, learning_rate=0.5, momentum=0.9, user=None)
+    how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), None)
     before = ServerState(0, torch.zeros(1), torch.zeros(1), math.inf)
     push = [ClientUpdate(torch.ones(1), below=True)]
     once, _ = run(before, push, how)
@@ -157,7 +158,7 @@ def test_momentum_is_carried_between_rounds() -> None:
 
 
 def test_a_client_that_does_not_clip_is_clipped_by_the_server() -> None:
-    how = RoundSettings(1.0, 1.0, 0.0, UserPrivacy(0.0, GaussianDpEvent(1.0)))
+    how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, GaussianDpEvent(1.0)))
     after, _ = run(state(2, 1.0), [ClientUpdate(torch.tensor([300.0, 400.0]), below=True)], how)
     assert after.params.norm().item() == pytest.approx(1.0, rel=1e-5)
 

@@ -15,12 +15,13 @@ from discreet.federated.round import (
     dp_fedavg_round,
     initial_state,
 )
+from discreet.federated.server_optimizer import ServerSGD
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
 SIZE, C, Z, COHORT = 20_000, 0.5, 2.0, 10.0
 PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))
-SHRINKING = RoundSettings(COHORT, learning_rate=1.0, momentum=0.8, user=PRIVATE, shrink_with_noise=True)
+SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
 
 
 def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> list[ServerState]:
@@ -58,6 +59,7 @@ def test_a_step_is_as_long_as_its_signal() -> None:
 def test_without_noise_nothing_shrinks(user: UserPrivacy | None) -> None:
     updates = [ClientUpdate(torch.full((SIZE,), 1e-3), below=True)] * 5
     shrinking, plain = (
-        rounds(replace(SHRINKING, user=user, shrink_with_noise=shrink), updates, number=3) for shrink in (True, False)
+        rounds(replace(SHRINKING, user=user, optimizer=optimizer), updates, number=3)
+        for optimizer in (SHRINKING.optimizer, ServerSGD(momentum=0.8))
     )
     assert torch.equal(shrinking[-1].params, plain[-1].params)

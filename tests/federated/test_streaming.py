@@ -17,6 +17,7 @@ from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply, encode_reply
 from discreet.federated.round import RoundSettings, dp_fedavg_round, initial_state
 from discreet.federated.server_messages import OwnMessages
+from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import seeded_source
 from discreet.settings import RunConfig, client_settings
@@ -69,7 +70,7 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
-    settings = RoundSettings(clients, learning_rate=1.0, momentum=0.0, user=None)
+    settings = RoundSettings(clients, ServerSGD(), None)
     after, metrics = dp_fedavg_round(
         state, RoundReport().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
     )

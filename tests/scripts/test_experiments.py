@@ -18,6 +18,7 @@ from tests.tasks.test_text import write_play
 
 # (what makes it small, the guarantees that it gives)
 ALONE = {
+    "adam_server": (["data.num_clients=40"], {"user"}),
     "adaptive_clipping": (["data.num_clients=40"], {"user"}),
     "both": (["data.num_clients=20"], {"user", "example"}),
     "deployment": ([], {"example"}),

@@ -1,0 +1,177 @@
+"""The server's optimizer: how the noised mean update of a round moves the parameters.
+
+SGD with momentum, Adam and Yogi, with the formulas of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv
+1909.06335), Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
+
+Guarantee: none of its own, and it needs none. An optimizer reads the mean update after it was clipped, noised and
+charged, and its own state, which is a function of earlier ones; so what it makes of them is post-processing, and costs
+no privacy whatever its settings are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, check, setting
+from discreet.privacy.noise_ratio import signal_share
+from discreet.settings import ServerConfig
+
+DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
+
+
+@dataclass(frozen=True)
+class ServerSGD:
+    """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
+
+    Attributes:
+      learning_rate: above 0; momentum: within [0, 1).
+      shrink_with_noise: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    learning_rate: float = setting(1.0, LEARNING_RATE)
+    momentum: float = setting(0.0, MOMENTUM)
+    shrink_with_noise: bool = False
+
+    def __post_init__(self) -> None:
+        check(self, "server_optimizer.")
+
+
+@dataclass(frozen=True)
+class ServerAdam:
+    """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
+
+    Attributes:
+      eta: the learning rate, above 0.
+      beta_1, beta_2: how long the first and the second moment remember, within [0, 1).
+      tau: is added to the root of the second moment, above 0: the larger it is, the less do coordinates adapt.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    eta: float = setting(0.1, LEARNING_RATE)
+    beta_1: float = setting(0.9, MOMENTUM)
+    beta_2: float = setting(0.99, MOMENTUM)
+    tau: float = setting(1e-3, POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self, "server_optimizer.")
+
+
+@dataclass(frozen=True)
+class ServerYogi:
+    """Yogi, as FedYogi, whose names and defaults these are; they mean what they mean for `ServerAdam`.
+
+    Its learning rate is not corrected for the bias of the start.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    eta: float = setting(0.01, LEARNING_RATE)
+    beta_1: float = setting(0.9, MOMENTUM)
+    beta_2: float = setting(0.99, MOMENTUM)
+    tau: float = setting(1e-3, POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self, "server_optimizer.")
+
+
+ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """What an optimizer carries from round to round.
+
+    Attributes:
+      steps: how many it has made.
+      velocity: the first moment, (num_params,).
+      second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for SGD.
+      noise_energy: the expected squared norm of the noise in the velocity of SGD.
+    """
+
+    steps: int
+    velocity: Tensor
+    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
+    noise_energy: float = 0.0
+
+
+def init(params: Tensor) -> OptimizerState:
+    """The state before the first step: zeros."""
+    return OptimizerState(0, torch.zeros_like(params))
+
+
+def apply(
+    optimizer: ServerOptimizer, state: OptimizerState, change: Tensor, *, noise_energy: float = 0.0
+) -> tuple[OptimizerState, Tensor]:
+    """One step: the next state, and the move that is to be added to the parameters.
+
+    >>> state, move = apply(ServerSGD(0.5, momentum=0.9), init(torch.zeros(2)), torch.tensor([1.0, -2.0]))
+    >>> move.tolist(), state.steps
+    ([0.5, -1.0], 1)
+
+    Args:
+      change: a round's noised mean update, (num_params,): the opposite of a gradient.
+      noise_energy: the expected squared norm of the noise in it.
+
+    Raises:
+      ValueError: an Adam or Yogi that has made steps has no second moment.
+    """
+    if isinstance(optimizer, ServerSGD):
+        return _sgd(optimizer, state, change, noise_energy)
+    second = state.second_moment
+    if second.shape != change.shape:
+        if state.steps:
+            raise ValueError(f"after {state.steps} steps the second moment is missing: the run had another optimizer")
+        second = torch.zeros_like(change)
+    if isinstance(optimizer, ServerAdam):
+        moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.steps)
+    else:
+        sign = torch.sign(second - change**2)
+        moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
+    velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
+    after = replace(state, steps=state.steps + 1, velocity=velocity, second_moment=moved)
+    return after, rate * velocity / (moved.sqrt() + optimizer.tau)
+
+
+def _sgd(
+    optimizer: ServerSGD, state: OptimizerState, change: Tensor, noise_energy: float
+) -> tuple[OptimizerState, Tensor]:
+    velocity = optimizer.momentum * state.velocity + change
+    energy = optimizer.momentum**2 * state.noise_energy + noise_energy
+    share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
+    after = replace(state, steps=state.steps + 1, velocity=velocity, noise_energy=energy)
+    return after, optimizer.learning_rate * share * velocity
+
+
+def _adam_rate(optimizer: ServerAdam, steps: int) -> float:
+    """The learning rate, corrected as in Kingma and Ba 2015, the line before Section 2.1."""
+    number = steps + 2  # as FedAdam counts: it corrects its first round for two
+    return optimizer.eta * math.sqrt(1 - optimizer.beta_2**number) / (1 - optimizer.beta_1**number)
+
+
+def server_optimizer(config: ServerConfig) -> ServerOptimizer:
+    """The optimizer of a configuration; what that leaves open has the default that conf/config.yaml names.
+
+    >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
+    ServerYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=0.01)
+    """
+    if config.optimizer == "sgd":
+        given = {"learning_rate": config.learning_rate, "momentum": config.momentum}
+        default = ServerSGD(momentum=DEFAULT_MOMENTUM, shrink_with_noise=config.shrink_with_noise)
+        return replace(default, **_not_none(given))
+    given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
+    return (ServerAdam if config.optimizer == "adam" else ServerYogi)(**_not_none(given))
+
+
+def _not_none(values: dict[str, float | None]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

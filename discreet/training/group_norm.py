@@ -1,0 +1,73 @@
+"""BatchNorm to GroupNorm: a pretrained or home-made network becomes one that can be trained with privacy.
+
+BatchNorm normalises an example by the others of its batch, so that the gradient of one example reads all of them: no
+clip bounds what an example does, and its running statistics are released beside the parameters. GroupNorm (Wu and He
+2018, arXiv 1803.08494) normalises each example by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+from torch import nn
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+LAZY_NORMS = (
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+    *(nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d),
+)
+
+
+def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of a model in which no layer mixes the examples of a batch. The model that is given stays as it is.
+
+    Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm of as many channels, with the same epsilon, weight and
+    bias. So does each BatchNorm1d, with one group of all its channels, as in LayerNorm: it may normalise plain vectors,
+    and a group of a single number would leave nothing of it. An InstanceNorm that keeps running statistics keeps none.
+
+    Layers and weights that the model shares stay shared, a frozen weight stays frozen, and device, dtype and mode
+    (train or eval) are kept. Running statistics are dropped, so a pretrained model has to be trained on to be of use.
+
+    >>> to_group_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)), groups=16)[1].num_groups
+    8
+
+    Args:
+      groups: at least 1; a layer whose channels they do not divide gets the largest divisor of both.
+
+    Raises:
+      ValueError: `groups` is below 1; a layer is lazy, and has no channels yet; a BatchNorm1d has a single channel.
+    """
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1 (got {groups})")
+    for name, layer in model.named_modules():
+        if isinstance(layer, LAZY_NORMS):
+            raise ValueError(
+                f"{name} ({type(layer).__name__}) has no channels yet: call the model once, then convert it"
+            )
+    changed = copy.deepcopy(model)
+    made = {id(layer): _by_example(layer, name or "the model", groups) for name, layer in changed.named_modules()}
+    for parent in list(changed.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                setattr(parent, name, made[id(child)])
+    return made[id(changed)]
+
+
+def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
+    """The layer itself if it mixes no examples, else what takes its place."""
+    if isinstance(layer, INSTANCE_NORMS):
+        # They would be read in evaluation and released beside the parameters.
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        layer.track_running_stats = False
+    if not isinstance(layer, BATCH_NORMS):
+        return layer
+    channels = layer.num_features
+    if isinstance(layer, nn.BatchNorm1d):
+        if channels == 1:
+            raise ValueError(f"{name} is a BatchNorm1d of one channel: no norm of a single number is left, take it out")
+        groups = 1
+    norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=layer.eps, affine=layer.affine)
+    norm.weight, norm.bias = layer.weight, layer.bias
+    return norm.train(layer.training)

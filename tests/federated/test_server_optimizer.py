@@ -1,0 +1,178 @@
+"""The server's optimizers are Flower's, carry their state over a resumed run, and refuse what they do not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.message_type import MessageType
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedYogi
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from discreet.config import ConfigError, load_config
+from discreet.federated.resuming import run_config
+from discreet.federated.round import ClientUpdate, RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.server_optimizer import (
+    OptimizerState,
+    ServerAdam,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
+    apply,
+    server_optimizer,
+)
+from discreet.privacy.randomness import seeded_source
+from discreet.simulation.in_process import simulate
+
+SIZE, CLIENTS, ROUNDS = 40, 3, 6
+NOBODY = cast(Grid, None)
+TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+TINY += ["privacy.user.noise_multiplier=1", "rounds=4", "seed=60913", "privacy.noise=float"]
+
+
+def reply(params: Tensor, update: Tensor) -> Message:
+    """What a client of a Flower app sends: its parameters, and how many examples it has."""
+    arrays = ArrayRecord([(params + update).numpy()])
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 7})})
+    return Message(content=content, dst_node_id=1, message_type=MessageType.TRAIN)
+
+
+def updates() -> list[list[Tensor]]:
+    """Of each round, the updates of its clients: some coordinates far smaller than others, as in a model."""
+    generator = torch.Generator().manual_seed(40471)
+    scale = torch.logspace(-5, 0, SIZE)
+    return [[scale * torch.randn(SIZE, generator=generator) for _ in range(CLIENTS)] for _ in range(ROUNDS)]
+
+
+def by_flower(strategy: FedAvg) -> Tensor:
+    strategy.fraction_train = 0.0
+    params = torch.linspace(-1, 1, SIZE)
+    for number, cohort in enumerate(updates(), 1):
+        # With a fraction of 0 it makes no messages, and learns the parameters of the round.
+        strategy.configure_train(number, ArrayRecord([params.numpy()]), ConfigRecord(), NOBODY)
+        arrays, _ = strategy.aggregate_train(number, [reply(params, update) for update in cohort])
+        assert arrays is not None
+        params = torch.from_numpy(arrays.to_numpy_ndarrays()[0]).float()
+    return params
+
+
+def by_discreet(optimizer: ServerOptimizer) -> Tensor:
+    state = initial_state(torch.linspace(-1, 1, SIZE), clip_norm=float("inf"))
+    how = RoundSettings(float(CLIENTS), optimizer, None)
+    for cohort in updates():
+        sent = [ClientUpdate(update, below=True) for update in cohort]
+        state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)
+    return state.params
+
+
+@pytest.mark.parametrize(
+    ("ours", "flowers"),
+    [
+        (ServerSGD(), FedAvg),
+        (ServerSGD(0.5, momentum=0.9), lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9)),
+        (ServerAdam(), FedAdam),
+        (ServerAdam(0.3, 0.8, 0.95, 0.1), lambda: FedAdam(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
+        (ServerYogi(), FedYogi),
+        (ServerYogi(0.3, 0.8, 0.95, 0.1), lambda: FedYogi(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
+    ],
+    ids=str,
+)
+def test_rounds_without_noise_and_clip_are_those_of_flowers_strategy(
+    ours: ServerOptimizer, flowers: Callable[[], FedAvg], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    # Both add updates of 1 to parameters of 1 in float32, and divide by roots of their squares.
+    torch.testing.assert_close(by_discreet(ours), by_flower(flowers()), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("ours", [ServerAdam(), ServerYogi()], ids=str)
+def test_an_optimizer_whose_second_moment_was_lost_makes_no_step(ours: ServerOptimizer) -> None:
+    with pytest.raises(ValueError, match="after 3 steps the second moment is missing"):
+        apply(ours, OptimizerState(3, torch.ones(2)), torch.ones(2))
+
+
+@pytest.mark.parametrize("ours", [ServerAdam, ServerYogi])
+@pytest.mark.parametrize(("name", "value"), [("eta", 0), ("beta_1", 1), ("beta_2", -0.1), ("tau", 0)])
+def test_a_number_out_of_its_range_is_named(ours: type[ServerAdam] | type[ServerYogi], name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^server_optimizer\.{name} must be .* \(got {value}\)$"):
+        ours(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["adam", "momentum=0.5"], "server.momentum must be left out with server.optimizer=adam (got 0.5)"),
+        (["yogi", "momentum=0.5"], "server.momentum must be left out with server.optimizer=yogi (got 0.5)"),
+        (["adam", "shrink_with_noise=true"], "server.shrink_with_noise must be left out with server.optimizer=adam"),
+        (["sgd", "beta_2=0.9"], "server.beta_2 must be left out with server.optimizer=sgd (got 0.9)"),
+        (["sgd", "tau=0.1"], "server.tau must be left out with server.optimizer=sgd (got 0.1)"),
+        (["adm"], "server.optimizer must be one of sgd, adam, yogi (got adm; did you mean adam?)"),
+        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1.0)"),
+    ],
+)
+def test_what_an_optimizer_does_not_read_is_refused_by_name(words: list[str], wrong: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config([f"server.optimizer={words[0]}", *(f"server.{word}" for word in words[1:])])
+    assert str(error.value).startswith(wrong)
+
+
+def test_a_configuration_has_the_defaults_that_its_page_names() -> None:
+    made = {
+        name: server_optimizer(load_config([f"server.optimizer={name}"]).server) for name in ("sgd", "adam", "yogi")
+    }
+    assert made == {"sgd": ServerSGD(1.0, momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
+
+
+def test_the_defaults_are_flowers() -> None:
+    for ours, flowers in ((ServerAdam(), FedAdam()), (ServerYogi(), FedYogi())):
+        assert {item.name: getattr(ours, item.name) for item in fields(ours)} == {
+            item.name: getattr(flowers, item.name) for item in fields(ours)
+        }
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(optimizer: str, tmp_path: Path) -> None:
+    words = [*TINY, f"server.optimizer={optimizer}"]
+    simulate(load_config([*words, f"output_dir={tmp_path / 'whole'}"]))
+    simulate(load_config([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
+    simulate(run_config(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
+    whole, parts = (RunFolder(tmp_path / name).load_checkpoint() for name in ("whole", "parts"))
+    assert whole is not None
+    assert parts is not None
+    assert torch.equal(whole.params, parts.params)
+    assert torch.equal(whole.second_moment, parts.second_moment)
+
+
+def test_a_run_of_an_older_release_goes_on_with_sgd(tmp_path: Path) -> None:
+    simulate(load_config([*TINY, f"output_dir={tmp_path}", "rounds=2"]))
+    folder = RunFolder(tmp_path)
+    with safe_open(folder.checkpoint_path, framework="pt") as file:
+        old, metadata = {name: file.get_tensor(name) for name in ("params", "velocity")}, file.metadata()
+    save_file(old, folder.checkpoint_path, metadata=metadata)
+    assert simulate(run_config(["resume=true", f"output_dir={tmp_path}", "rounds=3"])).checkpoint.round == 3
+
+
+def test_the_optimizer_of_a_run_is_kept(tmp_path: Path) -> None:
+    simulate(load_config([*TINY, f"output_dir={tmp_path}", "rounds=1"]))
+    with pytest.raises(ConfigError, match=r"server\.optimizer=adam can't change a run that is resumed"):
+        run_config(["resume=true", f"output_dir={tmp_path}", "server.optimizer=adam"])
+
+
+def test_the_noise_of_a_run_with_adam_does_not_feed_itself() -> None:
+    # Noise a hundred times as long moves it as far: a step is divided by its own size.
+    noise = torch.randn(2000, generator=torch.Generator().manual_seed(977))
+    state = OptimizerState(0, torch.zeros(2000))
+    _, short = apply(ServerAdam(tau=1e-9), state, noise)
+    _, long = apply(ServerAdam(tau=1e-9), state, 100 * noise)
+    assert float(long.norm()) == pytest.approx(float(short.norm()), rel=1e-5)

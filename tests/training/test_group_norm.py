@@ -1,0 +1,188 @@
+"""A network with BatchNorm becomes one that trains per example: `to_group_norm`, on ResNets like torchvision's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.training.group_norm import to_group_norm
+
+IMAGES = (3, 3, 16, 16)
+
+
+def conv(inner: int, outer: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inner, outer, size, stride=stride, padding=size // 2, bias=False)
+
+
+def downsample(inner: int, outer: int, stride: int) -> nn.Module | None:
+    if stride == 1 and inner == outer:
+        return None
+    return nn.Sequential(conv(inner, outer, 1, stride), nn.BatchNorm2d(outer))
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions and a way around them, with torchvision's names."""
+
+    expansion = 1
+
+    def __init__(self, inner: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(inner, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, width, 3), nn.BatchNorm2d(width)
+        self.relu, self.downsample = nn.ReLU(inplace=True), downsample(inner, width, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        around = inputs if self.downsample is None else self.downsample(inputs)
+        outputs = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(inputs)))))
+        return self.relu(outputs + around)  # type: ignore[no-any-return]
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, the middle one narrow, and a way around them, with torchvision's names."""
+
+    expansion = 4
+
+    def __init__(self, inner: int, width: int, stride: int) -> None:
+        super().__init__()
+        outer = 4 * width
+        self.conv1, self.bn1 = conv(inner, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = conv(width, outer, 1), nn.BatchNorm2d(outer)
+        self.relu, self.downsample = nn.ReLU(inplace=True), downsample(inner, outer, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        around = inputs if self.downsample is None else self.downsample(inputs)
+        outputs = self.relu(self.bn1(self.conv1(inputs)))
+        outputs = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(outputs)))))
+        return self.relu(outputs + around)  # type: ignore[no-any-return]
+
+
+def resnet(block: type[BasicBlock] | type[Bottleneck], width: int = 8, seed: int = 60427) -> nn.Module:
+    """A ResNet of two stages, its BatchNorms with weights, biases and statistics as after training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        stages = [block(width, width, 1), block(width * block.expansion, 2 * width, 2)]
+        head = nn.Linear(2 * width * block.expansion, 10)
+        stem = [conv(3, width, 7, 2), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        model = nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                nn.init.normal_(layer.weight, 1.0, 0.2)
+                nn.init.normal_(layer.bias)
+    return model
+
+
+def images() -> Tensor:
+    return torch.randn(IMAGES, generator=torch.Generator().manual_seed(8123))
+
+
+BLOCKS = pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+
+
+@BLOCKS
+def test_no_example_of_a_converted_resnet_changes_the_outputs_of_another(
+    block: type[BasicBlock] | type[Bottleneck],
+) -> None:
+    plain, model = resnet(block), to_group_norm(resnet(block))
+    for network, mixes in ((plain, True), (model, False)):
+        alone = torch.cat([network(one) for one in images().flip(0).split(1)]).flip(0)
+        assert torch.allclose(network(images()), alone, atol=1e-5) is not mixes
+
+
+@BLOCKS
+def test_a_converted_resnet_trains_per_example(block: type[BasicBlock] | type[Bottleneck]) -> None:
+    model, inputs, targets = to_group_norm(resnet(block)), images(), torch.tensor([1, 4, 7])
+    with pytest.raises(ValueError, match="BatchNorm"):
+        clipped_gradient_sum(resnet(block), inputs, targets=targets, l2_norm_clip=0.5)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
+    each = torch.zeros_like(total)
+    for one, target in zip(inputs.split(1), targets.split(1), strict=True):
+        loss = nn.functional.cross_entropy(model(one), target)
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+        each += gradient * min(1.0, 0.5 / float(gradient.norm()))
+    assert float(norms.min()) > 0.5
+    torch.testing.assert_close(total, each, rtol=1e-4, atol=1e-5)
+
+
+@BLOCKS
+def test_weights_and_names_of_parameters_are_kept(block: type[BasicBlock] | type[Bottleneck]) -> None:
+    plain = resnet(block)
+    before, after = dict(plain.named_parameters()), dict(to_group_norm(plain).named_parameters())
+    assert list(before) == list(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert list(to_group_norm(plain).buffers()) == []
+
+
+def test_the_model_that_is_given_stays_as_it_is() -> None:
+    plain = resnet(BasicBlock)
+    changed = to_group_norm(plain)
+    nn.init.zeros_(next(changed.parameters()))
+    torch.testing.assert_close(plain.state_dict(), resnet(BasicBlock).state_dict())
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in plain.modules()) == 6
+
+
+@pytest.mark.parametrize(
+    ("layer", "groups"),
+    [
+        (nn.BatchNorm2d(64), 32),
+        (nn.BatchNorm3d(24), 8),
+        (nn.BatchNorm2d(3), 1),
+        (nn.SyncBatchNorm(48), 16),
+        (nn.BatchNorm1d(64), 1),
+    ],
+    ids=str,
+)
+def test_groups_divide_the_channels(layer: nn.Module, groups: int) -> None:
+    changed = to_group_norm(layer)
+    assert isinstance(changed, nn.GroupNorm)
+    assert changed.num_groups == groups
+
+
+def test_frozen_shared_and_evaluated_layers_stay_so() -> None:
+    shared = nn.BatchNorm2d(4)
+    shared.weight.requires_grad_(requires_grad=False)
+    changed = to_group_norm(nn.Sequential(shared, nn.BatchNorm2d(4, affine=False), shared).eval())
+    assert isinstance(changed, nn.Sequential)
+    first, second, third = changed
+    assert first is third
+    assert (first.weight.requires_grad, first.bias.requires_grad) == (False, True)
+    assert second.weight is None
+    assert not any(layer.training for layer in changed.modules())
+
+
+def test_an_instance_norm_keeps_no_statistics_and_then_trains_per_example() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten())
+    model.append(nn.Linear(4 * 14 * 14, 10))
+    changed = to_group_norm(model)
+    assert list(changed.buffers()) == []
+    assert torch.equal(changed.eval()(images()), changed.train()(images()))
+    _, norms = clipped_gradient_sum(changed, images(), targets=torch.tensor([1, 4, 7]), l2_norm_clip=1.0)
+    assert norms.shape == (3,)
+
+
+def test_a_batch_norm_of_vectors_leaves_them_different() -> None:
+    # With one channel a group each number would be normalised by itself, and become the bias.
+    vectors = torch.randn(5, 16, generator=torch.Generator().manual_seed(331))
+    outputs = to_group_norm(nn.BatchNorm1d(16))(vectors)
+    torch.testing.assert_close(outputs, nn.functional.layer_norm(vectors, (16,)))
+
+
+@pytest.mark.parametrize(
+    ("make", "groups", "wrong"),
+    [
+        (lambda: nn.BatchNorm2d(4), 0, r"^groups must be at least 1 \(got 0\)$"),
+        (
+            lambda: nn.Sequential(nn.LazyBatchNorm2d()),
+            32,
+            r"^0 \(LazyBatchNorm2d\) has no channels yet: call the model",
+        ),
+        (lambda: nn.Sequential(nn.BatchNorm1d(1)), 32, "^0 is a BatchNorm1d of one channel"),
+    ],
+)
+def test_what_can_not_be_converted_is_named(make: Callable[[], nn.Module], groups: int, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        to_group_norm(make(), groups)
