@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.resuming import run_config
-from discreet.federated.round import ClientUpdate, RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round, initial_state
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.server_optimizer import (
     OptimizerState,
@@ -31,6 +31,7 @@ from discreet.federated.server_optimizer import (
     apply,
     server_optimizer,
 )
+from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 from discreet.simulation.in_process import simulate
 
@@ -176,3 +177,19 @@ def test_the_noise_of_a_run_with_adam_does_not_feed_itself() -> None:
     _, short = apply(ServerAdam(tau=1e-9), state, noise)
     _, long = apply(ServerAdam(tau=1e-9), state, 100 * noise)
     assert float(long.norm()) == pytest.approx(float(short.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str)
+def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: ServerOptimizer) -> None:
+    # An update split among two clients in other ways gives the same sum, the same noise, and so the same model.
+    user = UserPrivacy(1.0, poisson_round_event(0.5, noise_multiplier=1.0))
+    how, ends = RoundSettings(4.0, ours, user), []
+    for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
+        state = initial_state(torch.zeros(2), clip_norm=8.0)
+        for number in range(3):
+            sent = [ClientUpdate(share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
+            source = seeded_source(631).child(number)
+            state, _ = dp_fedavg_round(state, sent, how, source=source, charge=lambda _: None)
+        ends.append(state.params)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
