@@ -11,13 +11,13 @@ no privacy whatever its settings are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, check, setting
+from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, ConfigError, check, setting
 from discreet.privacy.noise_ratio import signal_share
 from discreet.settings import ServerConfig
 
@@ -171,6 +171,25 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
         return replace(default, **_not_none(given))
     given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
     return (ServerAdam if config.optimizer == "adam" else ServerYogi)(**_not_none(given))
+
+
+def server_section(optimizer: object) -> dict[str, object]:
+    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back.
+
+    >>> server_section(ServerAdam(eta=0.3))
+    {'optimizer': 'adam', 'learning_rate': 0.3, 'beta_1': 0.9, 'beta_2': 0.99, 'tau': 0.001}
+
+    Raises:
+      ConfigError: it is none of the three.
+    """
+    if isinstance(optimizer, ServerSGD):
+        return {"optimizer": "sgd", **asdict(optimizer)}
+    if not isinstance(optimizer, ServerAdam | ServerYogi):
+        name = type(optimizer).__name__
+        raise ConfigError(f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})")
+    values = asdict(optimizer)
+    kind = "adam" if isinstance(optimizer, ServerAdam) else "yogi"
+    return {"optimizer": kind, "learning_rate": values.pop("eta"), **values}
 
 
 def _not_none(values: dict[str, float | None]) -> dict[str, Any]:

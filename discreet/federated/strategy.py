@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from discreet.federated.flower_app import FlowerApp, said_in_arguments
 from discreet.federated.opened_run import Interruptible
 from discreet.federated.ready_run import App, EvaluateFn, StartCall
+from discreet.federated.server_optimizer import ServerOptimizer
 from discreet.federated.strategy_settings import flower_settings, refuse_what_is_not_private
 from discreet.federated.training_run import Outcome
 from discreet.logs import log_to
@@ -56,7 +57,8 @@ class DPFedAvg(Strategy):
         `target_quantile` of the norms of the differences, by steps of `clip_learning_rate`, and never passes `clip_max`
         (by default ten times the first); `count_stddev` is the noise on the count of norms below it.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1.
-      server_learning_rate, server_momentum: of the server's step; 1 and 0 are FedAvg's.
+      server_learning_rate, server_momentum: of the server's step, as FedAvgM has them; 1 and 0 are FedAvg's. Or give
+      server_optimizer: `discreet.ServerAdam(eta, beta_1, beta_2, tau)`, as FedAdam, or `ServerYogi`, as FedYogi.
       shrink_with_noise: a step is as long as its signal, by the noise that is expected in it.
       accountant: "pld" or "rdp".
       noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
@@ -99,6 +101,7 @@ class DPFedAvg(Strategy):
         sampling: str = "poisson",
         server_learning_rate: float = 1.0,
         server_momentum: float = 0.0,
+        server_optimizer: ServerOptimizer | None = None,
         shrink_with_noise: bool = False,
         accountant: str = "pld",
         noise: str = "grid",

@@ -7,6 +7,7 @@ from typing import Any
 
 from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig, parse_config
+from discreet.federated.server_optimizer import server_section
 
 EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
 REFUSED = {
@@ -72,14 +73,25 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
                 "population_size": population,
                 "min_nodes": given["min_available_nodes"],
             },
-            "server": {
-                "learning_rate": given["server_learning_rate"],
-                "momentum": given["server_momentum"],
-                "shrink_with_noise": given["shrink_with_noise"],
-            },
+            "server": _server(given),
             "privacy": {
                 **{name: given[name] for name in ("delta", "accountant", "noise")},
                 "user": {**user, "enabled": True, "clip": clip},
             },
         }
     )
+
+
+def _server(given: Mapping[str, Any]) -> dict[str, object]:
+    """The section `server` of the settings."""
+    optimizer = given["server_optimizer"]
+    if optimizer is None:
+        return {
+            "learning_rate": given["server_learning_rate"],
+            "momentum": given["server_momentum"],
+            "shrink_with_noise": given["shrink_with_noise"],
+        }
+    for name, default in (("server_learning_rate", 1.0), ("server_momentum", 0.0), ("shrink_with_noise", False)):
+        if given[name] != default:
+            raise ConfigError(f"{name} must be left out with server_optimizer, which has its own (got {given[name]})")
+    return server_section(optimizer)

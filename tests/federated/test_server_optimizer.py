@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+import discreet
 from discreet.config import ConfigError, load_config
+from discreet.federated.flower_app import FlowerApp
 from discreet.federated.resuming import run_config
 from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round, initial_state
 from discreet.federated.run_folder import RunFolder
@@ -193,3 +195,26 @@ def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: 
         ends.append(state.params)
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("ours", [ServerSGD(0.5, momentum=0.9), ServerAdam(eta=0.3), ServerYogi(tau=0.1)], ids=str)
+def test_a_strategy_for_any_app_steps_by_the_optimizer_that_it_is_given(ours: ServerOptimizer) -> None:
+    strategy = discreet.DPFedAvg(population_size=10, noise_multiplier=1.0, server_optimizer=ours)
+    assert isinstance(strategy.app, FlowerApp)
+    assert server_optimizer(strategy.app.config.server) == ours
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"server_momentum": 0.9}, "^server_momentum must be left out with server_optimizer"),
+        ({"shrink_with_noise": True}, "^shrink_with_noise must be left out with server_optimizer"),
+        (
+            {"server_optimizer": "adam"},
+            r"^server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi \(got str\)",
+        ),
+    ],
+)
+def test_a_strategy_refuses_two_optimizers_and_unknown_ones(given: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        discreet.DPFedAvg(population_size=10, noise_multiplier=1.0, **{"server_optimizer": ServerAdam(), **given})
