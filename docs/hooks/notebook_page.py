@@ -1,0 +1,54 @@
+"""Runs the notebook and writes it, with what it printed and drew, as a page: `python docs/hooks/notebook_page.py`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOK = ROOT / "examples" / "notebooks" / "ten_minutes.ipynb"
+PAGE = ROOT / "docs" / "guide" / "ten_minutes.md"
+PICTURE = PAGE.with_name("ten_minutes.png")
+NOTE = "This page is the notebook `examples/notebooks/ten_minutes.ipynb` with what it said in one run."
+
+
+def executed() -> Any:
+    """The notebook after a run of all cells, in a kernel of its own."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    return notebook
+
+
+def source_of(cell: Any) -> str:
+    """A cell on the page, without what it said."""
+    return str(cell.source) if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
+
+
+def said_by(cell: Any) -> str:
+    """What a cell printed, as one block; a picture is written beside the page. The run's folder is not the reader's."""
+    printed, drawn = "", ""
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "image/png" in data:
+            PICTURE.write_bytes(base64.b64decode(data["image/png"]))
+            drawn = f"![what the cell drew]({PICTURE.name})"
+        else:
+            printed += output.get("text") or data.get("text/plain", "")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", printed.strip("\n"))
+    text = re.sub(r"/\S+/run\b", "FOLDER/run", plain)
+    return "\n\n".join(filter(None, (text and f"```text\n{text}\n```", drawn)))
+
+
+def page(notebook: Any) -> str:
+    """The whole page."""
+    blocks = [text for cell in notebook.cells for text in (source_of(cell), said_by(cell)) if text]
+    return "\n\n".join([blocks[0], NOTE, *blocks[1:]]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(executed()))
