@@ -69,7 +69,8 @@ def check_statistics(name: str, layer: nn.Module) -> None:
     if isinstance(layer, _NormBase) and (layer.training if running else batch):
         kind = type(layer).__name__
         raise ValueError(
-            f"{f'layer {name!r} ({kind})' if name else kind} mixes examples: use GroupNorm instead"
+            f"{f'layer {name!r} ({kind})' if name else kind} mixes examples: use GroupNorm instead "
+            "(discreet.to_group_norm makes it)"
             + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
 
 from discreet.privacy.rules.terms import Slot
 
@@ -52,9 +53,12 @@ def layout_of(model: nn.Module) -> Layout:
     """The layout of a model.
 
     Raises:
-      ValueError: there are no parameters, or they are not all float32 or all float64 on one device.
+      ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
+        has none yet.
     """
     parameters = tuple(model.parameters())
+    if any(isinstance(value, UninitializedParameter) for value in parameters):
+        raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
     kinds = {(value.dtype, value.device) for value in parameters}
     if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
         raise ValueError("the model must have parameters, all float32 or all float64, on one device")
