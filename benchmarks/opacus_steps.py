@@ -35,6 +35,12 @@ def opacus_step(
     return step
 
 
+def fixed_for_opacus(model: nn.Module) -> nn.Module:
+    """The model with Opacus' layers in place of those of PyTorch that it does not know: attention, for one."""
+    fixed: nn.Module = importlib.import_module("opacus.validators").ModuleValidator.fix(model)
+    return fixed
+
+
 def _wrapped(mode: str, model: nn.Module, optimizer: Any, clip: float) -> tuple[Any, Any]:
     """The model that keeps per-example gradients or norms, and the loss that goes with it."""
     criterion = nn.CrossEntropyLoss()

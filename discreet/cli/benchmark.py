@@ -25,6 +25,7 @@ SECTIONS = {
     "server": "memory of a round of 1,000 replies; encode, decode, clip and sum against bare NumPy",
     "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
     "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
+    "loop": "a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings",
     "cohort": "virtual clients per second, batched and one by one",
     "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
     "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
