@@ -4,13 +4,16 @@ If every layer of a model has a rule, one forward and one backward pass give the
 layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
 formulas and their sources). Which models those are follows from the layers alone: an nn.Sequential, nested or not, or a
 single layer, in which every parameter serves one layer, once. PyTorch's own code says what runs between the layers.
-Every other model is served by torch.func (`rules/any_model.py`), and the log "discreet" says so once.
+Of a model with a forward of its own, the graph of layers and operations is found and run in the same way, if each is
+known to treat every example alone (`rules/graph.py`). Every other model is served by torch.func
+(`rules/any_model.py`), and the log "discreet" says so once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any
@@ -23,9 +26,11 @@ from discreet.privacy.rules.any_model import built_terms
 from discreet.privacy.rules.attention import ATTENTION_RULES, covers
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
+from discreet.privacy.rules.graph import CONFUSED, Program, Run, made_up, program_of
 from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
 from discreet.privacy.rules.normalisation import NORMALISATION_RULES
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of, logit_gradients
+from discreet.privacy.rules.operations import Unserved
 from discreet.privacy.rules.recurrent import RECURRENT_RULES
 from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
 
@@ -53,7 +58,11 @@ _IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
+# A program's gradients may differ from the model's by this part of the largest: other kernels round otherwise.
+_AGREEMENT = 1e-3
+_PROBE_SEED = 52183
 Batch = tuple[Tensor, Tensor]  # inputs and targets
+Way = list[nn.Module] | Program | None  # layers in their order, a graph of layers and operations, or torch.func
 
 
 def clipped_gradient_sum(
@@ -109,33 +118,41 @@ def l1_clipped_gradient_sum(
 def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
-    layers, parameters = layers_with_rules(objective.model), objective.layout.parameters
+    parameters = objective.layout.parameters
     if len(inputs) == 0 or not objective.layout.slots:
         return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
-    batches = [(inputs, targets)]
-    if layers is None:
-        step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
-        batches = list(zip(torch.split(inputs, step), torch.split(targets, step), strict=True))
-    parts, found = None, []
     with torch.set_grad_enabled(False):
-        for batch in batches:
-            terms, norms = _finite_terms(objective, layers, batch)
-            weights = clip_factors(norms, clip * LOSS_SCALE)
-            parts = parts or Parts(parameters)  # after the backward pass, whose memory the sum can have
-            while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
-                terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
-            found.append(norms * _UNSCALE)
-        assert parts is not None
-        return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
+        way = _way(objective, inputs)
+        if way is not None:
+            try:
+                return _summed(objective, way, [(inputs, targets)], clip)
+            except Unserved:  # of this batch; what its examples do to each other is not known
+                pass
+        step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
+        pieces = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
+        return _summed(objective, None, pieces, clip)
 
 
-def _finite_terms(objective: Objective, layers: list[nn.Module] | None, batch: Batch) -> tuple[list[Term], Tensor]:
+def _summed(objective: Objective, way: Way, batches: Iterable[Batch], clip: float) -> tuple[Tensor, Tensor]:
+    parts, found = None, []
+    for batch in batches:
+        terms, norms = _finite_terms(objective, way, batch)
+        weights = clip_factors(norms, clip * LOSS_SCALE)
+        parts = parts or Parts(objective.layout.parameters)  # after the backward pass, whose memory the sum can have
+        while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
+            terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
+        found.append(norms * _UNSCALE)
+    assert parts is not None
+    return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Term], Tensor]:
     """Terms of the examples, zero for those whose gradient is not finite, and the norms (n,), inf for the same.
 
     Zeros take the place of such an example in the terms, since in the products 0 * inf would poison the sum. There is
     no second pass without it: dropout would draw other masks for the others, and what they add would depend on it.
     """
-    terms = built_terms(objective, *batch) if layers is None else one_pass(objective, layers, *batch)
+    terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
     if not terms:
         return terms, objective.layout.parameters[0].new_zeros(len(batch[0]))
     norms = _norms(terms, objective.order)
@@ -177,22 +194,84 @@ def has_rule(layer: nn.Module) -> bool:
     return type(layer) in RULES and (covers_it is None or covers_it(layer))
 
 
-def one_pass(objective: Objective, layers: Sequence[nn.Module], inputs: Tensor, targets: Tensor) -> list[Term]:
+def _way(objective: Objective, inputs: Tensor) -> Way:
+    layers = layers_with_rules(objective.model)
+    if layers is not None:
+        return layers
+    return program_of(objective.model, has_rule, lambda program: _agrees(objective.model, program, inputs))
+
+
+def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
+    """Whether a program has the gradients of its model on three made-up examples of the shape of the inputs.
+
+    No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
+    """
+    objective, targets = Objective(model, layout_of(model), _mixed, order=2), inputs.new_zeros(3)
+    try:
+        with _same_chance(inputs):  # the program first: a model that it can't serve may change itself
+            terms = one_pass(objective, program, made_up(model, inputs), targets)
+        with _same_chance(inputs):
+            wanted = _summed_gradient(objective, made_up(model, inputs), targets)
+    except (Unserved, *CONFUSED):
+        return False
+    parts, weights = Parts(objective.layout.parameters), wanted[0].new_ones(3)
+    for term in terms:
+        term.add_to(parts, weights, 1 / LOSS_SCALE)
+    margin = max(float(value.norm()) for value in wanted) * _AGREEMENT
+    pairs = zip(objective.layout.slots.values(), wanted, strict=True)
+    return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
+
+
+def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A number of each example, in which every output counts otherwise; for any model's outputs."""
+    rows = outputs.reshape(len(targets), -1)
+    return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+
+
+@contextmanager
+def _same_chance(inputs: Tensor) -> Iterator[None]:
+    """The same random numbers each time, and the generators as they were."""
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(_PROBE_SEED)
+        yield
+
+
+def _summed_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """The gradient of the sum of the losses, by plain autograd: one for each trainable parameter."""
+    parameters = objective.layout.trainable()
+    with torch.enable_grad():
+        total = objective.losses(objective.model(inputs), targets).sum()
+    if not total.requires_grad:
+        return [torch.zeros_like(value) for value in parameters]
+    found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    return [value.to_dense() for value in found]
+
+
+def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= 1 examples, in the order of the layers.
 
     Raises:
-      ValueError: what a layer reads does not have the examples in its first dimension.
+      ValueError: what a layer of a sequence reads does not have the examples in its first dimension.
+      Unserved: a program of which that, or what else it needs, does not hold for these examples.
     """
     known = objective.has_known_gradient(targets)
-    if known and is_perceptron(layers, inputs):
-        return perceptron_terms(layers, inputs, targets, slots=objective.layout.slots)
+    if known and isinstance(way, list) and is_perceptron(way, inputs):
+        return perceptron_terms(way, inputs, targets, slots=objective.layout.slots)
     tape = Tape(objective.layout.slots, len(inputs), objective.order)
     with torch.enable_grad():
-        outputs = inputs
-        for layer in layers:
-            outputs = RULES[type(layer)](tape, layer, outputs)
+        outputs = _outputs(objective.model, way, tape, inputs)
+    if not tape.uses or not outputs.requires_grad:
+        return []
     pairs = zip(tape.uses, _output_gradients(objective, outputs, targets, tape.uses), strict=True)
     return [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
+
+
+def _outputs(model: nn.Module, way: list[nn.Module] | Program, tape: Tape, inputs: Tensor) -> Tensor:
+    if isinstance(way, Program):
+        return Run(tape, dict(model.named_modules()), RULES).outputs(way, inputs)
+    for layer in way:
+        inputs = RULES[type(layer)](tape, layer, inputs)
+    return inputs
 
 
 def _output_gradients(
