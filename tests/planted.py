@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         "tensors of the examples of different dimensions meet in an operation",
         "discreet/privacy/rules/operations.py",
-        "_require(len(dims) == 1)",
-        "_require(len(dims) >= 1)",
+        "_require(len(dims) == 1)\n    (dim,) = dims",
+        "_require(len(dims) >= 1)\n    dim = max(dims)",
         ("tests/privacy/test_per_example_graph.py::test_no_rule_serves_what_may_mix_examples",),
     ),
     Mutant(
