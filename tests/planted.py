@@ -458,4 +458,40 @@ MUTANTS = (
         "",
         ("tests/simulation/test_resume.py::test_resuming_under_other_privacy_settings_is_refused",),
     ),
+    Mutant(
+        "the arrays of another app are taken for the change that they hold",
+        "discreet/federated/flower_messages.py",
+        "self.layout.difference(records[0], self.sent.numpy())",
+        "self.layout.vector(records[0])",
+        ("tests/federated/test_strategy.py::test_without_noise_the_model_moves_by_the_mean_of_the_differences",),
+    ),
+    Mutant(
+        "the bit of another app's client says what it is after clipping",
+        "discreet/federated/flower_messages.py",
+        "float(row_norms(update.unsqueeze(0))[0]) <= self.clip_norm",
+        "float(row_norms(update.unsqueeze(0))[0].clamp(max=self.clip_norm)) <= self.clip_norm",
+        ("tests/federated/test_strategy.py::test_a_bit_says_whether_the_difference_was_within_the_clip_norm",),
+    ),
+    Mutant(
+        "a client of another app counts as often as it says to have examples",
+        "discreet/federated/flower_messages.py",
+        "return TrainReply(self.number, update, below)",
+        "count = content['metrics']['num-examples'] if 'metrics' in content else 1\n"
+        "        return TrainReply(self.number, update * count, below)",
+        ("tests/federated/test_strategy.py::test_what_clients_report_beside_their_arrays_changes_nothing",),
+    ),
+    Mutant(
+        "an array that was declared frozen is learned all the same",
+        "discreet/federated/array_layout.py",
+        "and not any(fnmatchcase(name, pattern) for pattern in frozen)",
+        "or any(fnmatchcase(name, pattern) for pattern in frozen)",
+        ("tests/federated/test_strategy_refusals.py::test_frozen_arrays_are_no_part_of_the_vector",),
+    ),
+    Mutant(
+        "a run of another app that goes on may take other settings",
+        "discreet/federated/resuming.py",
+        "and not _is_changeable(name) and value != was[name]",
+        "and _is_changeable(name) and value != was[name]",
+        ("tests/federated/test_strategy_resume.py::test_a_run_that_goes_on_keeps_what_decides_privacy",),
+    ),
 )

@@ -13,6 +13,7 @@ from typing import Protocol
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
 from discreet.federated.messages import REFUSED_CODE, MalformedMessage, TrainReply, VirtualClient
@@ -109,6 +110,8 @@ class GridTransport:
                     self._wait_for_workers(nodes[: os.cpu_count()])
                 self.nodes = nodes
                 return range(self.virtual.num_clients) if self.virtual else nodes
+            if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
+                raise TimeoutError(fault)  # the nodes of a simulation never leave
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER
+from discreet.client_settings import EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER
 from discreet.config import ConfigError, RunConfig
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.quantile import default_count_stddev
@@ -22,6 +22,12 @@ ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
+)
+
+OF_ANOTHER_APP = (
+    "the train_config and the initial arrays, which are sent as they are",
+    "the data that evaluate_fn works on, which are the server's own",
+    "what the clients' code sends elsewhere",
 )
 
 
@@ -67,11 +73,14 @@ def _user(config: RunConfig) -> Guarantee:
         "everyone": "a Gaussian a round, update and bits together",
     }[config.sampling.kind]
     sampled = config.sampling.kind != "everyone"
+    # Of another app only its nodes are known: whether one is a person, a device or a hospital is the app's to say.
+    foreign = config.model.name == FLOWER_APP
+    unit, who = ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
     return Guarantee(
         USER,
         config.privacy.user.enabled,
-        unit="all data of one client",
-        adjacency="replace one client" if config.sampling.kind == "fixed" else "add or remove one client",
+        unit=unit,
+        adjacency=f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}",
         trusted="the server",
         observer="who sees every released model and clip norm, but not who takes part",
         mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server",
@@ -80,7 +89,7 @@ def _user(config: RunConfig) -> Guarantee:
             *NOT_COVERED,
             "who took part in a round, and how many replied",
             *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
-            "the epsilons that clients report about their own guarantees",
+            *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
             "a client with several nodes: one node is taken for one client",
             "earlier runs over the same clients: each run has a ledger of its own",
             *_shared_examples(config),

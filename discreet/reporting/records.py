@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
@@ -245,6 +246,8 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 def matters(record: RunRecord, name: str) -> bool:
     """Whether a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
     privacy = record.config.privacy
+    if record.config.model.name == FLOWER_APP and name.startswith(("data.", "training.", "model.")):
+        return False  # the app's own, which the strategy does not see
     if name.startswith("privacy.user.") and name != "privacy.user.enabled":
         adaptive = ("target_quantile", "learning_rate", "count_stddev")
         fixed = privacy.user.clip.kind == "fixed" and name.split(".")[-1] in adaptive
