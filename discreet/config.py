@@ -1,5 +1,6 @@
-"""Composes `conf/` into a checked RunConfig: the only reader of Hydra outside `scripts/`.
+"""Composes `conf/` into a checked RunConfig: the only reader of Hydra outside `discreet.cli`.
 
+It is the conf/ of the project in the current folder, or Discreet's own: `discreet.places` says which.
 Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a whole, before
 anything starts.
 """
@@ -17,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.client_settings import ConfigError
+from discreet.places import conf_folder
 from discreet.settings import RunConfig, rules
 
-__all__ = ["CONF", "ConfigError", "RunConfig", "load_config", "parse_config"]
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
+__all__ = ["ConfigError", "RunConfig", "conf_folder", "load_config", "parse_config"]
 
 
 def _unless(other: object, value: object) -> object:
@@ -81,7 +81,7 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
         raise ConfigError(_one_line(error)) from error
 
 
-def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> RunConfig:
+def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> RunConfig:
     """Composes `conf/` with Hydra overrides and checks the result.
 
     >>> load_config(["rounds=3"]).rounds
@@ -90,6 +90,7 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> Run
     Args:
       overrides: as on the command line, without lists.
       of_sweep: they are one run of a sweep, whose experiment may be a sweep itself.
+      conf: the folder to compose; None: `conf_folder()`.
 
     Raises:
       ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
@@ -98,7 +99,7 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> Run
     from hydra import compose
     from hydra.types import RunMode
 
-    with hydra_on_conf(overrides):
+    with hydra_on_conf(overrides, conf=conf):
         settings = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
         if settings.hydra.mode == RunMode.MULTIRUN and not of_sweep:
             words = " ".join(overrides)
@@ -109,23 +110,24 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False) -> Run
 
 
 @contextmanager
-def hydra_on_conf(overrides: Sequence[str]) -> Iterator[None]:
-    """Hydra, initialized on `conf/`; what it finds wrong with the overrides is a ConfigError in one line."""
+def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iterator[None]:
+    """Hydra, initialized on a folder (None: `conf_folder()`); what it finds wrong is a ConfigError in one line."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException, OverrideParseException
 
+    folder = conf or conf_folder()
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             yield
     except OverrideParseException as error:
         raise ConfigError(f"{error.override} is no NAME=VALUE that can be read: {_one_line(error)}") from error
     except HydraException as error:
-        raise ConfigError(_said_of(_one_line(error), overrides)) from error
+        raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
 
 
-def _said_of(message: str, overrides: Sequence[str]) -> str:
+def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     """Hydra's message, or a better one if it is about a list or about an experiment that does not exist."""
     if "Ambiguous value" in message or "requires --multirun" in message:
         word = next(word for word in overrides if f"'{word}'" in message)
@@ -133,7 +135,7 @@ def _said_of(message: str, overrides: Sequence[str]) -> str:
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message
-    names = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
+    names = sorted(path.stem for path in conf.glob("experiment/*.yaml"))
     close = difflib.get_close_matches(missing[1], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"

@@ -7,7 +7,7 @@ import os
 import secrets
 import shlex
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from flwr.app import Context
@@ -15,13 +15,13 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from discreet.config import ConfigError, RunConfig
+from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.resuming import run_config
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulation_ticket import TICKET
-from discreet.federated.telemetry import serving_metrics
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
 from discreet.settings import client_settings
@@ -100,6 +100,11 @@ def _train(grid: Grid, session: Session, *, simulated: bool, held: ExitStack) ->
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:
     operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
+    if operations.metrics_port is None:
+        return nullcontext()
+    require("prometheus_client", extra="deployment", why="operations.metrics_port")
+    from discreet.federated.telemetry import serving_metrics
+
     return serving_metrics(
         session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
     )

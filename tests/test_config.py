@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.config import CONF, ConfigError, load_config, parse_config
+from discreet.config import ConfigError, conf_folder, load_config, parse_config
 from discreet.settings import rules
 
 WRONG = {
@@ -114,7 +114,9 @@ def comments() -> dict[str, str]:
     """What conf/config.yaml says of each setting, by its full dotted name."""
     found: dict[str, str] = {}
     sections: list[str] = []
-    for line in (CONF / "config.yaml").read_text().split("hydra_logging: none\n")[1].split("\nhydra:")[0].splitlines():
+    for line in (
+        (conf_folder() / "config.yaml").read_text().split("hydra_logging: none\n")[1].split("\nhydra:")[0].splitlines()
+    ):
         setting = re.match(r"( *)(\w*):?(.*)", line)
         assert setting is not None
         indent, key, rest = setting.groups()
@@ -140,7 +142,7 @@ def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
     assert all(word in comments()[name] for word in rule.names or [words])
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(conf_folder().glob("experiment/*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes(path: Path) -> None:
     assert load_config([f"experiment={path.stem}"], of_sweep=path.stem.endswith("_sweep")).rounds >= 1
 

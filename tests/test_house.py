@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import itertools
 import re
 import sys
 import tomllib
@@ -158,7 +159,8 @@ def test_files_are_short() -> None:
 
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["bench"]]
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
     declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = importlib.metadata.packages_distributions()
     ours = {*FOLDERS, "tests", "examples", "pfl"}  # pfl-research is compared only if somebody installed it

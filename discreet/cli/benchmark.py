@@ -19,6 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from discreet.places import own_files
+
 SECTIONS = {
     "accounting": "epsilon of a ledger, first and for each further round, against dp-accounting",
     "ledger": "the durable ledger: a charge, and epsilon after 10,000 rounds",
@@ -89,6 +91,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: all sections)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     chosen = parser.parse_args(words)
+    sys.path.append(str(own_files()))  # a wheel brings the folder benchmarks there
     unknown = [name for name in chosen.sections if name not in SECTIONS]
     if unknown:
         print(f"discreet: no section {unknown[0]}; known are {', '.join(SECTIONS)}", file=sys.stderr)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from discreet import __version__
+from discreet.client_settings import ConfigError
+from discreet.places import app_folder
 
 # What works anywhere, and what needs the conf of a project or of a checkout: a line for each verb.
 ANYWHERE = {
@@ -49,5 +51,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if verb not in ANYWHERE | IN_A_PROJECT:
         known = ", ".join(ANYWHERE | IN_A_PROJECT)
         print(f"discreet: there is no verb {verb}; there are {known} (discreet --help)", file=sys.stderr)
+        return 2
+    try:
+        if verb in IN_A_PROJECT and not {"-h", "--help"} & {*rest}:
+            app_folder()
+    except ConfigError as error:
+        print(f"discreet: {error}", file=sys.stderr)
         return 2
     return int(import_module(f"discreet.cli.{verb}").main(rest))

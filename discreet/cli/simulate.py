@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.config import CONF, ConfigError, RunConfig, hydra_on_conf, load_config, parse_config
+from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, load_config, parse_config
 from discreet.deployment.interruption import ending, interrupt_below, not_begun, override, resumable
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
@@ -217,6 +217,6 @@ def _with_hydra(job: Callable[[DictConfig], None], words: Sequence[str]) -> None
     before = sys.argv
     sys.argv = ["discreet simulate", *words]
     try:
-        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)()
+        hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(job)()
     finally:
         sys.argv = before

@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from discreet.deployment.flower_run import REPOSITORY, flower_environment
+from discreet.client_settings import ConfigError
+from discreet.deployment.flower_run import flower_environment
+from discreet.places import app_folder
 
 
-def build_app(folder: Path, *, source: Path = REPOSITORY) -> Path:
-    """The app of a checkout as one file (a FAB) in `folder`, as `flwr run` would send it."""
+def build_app(folder: Path, *, source: Path | None = None) -> Path:
+    """An app (None: that of `app_folder()`) as one file (a FAB) in `folder`, as `flwr run` would send it."""
     environment = flower_environment(folder)
-    command = ["flwr", "build", "--app", str(source)]
+    command = ["flwr", "build", "--app", str(source or app_folder())]
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     (built,) = folder.glob("*.fab")
     return built
@@ -38,7 +40,10 @@ def main(words: Sequence[str]) -> int:
     """Approves, and prints the hash to compare with the server's people."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.approve", description=__doc__)
     parser.add_argument(
-        "app", type=Path, nargs="?", help="a .fab file from the server's people (default: this checkout)"
+        "app",
+        type=Path,
+        nargs="?",
+        help="a .fab file from the server's people (default: the app of this folder)",
     )
     parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
     arguments = parser.parse_args(words)
@@ -48,7 +53,7 @@ def main(words: Sequence[str]) -> int:
             app = arguments.app or build_app(Path(scratch))
             digest = approve(app, arguments.folder)
             print(f"approved {app.name}, SHA-256 {digest}, in {arguments.folder.resolve() / 'apps'}")
-    except (subprocess.CalledProcessError, OSError) as error:
+    except (subprocess.CalledProcessError, OSError, ConfigError) as error:
         print(f"discreet: the app can't be approved: {error}", file=sys.stderr)
         return 2
     return 0

@@ -23,13 +23,15 @@ from discreet.config import ConfigError, RunConfig
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import RunLostError, override, resumable
 from discreet.deployment.processes import kept
+from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, check_output, read_status, state_of, with_output_folder
 from discreet.federated.session import checked
 from discreet.logs import log_to
+from discreet.places import PACKAGE, app_folder
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
 LOG = "superlink.log"
@@ -111,7 +113,7 @@ def nodes_of(config: RunConfig) -> int:
 
 
 def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> int:
-    """Runs the app of this repository on a SuperLink and a FLWR_HOME of its own; streams its log.
+    """Runs the app of `app_folder()` on a SuperLink and a FLWR_HOME of its own; streams its log.
 
     Returns:
       The exit code of `flwr`.
@@ -129,7 +131,7 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
         )
         # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
         (home / "run.toml").write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
-        command = ["flwr", "run", str(REPOSITORY), "discreet", "--stream", "--run-config", str(home / "run.toml")]
+        command = ["flwr", "run", str(app_folder()), "discreet", "--stream", "--run-config", str(home / "run.toml")]
         command += ["--federation-config", f"num-supernodes={nodes_of(config)} client-resources-num-cpus=1"]
         log = home / "run.log"
         with log.open("w") as output, _kept(command, home, folder=folder, output=output) as run:
@@ -170,6 +172,7 @@ def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
         return 0
     log_to(sys.stderr)
     try:
+        require("ray", extra="simulation", why="Flower's simulation")
         config = with_output_folder(run_config(words))
         folder = check_output(config)
         resolved, _ = checked(config)

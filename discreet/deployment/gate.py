@@ -17,13 +17,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import httpx
-import uvicorn
-from starlette.applications import Starlette
-from starlette.background import BackgroundTask
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+try:
+    import httpx
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.background import BackgroundTask
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise SystemExit(f'discreet: the gate needs {error.name}: pip install "discreet[deployment]"') from None
 
 from discreet.logs import log_to
 

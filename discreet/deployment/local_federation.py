@@ -30,16 +30,19 @@ from discreet.deployment.flower_run import REPOSITORY, flower_environment, follo
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import RunLostError, override, resumable
 from discreet.deployment.superlink import CONNECTION, write_connection
+from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, RunFolder, check_output, read_status, state_of, with_output_folder
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
+from discreet.places import app_folder
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
+SERVERS = ("httpx", "starlette", "uvicorn")  # what the gate is made of
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
 
@@ -158,14 +161,14 @@ class Federation:
     def _is_let_in(self, name: str) -> bool:
         return "SuperNode ID" in self.says(name)
 
-    def run(self, name: str, *overrides: str, app: Path = REPOSITORY, output: Path | None = None) -> RunFolder:
+    def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
         output = output or self.folder / name
         words = shlex.join([*overrides, override("output_dir", output)])
         settings = self.folder / f"{name}.toml"
         # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
         settings.write_text(f"overrides = {json.dumps(words)}\n")
-        command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(settings)]
+        command = ["flwr", "run", str(app or app_folder()), CONNECTION, "--stream", "--run-config", str(settings)]
         self.start(f"run-{name}", command)
         return RunFolder(output)
 
@@ -261,6 +264,8 @@ def main(words: Sequence[str]) -> int:
     ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
     log_to(sys.stderr)
     try:
+        app_folder()
+        require(*SERVERS, extra="deployment", why="the gate of a federation")
         config = with_output_folder(run_config(arguments.overrides, defaults=ours))
         run = check_output(config)
         check_secure(config)

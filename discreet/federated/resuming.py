@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from discreet.config import CONF, ConfigError, RunConfig, hydra_on_conf, load_config, parse_config
+from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, load_config, parse_config
 from discreet.federated.run_folder import ASKED, RunFolder
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
@@ -24,7 +24,7 @@ TARGET = "privacy.user.target_epsilon"
 Flat = Mapping[str, Any]
 
 
-def run_config(words: Sequence[str], *, defaults: Sequence[str] = ()) -> RunConfig:
+def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> RunConfig:
     """The configuration that overrides ask for; with `resume=true` that of the run in output_dir.
 
     A run that goes on keeps its noise, its budget as it stands, and all that decides privacy. Overrides may repeat what
@@ -33,20 +33,22 @@ def run_config(words: Sequence[str], *, defaults: Sequence[str] = ()) -> RunConf
     Args:
       words: overrides, as on the command line.
       defaults: overrides that come before them in a new run.
+      conf: the folder to compose; None: `conf_folder()`.
 
     Raises:
       ConfigError: one line that names the override that is wrong, or would change what a resumed run has to keep.
     """
-    with hydra_on_conf(words):
+    with hydra_on_conf(words, conf=conf):
         from hydra import compose
 
         asked = compose(config_name="config", overrides=list(words))
     if asked.resume is not True:
-        return load_config([*defaults, *words])
+        return load_config([*defaults, *words], conf=conf)
     if asked.output_dir is None:
         raise ConfigError("output_dir must be given with resume=true: the folder of the run that goes on")
     path = Path(str(asked.output_dir)).expanduser().resolve()
-    changed = _changed(words, RunFolder(path).read_config(), cast(Flat, OmegaConf.to_container(asked, resolve=True)))
+    wanted = cast(Flat, OmegaConf.to_container(asked, resolve=True))
+    changed = _changed(words, RunFolder(path).read_config(), wanted, conf)
     return replace(changed, output_dir=str(path), resume=True)
 
 
@@ -65,10 +67,10 @@ def same_settings(asked: RunConfig) -> RunConfig:
     return replace(asked, privacy=before.privacy)
 
 
-def _changed(words: Sequence[str], before: RunConfig, asked: Flat) -> RunConfig:
+def _changed(words: Sequence[str], before: RunConfig, asked: Flat, conf: Path | None) -> RunConfig:
     kept, wanted = _flat(dataclasses.asdict(before)), _flat(asked)
     changes: dict[str, object] = {}
-    for word, name in _given(words, [*kept, *wanted]):
+    for word, name in _given(words, [*kept, *wanted], conf or conf_folder()):
         if name == TARGET:
             _check_target(word, wanted[name], before)
         elif name not in WHICH_RUN and wanted.get(name) != kept.get(name):
@@ -83,14 +85,14 @@ def _changed(words: Sequence[str], before: RunConfig, asked: Flat) -> RunConfig:
     return parse_config(_with(before, changes))
 
 
-def _given(words: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:
     """Each word with each setting that it gives."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for word in OverridesParser.create().parse_overrides(list(words)):
         key, names = word.key_or_group, known
         if key == "experiment":
-            names, key = list(_flat(cast(Flat, OmegaConf.load(CONF / "experiment" / f"{word.value()}.yaml")))), ""
+            names, key = list(_flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))), ""
         for name in dict.fromkeys(names):
             if not key or name == key or name.startswith(f"{key}."):
                 yield str(word.input_line), name

@@ -25,15 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
@@ -41,6 +39,9 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG, ASKED, STATUS = "config.yaml", "asked.yaml", "status.json"
 STATES = ("running", "finished", "stopped", "interrupted")
@@ -180,6 +181,8 @@ class RunFolder:
         ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
         marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
         path.parent.mkdir(exist_ok=True)
+        from safetensors.torch import save
+
         replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
 
     def load_checkpoint(self, *, best: bool = False) -> Checkpoint | None:
@@ -236,6 +239,8 @@ class RunFolder:
 
     def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         """`model.safetensors`, with what is needed to build the model again."""
+        from safetensors.torch import save  # with torch: who only reads a run starts without it
+
         replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
 
 

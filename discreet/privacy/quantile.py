@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from discreet.privacy.mechanisms import check_noise_multiplier
-
 LEAST_ESTIMATE, LARGEST_ESTIMATE = 1e-9, 1e9  # beyond them a clip norm is a mistake, and float32 sums lose it
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
 
@@ -87,6 +85,9 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038
     """
+    # Imported here, with torch: who only reads settings starts without it, in a third of the time.
+    from discreet.privacy.mechanisms import check_noise_multiplier
+
     check_noise_multiplier(noise_multiplier)
     share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
     if not share < 1:

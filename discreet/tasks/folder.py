@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.extras import require
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
 
@@ -310,6 +311,7 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
     Raises:
       FolderError: it can't be read, or has two columns of one name.
     """
+    require("pyarrow", extra="simulation", why=path.name)
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
 
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.extras import require
 from discreet.tasks.examples import Examples, Task, task_of
 
 Array = np.ndarray[Any, Any]
@@ -120,6 +121,7 @@ def _from_hub(name: str) -> Task:
 
 def _load_split(name: str, split: str) -> Any:
     """A split in its order on the hub; ConnectionError says what to do without a network."""
+    require("flwr_datasets", extra="simulation", why=f"data.name={name} without data.path")
     from flwr_datasets import FederatedDataset
 
     try:

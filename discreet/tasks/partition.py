@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from discreet.client_settings import DataConfig
+from discreet.extras import require
 from discreet.tasks.examples import Examples, Task
 
 _Parts = list[np.ndarray[Any, Any]]
@@ -102,6 +103,7 @@ def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     """The partitions of flwr-datasets."""
+    require("datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}")
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 

@@ -41,6 +41,7 @@ def test_no_words_are_a_question_for_help_and_a_verb_that_is_not_there_is_named(
     assert capsys.readouterr().err.startswith("discreet: there is no verb simulated; there are calibrate, report, ")
 
 
-def test_help_starts_without_torch_and_without_flower() -> None:
-    ran = subprocess.run([sys.executable, "-c", LOADED, "--help"], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("words", [["--help"], ["status", "no/such/run"]])
+def test_help_and_status_start_without_torch_and_without_flower(words: list[str]) -> None:
+    ran = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True)
     assert not {"torch", "flwr", "numpy", "hydra"} & set(ran.stdout.split())

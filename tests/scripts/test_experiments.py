@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.simulate import main
-from discreet.config import CONF
+from discreet.config import conf_folder
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.page import report_of
 from discreet.reporting.records import find_runs, read_runs
@@ -60,7 +60,7 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 
 def test_every_experiment_is_here() -> None:
-    assert {path.stem for path in (CONF / "experiment").glob("*.yaml")} == {*ALONE, *ON_MNIST, *SWEEPS}
+    assert {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")} == {*ALONE, *ON_MNIST, *SWEEPS}
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -1,0 +1,56 @@
+"""Where the files of an app lie: the project in the current folder, the checkout, or what the wheel brought.
+
+A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
+made. Two questions are asked:
+
+- Which conf/ is composed? That of the project in the current folder. If the current folder is none: Discreet's own;
+  it is the checkout's if the package lies in a checkout, else the copy that the wheel brought.
+- Which app does `discreet run` start? The project in the current folder; if it is none, the checkout. If the package
+  was installed from a wheel there is no checkout, and the command says where it works.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from discreet.client_settings import ConfigError
+
+PACKAGE = Path(__file__).resolve().parent
+PACKED = PACKAGE / "app"  # only a wheel has it
+
+
+def own_files(package: Path = PACKAGE) -> Path:
+    """The folder that holds Discreet's own conf, client_app, server_app and strategies."""
+    packed = package / PACKED.name
+    return packed if packed.is_dir() else package.parent
+
+
+def is_project(folder: Path) -> bool:
+    """Whether a folder is a project: see this module."""
+    try:
+        return "discreet" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
+    except (OSError, ValueError):
+        return False
+
+
+def conf_folder(package: Path = PACKAGE) -> Path:
+    """The conf/ that a command composes: see this module."""
+    here = Path.cwd()
+    return (here if is_project(here) else own_files(package)) / "conf"
+
+
+def app_folder(package: Path = PACKAGE) -> Path:
+    """The app that a command starts: see this module.
+
+    Raises:
+      ConfigError: the current folder is no project, and the package lies in no checkout.
+    """
+    here = Path.cwd()
+    if is_project(here):
+        return here
+    if own_files(package) != package.parent:
+        raise ConfigError(
+            f"{here} is no project: go to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
+        )
+    return package.parent

@@ -1,0 +1,95 @@
+"""The wheel, installed: what lies on the top level, and what the command does where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from discreet.config import load_config
+from discreet.simulation.in_process import simulate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=4211")
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(*line: object, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command that sees nothing of this checkout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
+    words = [str(word) for word in line]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=550, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, folder=ROOT)
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, which sees the other packages of this one but not this checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
+    installed = run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", *install, folder=folder)
+    assert installed.returncode == 0, installed.stderr
+    # A path that is named in a .pth file: its own .pth files, and with them the editable install, are not read.
+    (site_of(folder) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def site_of(environment: Path) -> Path:
+    return next(environment.glob("lib/python*/site-packages"))
+
+
+@pytest.fixture
+def discreet(environment: Path, tmp_path: Path) -> Command:
+    """The installed command, in an empty folder."""
+    (tmp_path / "empty").mkdir()
+    return lambda *words, folder=tmp_path / "empty": run(environment / "bin" / "discreet", *words, folder=folder)
+
+
+def test_the_wheel_puts_one_package_on_the_top_level(environment: Path) -> None:
+    names = {path.name for path in site_of(environment).iterdir()} - {"others.pth"}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"discreet"}
+    assert len(names) == 2
+
+
+def test_the_package_is_not_the_checkouts(environment: Path, tmp_path: Path) -> None:
+    code = "import discreet, importlib.util as u; print(discreet.__file__, u.find_spec('client_app'))"
+    said = run(environment / "bin" / "python", "-c", code, folder=tmp_path).stdout
+    assert said == f"{site_of(environment) / 'discreet' / '__init__.py'} None\n"
+
+
+def test_what_concerns_runs_works_in_an_empty_folder(discreet: Command, tmp_path: Path) -> None:
+    simulate(load_config([*SMALL, f"output_dir={tmp_path / 'made'}"]))
+    made = tmp_path / "made"
+    for words in (("status", made), ("report", made), ("ledger", "verify", made), ("predict", made)):
+        done = discreet(*words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    assert (made / "report.html").exists()
+    assert (made / "predictions.csv").exists()
+
+
+def test_calibrate_works_in_an_empty_folder(discreet: Command) -> None:
+    done = discreet("calibrate", "user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "poisson" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("run",), ("simulate", "rounds=1"), ("tune", "rounds=1,2"), ("benchmark", "ledger")])
+def test_what_needs_a_project_says_so_in_one_line(words: tuple[str, ...], discreet: Command, tmp_path: Path) -> None:
+    done = discreet(*words)
+    where = "go to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
+    said = f"discreet: {tmp_path / 'empty'} is no project: {where}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
