@@ -27,7 +27,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -56,6 +55,12 @@ METRICS = (
 logger = logging.getLogger("discreet")
 
 
+def _no_tensor() -> Tensor:
+    import torch  # here, and not above: who only reads how a run stands starts without it
+
+    return torch.zeros(0)
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """What is needed to go on after a round: see `discreet.federated.round.ServerState`.
@@ -69,7 +74,7 @@ class Checkpoint:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
-    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
+    second_moment: Tensor = field(default_factory=_no_tensor)
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
