@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,6 @@ METRICS = (
 logger = logging.getLogger("discreet")
 
 
-def _no_tensor() -> Tensor:
-    import torch  # here, and not above: who only reads how a run stands starts without it
-
-    return torch.zeros(0)
-
-
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """What is needed to go on after a round: see `discreet.federated.round.ServerState`.
@@ -74,7 +69,7 @@ class Checkpoint:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
-    second_moment: Tensor = field(default_factory=_no_tensor)
+    second_moment: Tensor = field(default_factory=lambda: import_module("torch").zeros(0))
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
@@ -186,8 +181,7 @@ class RunFolder:
         ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
         marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
         path.parent.mkdir(exist_ok=True)
-        from safetensors.torch import save
-
+        save = import_module("safetensors.torch").save
         replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
 
     def load_checkpoint(self, *, best: bool = False) -> Checkpoint | None:
@@ -244,8 +238,7 @@ class RunFolder:
 
     def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         """`model.safetensors`, with what is needed to build the model again."""
-        from safetensors.torch import save  # with torch: who only reads a run starts without it
-
+        save = import_module("safetensors.torch").save  # with torch: who only reads a run starts without it
         replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
 
 
