@@ -174,6 +174,8 @@ class RunConfig:
     engine: str = setting("auto", one_of("auto", "batched", "one_by_one"))
     output_dir: str | None = None
     resume: bool = False
+    tracking: str = setting("none", one_of("none", "mlflow", "tensorboard"))
+    tracking_uri: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

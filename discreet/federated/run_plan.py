@@ -57,6 +57,7 @@ def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = 
         privacy=config.privacy,
         chance_loss=chance_loss,
         says=says,
+        also=run.tracking.round_done,
     )
 
 

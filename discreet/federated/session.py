@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.predictions import write_indicators, write_predictions
 from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.tracking import Tracking
 from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.datasets import load_task
@@ -46,11 +47,12 @@ class Session:
     model: nn.Module
     checkpoint: Checkpoint
     source: RandomSource
+    tracking: Tracking = field(default_factory=Tracking)
 
     @property
     def opened(self) -> OpenedRun:
         """What it has in common with runs of other clients."""
-        return OpenedRun(self.config, self.folder, self.ledger, self.checkpoint, self.source)
+        return OpenedRun(self.config, self.folder, self.ledger, self.checkpoint, self.source, self.tracking)
 
     def evaluation(self) -> Callable[[Tensor], Evaluation]:
         """Of parameters, on the test set, whose fixed features are computed once."""
@@ -78,7 +80,8 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
     params = flatten_parameters(model)
     opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
-    return Session(config, opened.folder, opened.ledger, task, model, opened.checkpoint, opened.source)
+    start = (opened.checkpoint, opened.source, opened.tracking)
+    return Session(config, opened.folder, opened.ledger, task, model, *start)
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:

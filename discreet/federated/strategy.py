@@ -66,6 +66,7 @@ class DPFedAvg(Strategy):
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
+      tracking, tracking_uri: "mlflow" or "tensorboard", and where that is: told of rounds what may be published.
       resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
 
     Raises:
@@ -109,6 +110,8 @@ class DPFedAvg(Strategy):
         frozen: Sequence[str] = (),
         seed: int | None = None,
         output_dir: str | None = None,
+        tracking: str = "none",
+        tracking_uri: str | None = None,
         resume: bool = False,
     ) -> None:
         given = locals()

@@ -33,6 +33,10 @@ PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, 
 FACTOR = 2.0  # times the loss of a model that gives every class the same chance
 
 
+def _tell_nobody(row: Mapping[str, object]) -> None:
+    """What a run does with a row beside writing it, if it is not tracked."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a run is to do.
@@ -43,6 +47,7 @@ class Plan:
       privacy: which guarantees are on, the delta, the accountant and the budget.
       chance_loss: of a model that gives every class the same chance; infinity if it is not known.
       says: how a message calls the settings that it names.
+      also: is told the row of metrics.csv of each round.
     """
 
     rounds: int
@@ -52,6 +57,7 @@ class Plan:
     privacy: PrivacyConfig
     chance_loss: float
     says: Callable[[str], str] = str
+    also: Callable[[Mapping[str, object]], None] = _tell_nobody
 
 
 class Scores(Protocol):
@@ -257,6 +263,7 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
+        self.plan.also(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
         last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(

@@ -19,7 +19,7 @@ from discreet.federated.run_folder import ASKED, RunFolder
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
-NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine")
+NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri")
 
 
 @dataclass(frozen=True, eq=False)
