@@ -22,6 +22,7 @@ from discreet.privacy.per_example import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.training.local_training import (
     ExamplePrivacy,
+    counted_examples,
     example_event,
     noised_means,
     sampling_probability,
@@ -70,13 +71,13 @@ class DPSGD:
       target_epsilon: chooses the least noise with which all steps, and what `ledger` says was spent before, cost at
         most that; it is then also `max_epsilon`, unless that is given. Give this or `noise_multiplier`.
       noise_multiplier: the noise's standard deviation over the clip, at least 0; 0 protects nobody.
-      delta: of epsilon; in (0, 1), and well below 1 / n.
+      delta: of epsilon; above 0 and below 1 / n, better far below.
       max_epsilon: a step that would pass it raises BudgetSpent.
       ledger: None (the account is in memory), or a ledger file, made before by `discreet ledger create FILE`, in which
         runs add up and which outlives them.
       holder: whose data this is, if a ledger file knows of several data sets.
       accountant: "pld" or "rdp".
-      public_num_examples: see above; at least 1.
+      public_num_examples: see above; at least batch_size, and chosen without looking at the data.
       max_physical_batch: a larger batch is worked on in pieces of so many examples. It stays one batch.
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader.
       noise: "float", or "secure_sum": each value the sum of 4 draws (Holohan and Braghin 2021).
@@ -113,6 +114,7 @@ class DPSGD:
         example = ExamplePrivacy(l2_norm_clip, noise_multiplier or 0.0, draws_of(noise), public_num_examples)
         settings, size = LoopSettings(epochs, batch_size, example), size_of(dataset)
         price = Price(delta, accountant, target_epsilon if max_epsilon is None else max_epsilon)
+        price.check_below(counted_examples(size, settings))
         file = opened(ledger)
         if (target_epsilon is None) == (noise_multiplier is None):
             raise ValueError("give target_epsilon or noise_multiplier, one of them")

@@ -29,6 +29,8 @@ class LoopSettings:
         check_whole("batch_size", self.batch_size)
         if self.example.public_num_examples is not None:
             check_whole("public_num_examples", self.example.public_num_examples)
+            if self.example.public_num_examples < self.batch_size:
+                raise ValueError(f"public_num_examples must be at least batch_size, {self.batch_size}")
         if not 0 < self.example.l2_norm_clip < math.inf:
             raise ValueError(f"l2_norm_clip must be finite and above 0, not {self.example.l2_norm_clip}")
         Gaussian(self.example.noise_multiplier, draws=self.example.draws)  # checks itself

@@ -43,6 +43,13 @@ class Price:
         if self.max_epsilon is not None and not self.max_epsilon > 0:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
 
+    def check_below(self, num_examples: int) -> None:
+        """Raises ValueError if delta allows to publish one example of so many."""
+        if self.delta * num_examples >= 1:
+            raise ValueError(
+                f"delta must be below 1 / {num_examples}, one over the number of examples, not {self.delta}"
+            )
+
     def epsilon(self, spent: PrivacyLedger, delta: float | None = None) -> float:
         """Of what was spent, at `delta`."""
         return spent.epsilon(self.delta if delta is None else delta, self.accountant)

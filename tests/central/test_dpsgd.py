@@ -137,6 +137,28 @@ def test_frozen_parameters_stay_and_get_neither_gradient_nor_noise() -> None:
     assert not (params_of(model)[24:] == before[24:]).any()
 
 
+def noised_sums(inputs: Tensor, **settings: Any) -> list[Tensor]:
+    """What a loop's steps put into .grad, times the batch size: the same batches and noise, a model that stays."""
+    model, found = linear(), list[Tensor]()
+    data = TensorDataset(inputs, torch.arange(len(inputs)) % 3)
+    loop = private(model, partial(SGD, lr=0.0), dataset=data, public_num_examples=40, **settings)
+    for batch in loop:
+        loop.step(*batch)
+        found.append(
+            torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None]) * BATCH
+        )
+    return found
+
+
+def test_one_example_more_moves_each_noised_sum_by_at_most_the_clip_and_an_outlier_reaches_it() -> None:
+    more = torch.cat([COUNTED.inputs, torch.full((1, 5), -1e5)])
+    pairs = zip(noised_sums(COUNTED.inputs), noised_sums(more, max_physical_batch=3), strict=True)
+    moved = [float((one - other).norm()) for one, other in pairs]
+    assert max(moved) <= CLIP * (1 + 1e-5)
+    assert max(moved) > 0.999 * CLIP
+    assert min(moved) < 1e-5
+
+
 def test_an_empty_batch_takes_a_step_of_pure_noise() -> None:
     model = linear()
     loop = private(model, batch_size=1, epochs=1, noise_multiplier=3.0)
@@ -300,6 +322,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"public_num_examples": 0}, "public_num_examples must be"),
     ({"l2_norm_clip": math.inf}, "l2_norm_clip must be finite"),
     ({"delta": 1.0}, "delta must be between 0 and 1"),
+    ({"delta": 1 / 30}, "delta must be below 1 / 30"),
+    ({"public_num_examples": 7}, "public_num_examples must be at least batch_size, 8"),
     ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and >= 0"),
     ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or noise_multiplier"),
     ({"accountant": "gdp"}, "accountant must be one of"),
