@@ -192,6 +192,20 @@ MUTANTS = (
         ("tests/privacy/test_per_example_graph.py::test_no_rule_serves_what_may_mix_examples",),
     ),
     Mutant(
+        "a parameter of as many rows as examples gives each its own",
+        "discreet/privacy/rules/operations.py",
+        "_require(own < dim or (own == dim and self.copies.shape[1] == 1))\n        if own == dim:",
+        "if own == dim:\n            return self.copies.diagonal(0, 0, 1).movedim(-1, 0)\n        if own == dim:",
+        ("tests/privacy/test_per_example_graph.py::test_no_rule_serves_what_may_mix_examples",),
+    ),
+    Mutant(
+        "a parameter that a layer and an operation read has two norms",
+        "discreet/privacy/rules/graph.py",
+        "for value in (*used, *others) if",
+        "for value in used if",
+        ("tests/privacy/test_per_example_graph.py::test_no_rule_serves_what_is_not_known",),
+    ),
+    Mutant(
         "a model that has changed keeps its program",
         "discreet/privacy/rules/graph.py",
         "if held and held[0] == state:",

@@ -99,6 +99,24 @@ class Encoder(nn.Module):
         return logits
 
 
+class Patches(nn.Module):
+    """A vision transformer's parameters that no layer reads: a class token, places, a scale for each feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 20, 6))
+        self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.tensor(0.3))
+        self.patches, self.head = nn.Conv2d(3, 6, 2, 2), nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = self.patches(images).flatten(2).transpose(1, 2)
+        inner = torch.cat([self.token.expand(images.shape[0], -1, -1), inner], dim=1)
+        inner = inner + self.places[:, : inner.shape[1]]
+        inner = inner + self.scale * torch.tanh(inner) - self.shift
+        logits: Tensor = self.head(inner[:, 0] + inner.mean(1) * self.scale)
+        return logits
+
+
 def images(count: int = 5) -> Tensor:
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(6229))
 
@@ -118,7 +136,9 @@ def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(("build", "inputs"), [(ResNet, images), (Dense, images), (UNet, images), (Encoder, tokens)])
+@pytest.mark.parametrize(
+    ("build", "inputs"), [(ResNet, images), (Dense, images), (UNet, images), (Encoder, tokens), (Patches, images)]
+)
 def test_a_forward_of_layers_and_operations_is_served_by_rules(
     build: Callable[[], nn.Module], inputs: Callable[[], Tensor], order: int, fallen_back: Callable[[], bool]
 ) -> None:
@@ -135,7 +155,8 @@ class Forward(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
         self.scale, self.between, self.seen = nn.Parameter(torch.ones(4)), between, 0
-        self.register_buffer("table", torch.arange(20.0).view(5, 4) / 20)
+        self.wide, self.alias = nn.Parameter(torch.ones(3, 4)), self.first.weight
+        self.register_buffer("table", torch.arange(12.0).view(3, 4) / 12)
         self.register_buffer("last", torch.zeros(4))
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -161,7 +182,7 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a product over examples": lambda model, x: (x @ x.t()).softmax(1) @ x,
     "an einsum over examples": lambda model, x: torch.einsum("bi,ci->bi", x, x),
     "examples sorted": lambda model, x: x.sort(0).values,
-    "examples turned into features": lambda model, x: x.reshape(-1, 5).softmax(1).reshape(-1, 4),
+    "examples turned into features": lambda model, x: x.reshape(-1, 3).softmax(1).reshape(-1, 4),
     "a broadcast that pairs examples": lambda model, x: (x.unsqueeze(1) - x.unsqueeze(1).transpose(0, 1)).sum(1),
     "a row for each example": lambda model, x: (x.unsqueeze(1) + x).mean(1),
     "a number for each example, along features": lambda model, x: x * x.sum(1),
@@ -175,6 +196,7 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a branch on the number of examples": lambda model, x: x.relu() if x.size(0) > 2 else x,
     "a branch on data": lambda model, x: x.relu() if bool(x.sum() > 0) else x,
     "a table by the place in the batch": lambda model, x: x + model.table[: len(x)],  # type: ignore[index]
+    "a parameter of as many rows as examples": lambda model, x: x + model.wide,
     "a table of as many rows as examples": lambda model, x: x + model.table,  # type: ignore[operator]
 }
 
@@ -192,7 +214,7 @@ def built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("built_is_an_error")
-@pytest.mark.parametrize("count", [2, 4, 5])  # four features, and a table of five rows: sizes that agree by chance
+@pytest.mark.parametrize("count", [2, 3, 4])  # four features, and a table of three rows: sizes that agree by chance
 @pytest.mark.parametrize("name", MIXING)
 def test_no_rule_serves_what_may_mix_examples(name: str, count: int) -> None:
     model = seeded(lambda: Forward(MIXING[name]))
@@ -202,7 +224,10 @@ def test_no_rule_serves_what_may_mix_examples(name: str, count: int) -> None:
 
 
 # Alone an example gives rows of another number, or none.
-BATCHES_ONLY = {"examples turned into features", "a padded batch", "a table of as many rows as examples"}
+BATCHES_ONLY = {"examples turned into features", "a padded batch"} | {
+    "a table of as many rows as examples",
+    "a parameter of as many rows as examples",
+}
 
 
 @pytest.mark.parametrize("name", sorted(MIXING.keys() - BATCHES_ONLY))
@@ -247,7 +272,8 @@ class Doubled(torch.autograd.Function):
 
 
 UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
-    "a parameter that no layer reads": lambda model, x: x * model.scale,
+    "a function of a parameter": lambda model, x: x * model.scale.exp(),
+    "a weight that a layer reads too": lambda model, x: (x.unsqueeze(1) * model.alias).sum(1),
     "a weight that a function reads": lambda model, x: functional.linear(x, model.first.weight),
     "a layer used twice": lambda model, x: model.first(x.tanh()),
     "a tensor made in forward": lambda model, x: x + torch.linspace(0, 1, 4),

@@ -29,8 +29,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer, TraceError
 
-from discreet.privacy.rules.operations import CHECKS, Check, Count, Fixed, Unserved, leaves, plain
-from discreet.privacy.rules.terms import Rule, Tape, unchanged
+from discreet.privacy.rules.operations import CHECKS, Check, Count, Fixed, Unserved, Weight, leaves, plain, with_copies
+from discreet.privacy.rules.terms import Rows, Rule, Tape, unchanged
 
 Modules = Mapping[str, nn.Module]
 _BASE = frozenset(nn.Module().__dict__)  # what every module has
@@ -59,6 +59,10 @@ class Program:
     def layers(self) -> list[str]:
         """Names of the layers, one for each call."""
         return [str(step.node.target) for step in self.steps if step.node.op == "call_module"]
+
+    def weights(self) -> list[str]:
+        """Names of the parameters and buffers that operations read."""
+        return [str(step.node.target) for step in self.steps if step.node.op == "get_attr"]
 
 
 # By model: what it was when it was traced, and its program.
@@ -175,11 +179,11 @@ def _asks_shape(node: Node) -> bool:
     return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in _ATTRIBUTES)
 
 
-def is_shared(layers: Sequence[nn.Module]) -> bool:
-    """Whether a trainable parameter is used by two calls of layers."""
+def is_shared(layers: Sequence[nn.Module], others: Sequence[Tensor]) -> bool:
+    """Whether a trainable parameter is used by two calls of layers, or by one and beside."""
     parts = [part for layer in layers for part in (layer.modules() if layer._modules else (layer,))]
     used = [value for part in parts for value in part._parameters.values() if value is not None]
-    counts = Counter(id(value) for value in used if value.requires_grad)
+    counts = Counter(id(value) for value in (*used, *others) if value.requires_grad)
     return any(count > 1 for count in counts.values())
 
 
@@ -198,7 +202,7 @@ class Run:
           Unserved: an operation, as it is called here, may mix examples; a parameter is read by something that is not a
             layer, or by two layers; a tensor is changed in place that a layer or the caller still needs.
         """
-        if is_shared([self.modules[name] for name in program.layers()]):
+        if is_shared([self.modules[name] for name in program.layers()], list(map(self._named, program.weights()))):
             raise Unserved
         try:
             return self._outputs(program, inputs)
@@ -217,7 +221,7 @@ class Run:
                 return self._rows(args[0])
             before = len(self.tape.uses)
             values[step.node] = inputs if step.node.op == "placeholder" else self._value(step, args, named)
-            if len(self.tape.uses) > before:
+            if step.node.op == "call_module" and len(self.tape.uses) > before:
                 read.append((args[0], args[0]._version))
             for used in step.last:
                 del values[used]
@@ -226,28 +230,46 @@ class Run:
     def _value(self, step: Step, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         target = step.node.target
         if step.node.op == "get_attr":
-            return self._fixed(str(target))
+            return self._held(self._named(str(target)))
         if step.node.op == "call_module":
             layer = self.modules[str(target)]
             return self._checked(self.rules[type(layer)](self.tape, layer, self._rows(args[0])))
         if step.check is None:
             return _answer(step.node, args)
+        return self._called(step.check, target, args, named)
+
+    def _called(self, check: Check, target: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         given = list(leaves((args, named)))
-        if not any(isinstance(value, Tensor | Fixed) for value in given):
+        if not any(isinstance(value, Tensor | Fixed | Weight) for value in given):
             return _number(target, args)
-        step.check(args, named)
+        if any(isinstance(value, Weight) for value in given):
+            args = with_copies(check, args)
+        check(args, named)
         call = getattr(Tensor, target) if isinstance(target, str) else target
         found = call(*(plain(value) for value in args), **{name: plain(value) for name, value in named.items()})
-        if any(isinstance(value, Tensor) for value in given):
-            return self._checked(found)
-        return Fixed(found)
+        if isinstance(given[0], Weight) and target is operator.getitem:
+            return Weight(self._checked(found))
+        return (
+            self._checked(found) if any(isinstance(value, Tensor) for value in leaves((args, named))) else Fixed(found)
+        )
 
-    def _fixed(self, name: str) -> Fixed:
+    def _named(self, name: str) -> Tensor:
         owner, _, attribute = name.rpartition(".")
         value = getattr(self.modules[owner], attribute)
-        if not isinstance(value, Tensor) or value.requires_grad:
+        if not isinstance(value, Tensor):
             raise Unserved
-        return Fixed(value)
+        return value
+
+    def _held(self, value: Tensor) -> Fixed | Weight:
+        """A buffer or a frozen parameter as it is; a trainable one as a copy for each example, noted on the tape."""
+        if not value.requires_grad:
+            return Fixed(value)
+        slot = self.tape.slot(value)
+        if slot is None:
+            raise Unserved
+        copies = value.detach().expand(self.tape.count, *value.shape).requires_grad_()
+        self.tape.add(copies, lambda grads: [Rows(slot, grads)])
+        return Weight(copies)
 
     def _checked(self, found: Any) -> Any:
         """What an operation gave: tensors of the examples, each with n rows."""

@@ -31,6 +31,21 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Weight:
+    """A trainable parameter that no layer reads, copied for each example: copies (n, ...)."""
+
+    copies: Tensor
+
+    def beside(self, dim: int) -> Tensor:
+        """The copies as they meet tensors of the examples of `dim` dimensions in an operation on their elements."""
+        own = self.copies.dim() - 1
+        _require(own < dim or (own == dim and self.copies.shape[1] == 1))
+        if own == dim:
+            return self.copies[:, 0]
+        return self.copies.reshape(len(self.copies), *[1] * (dim - 1 - own), *self.copies.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """A number that follows from how many examples there are. It may say how many rows a tensor has, and no more."""
 
@@ -80,7 +95,7 @@ def _whole(value: Any) -> bool:
 
 def _only_first_is_a_tensor(args: Arguments, named: Named) -> Tensor:
     _require(bool(args) and isinstance(args[0], Tensor))
-    _require(not any(isinstance(value, Tensor | Fixed | Count) for value in leaves((args[1:], named))))
+    _require(not any(isinstance(value, Tensor | Fixed | Weight | Count) for value in leaves((args[1:], named))))
     first: Tensor = args[0]
     return first
 
@@ -288,3 +303,17 @@ def _table() -> dict[object, Check]:
 
 
 CHECKS = _table()
+
+
+def with_copies(check: Check, args: Arguments) -> Arguments:
+    """The arguments of an operation, some of them parameters, with tensors in their place."""
+    first, *others = args
+    if check is _item and isinstance(first, Weight):
+        index = others[0] if isinstance(others[0], tuple) else (others[0],)
+        return (first.copies, (slice(None), *index))
+    if check is _expand and isinstance(first, Weight):
+        return (first.beside(first.copies.dim() - 1), *others)
+    _require(check is elementwise)
+    dims = {value.dim() for value in args if isinstance(value, Tensor)}
+    _require(len(dims) == 1)
+    return tuple(value.beside(max(dims)) if isinstance(value, Weight) else value for value in args)
