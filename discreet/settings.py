@@ -7,11 +7,12 @@ reads, and the rules; `discreet/config.py` composes the settings from `conf/` an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from discreet.client_settings import (
     ACCOUNTANT,
+    FLOWER_APP,
     LEARNING_RATE,
     MOMENTUM,
     NOISE,
@@ -248,6 +249,15 @@ def client_settings(config: RunConfig) -> ClientSettings:
         example=privacy.example,
         local=privacy.local,
     )
+
+
+def described(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a nested dictionary; of another Flower app without what its clients alone decide."""
+    settings = asdict(config)
+    if config.model.name == FLOWER_APP:
+        del settings["training"]
+        settings["data"] = {name: settings["data"][name] for name in ("name", "num_clients")}
+    return settings
 
 
 def rules(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Rule | None]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.client_settings import ConfigError
-from discreet.federated.messages import Floats, MalformedMessage, shaped_floats_of
+from discreet.federated.messages import Floats, MalformedMessage, header_of, shaped_floats_of
 from discreet.federated.server_messages import all_finite
 
 STATISTICS = ("running_mean", "running_var")
@@ -59,6 +59,11 @@ class ArrayLayout:
         """The length of the vector of parameters."""
         return sum(part.size for part in self.parts if part.learned)
 
+    @property
+    def num_values(self) -> int:
+        """How many values a reply holds, those that are not learned too."""
+        return sum(part.size for part in self.parts)
+
     def vector(self, arrays: ArrayRecord) -> Tensor:
         """The learned arrays of a record as one vector (num_params,), float32.
 
@@ -99,8 +104,7 @@ class ArrayLayout:
             if part.learned:
                 values = vector[start : start + part.size].reshape(part.shape)
                 start += part.size
-                with np.errstate(over="ignore"):
-                    found[part.name] = Array(np.ascontiguousarray(values, dtype=part.dtype).reshape(part.shape))
+                found[part.name] = Array(_narrowed(values, part.dtype))
             else:
                 found[part.name] = Array(self.kept[part.name])
         return ArrayRecord(found)
@@ -118,16 +122,19 @@ class ArrayLayout:
         return json.dumps([asdict(part) for part in self.parts])
 
 
+def _narrowed(values: Floats, dtype: str) -> Floats:
+    """Parameters (any shape) in the dtype of their array, within its range: what is sent stays finite."""
+    largest = float(np.finfo(dtype).max)
+    return np.clip(values, -largest, largest).astype(dtype) if dtype == "float16" else values.astype(dtype)
+
+
 def _values(array: Array, part: ArrayPart) -> Floats | None:
-    """The values of a learned array; None of another one."""
-    if tuple(array.shape) != part.shape:
-        raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {tuple(array.shape)}")
-    if not part.learned:
-        return None
-    values = shaped_floats_of(array, part.name)
-    if values.shape != part.shape:
-        raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {values.shape}")
-    return values
+    """The values of a learned array; None of another one. What counts is what the array holds: Flower's NumPyClient
+    says nothing of shapes beside it."""
+    shape = header_of(array, part.name)[0]
+    if shape != part.shape:
+        raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
+    return shaped_floats_of(array, part.name) if part.learned else None
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:

@@ -50,6 +50,11 @@ class FlowerRound:
     sent: Tensor
     clip_norm: float
 
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds."""
+        return self.layout.num_values
+
     def request(self, client: VirtualClient | None) -> RecordDict:
         """What a client is sent."""
         return self.content

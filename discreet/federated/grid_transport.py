@@ -51,6 +51,10 @@ class VirtualClients:
 class RoundMessages(Protocol):
     """What a round says to clients, and how their replies are read."""
 
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds."""
+
     def request(self, client: VirtualClient | None) -> RecordDict:
         """The content of a message; `client` is which one to be, in a simulation of Discreet's own clients."""
 
@@ -165,7 +169,7 @@ class GridTransport:
             else:
                 yield Failure(client, "error", "the SuperLink took no message for it: it has left")
         for _ in looks(self.timeout):
-            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // params.numel())):
+            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // asked.reply_size)):
                 # Popped: a second reply to the same message is not counted again.
                 answered = waiting.pop(message.metadata.reply_to_message_id, None)
                 if answered is not None:

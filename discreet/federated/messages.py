@@ -240,17 +240,26 @@ def floats_of(array: Array, name: str) -> Floats:
 def shaped_floats_of(array: Array, name: str) -> Floats:
     """An array of any shape and any float dtype; otherwise as `floats_of`. Not to be written to: its memory is that of
     the message."""
-    file = io.BytesIO(array.data)
+    shape, by_columns, dtype, start = header_of(array, name)
+    if dtype not in (np.float16, np.float32, np.float64):
+        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
     try:
-        read_header = HEADERS[np.lib.format.read_magic(file)]
-        shape, by_columns, dtype = read_header(file)
-        if dtype not in (np.float16, np.float32, np.float64) or any(length < 0 for length in shape):
-            raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
-        values: Floats = np.frombuffer(array.data, dtype=dtype, offset=file.tell())
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
-        if isinstance(error, MalformedMessage):
-            raise
+        values: Floats = np.frombuffer(array.data, dtype=dtype, offset=start)
+    except ValueError as error:
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
     if len(values) != math.prod(shape):
         raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
     return values.reshape(shape, order="F" if by_columns else "C")
+
+
+def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """What the header of an array in NumPy's format announces, whatever the message says of it: the shape, whether it
+    lies by columns, the dtype, and where the values start."""
+    file = io.BytesIO(array.data)
+    try:
+        shape, by_columns, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
+    if any(length < 0 for length in shape):
+        raise MalformedMessage(f"the array {name} announces the shape {shape}")
+    return shape, by_columns, dtype, file.tell()

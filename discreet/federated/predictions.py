@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.tasks.datasets import load_task, scale_breast_cancer
@@ -76,6 +77,8 @@ def load_model(run: Path) -> SavedModel:
         tensors = load_file(path)
         with safe_open(path, framework="pt") as file:
             facts = file.metadata()
+        if facts["model"] == FLOWER_APP:
+            raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
         shape, num_classes = tuple(json.loads(facts["input_shape"])), int(facts["num_classes"])
         model = build_model(facts["model"], shape, num_classes, seed=0)
         known = dict(model.named_parameters())  # without copies of tied ones, which are saved once

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, load_config, parse_config
 from discreet.federated.run_folder import ASKED, RunFolder
 
@@ -47,8 +48,10 @@ def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path
     if asked.output_dir is None:
         raise ConfigError("output_dir must be given with resume=true: the folder of the run that goes on")
     path = Path(str(asked.output_dir)).expanduser().resolve()
-    wanted = cast(Flat, OmegaConf.to_container(asked, resolve=True))
-    changed = _changed(words, RunFolder(path).read_config(), wanted, conf)
+    before, wanted = RunFolder(path).read_config(), cast(Flat, OmegaConf.to_container(asked, resolve=True))
+    if before.model.name == FLOWER_APP:
+        raise ConfigError(f"output_dir={path} is a run of another Flower app: it goes on there, by resume=True")
+    changed = _changed(words, before, wanted, conf)
     return replace(changed, output_dir=str(path), resume=True)
 
 

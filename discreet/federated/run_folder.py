@@ -38,7 +38,7 @@ from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
-from discreet.settings import client_settings
+from discreet.settings import client_settings, described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +154,7 @@ class RunFolder:
 
     def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
-        replace_file(self.path / name, OmegaConf.to_yaml(dataclasses.asdict(config)).encode())
+        replace_file(self.path / name, OmegaConf.to_yaml(described(config)).encode())
 
     def read_config(self, *, name: str = CONFIG) -> RunConfig:
         """The configuration that the run was started with.

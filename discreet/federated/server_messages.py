@@ -51,6 +51,11 @@ class OwnRound:
     clip_norm: float
     num_params: int
 
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds."""
+        return self.num_params
+
     def request(self, client: VirtualClient | None) -> RecordDict:
         """What a client is sent; in a simulation with which client to be."""
         return encode_request(TrainRequest(self.number, self.clip_norm, self.run, client), self.parameters)

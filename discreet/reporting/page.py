@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from discreet.client_settings import FLOWER_APP
 from discreet.federated.guarantees import Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import THEMES, Picture, alone, series_variable, sign
@@ -102,7 +103,7 @@ def _title(records: Sequence[RunRecord]) -> str:
     data = sorted({record.config.data.name for record in records})
     models = sorted({record.config.model.name for record in records})
     name = records[0].name if len(records) == 1 else f"{len(records)} runs"
-    return f"{name}: {', '.join(models)} on {', '.join(data)}"
+    return f"{name}: a Flower app" if models == [FLOWER_APP] else f"{name}: {', '.join(models)} on {', '.join(data)}"
 
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.settings import described
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
@@ -159,7 +158,7 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
             flat |= walk(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
         return flat
 
-    return walk(dataclasses.asdict(config), "")
+    return walk(described(config), "")
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
@@ -246,8 +245,6 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 def matters(record: RunRecord, name: str) -> bool:
     """Whether a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
     privacy = record.config.privacy
-    if record.config.model.name == FLOWER_APP and name.startswith(("data.", "training.", "model.")):
-        return False  # the app's own, which the strategy does not see
     if name.startswith("privacy.user.") and name != "privacy.user.enabled":
         adaptive = ("target_quantile", "learning_rate", "count_stddev")
         fixed = privacy.user.clip.kind == "fixed" and name.split(".")[-1] in adaptive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -12,15 +13,22 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.compat.client.client import maybe_call_fit
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
 
 import discreet
 from discreet.cli import ledger, report, status
+from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.predictions import load_model
+from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.strategy import DPFedAvg
+from discreet.reporting.records import read_runs
 from tests.federated.flower_apps import (
     NODES,
     START,
@@ -102,6 +110,12 @@ def test_what_clients_report_beside_their_arrays_changes_nothing(tmp_path: Path)
     assert with_metrics.train_metrics_clientapp == with_metrics.evaluate_metrics_clientapp == {}
 
 
+def announcing(shape: str) -> ArrayRecord:
+    """Arrays of which one says in its own header that it has another shape."""
+    data = Array(START["bias"]).data.replace(b"(2,)", shape.encode())
+    return ArrayRecord({**arrays(), "bias": Array("float32", (2,), "numpy.ndarray", data)})
+
+
 BAD = {
     "an error": Error(2, "it crashed"),
     "late": None,
@@ -116,6 +130,8 @@ BAD = {
     "NaN": RecordDict({"arrays": arrays(bias=np.array([np.nan, 0], np.float32))}),
     "infinity": RecordDict({"arrays": arrays(bias=np.array([np.inf, 0], np.float32))}),
     "beyond float32": RecordDict({"arrays": arrays(bias=np.array([1e300, 0]))}),
+    "a shape beyond belief": RecordDict({"arrays": announcing("(9000000000000,)")}),
+    "a negative shape": RecordDict({"arrays": announcing("(-2, -1)")}),
     "bytes of no array": RecordDict(
         {"arrays": ArrayRecord({**arrays(), "bias": Array("float32", (2,), "numpy.ndarray", b"")})}
     ),
@@ -239,3 +255,51 @@ def test_the_privacy_statement_is_about_a_node_and_says_what_is_not_covered(tmp_
     assert any("train_config" in part for part in user["not_covered"])
     assert any("evaluate_fn" in part for part in user["not_covered"])
     assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
+
+
+def test_what_the_app_alone_decides_is_not_written_as_a_setting(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    (record,) = read_runs([tmp_path / "run"])
+    assert not [name for name in record.settings if name.startswith("training.") or name == "data.partition"]
+    assert "training" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    with pytest.raises(
+        ConfigError, match="it holds the arrays of another Flower app, whose own code predicts with them"
+    ):
+        load_model(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"):
+        run_config(["resume=true", f"output_dir={tmp_path / 'run'}"])
+
+
+class Client(NumPyClient):
+    """A client as it was written before the Message API."""
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
+        assert config["lr"] == 0.25
+        return [value + config["lr"] if value.dtype.kind == "f" else value for value in parameters], 10, {"loss": 1.0}
+
+
+def numpy_client(message: Message) -> RecordDict:
+    received = recorddict_to_fitins(copy.deepcopy(message.content), keep_input=True)
+    return fitres_to_recorddict(maybe_call_fit(Client().to_client(), received), keep_input=True)
+
+
+def test_a_numpy_client_is_driven_by_the_keys_that_it_reads(tmp_path: Path) -> None:
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), numpy_client))
+    keys = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
+    made = strategy(tmp_path / "run", **{**NOISELESS, **keys, "clip_norm": 10.0})
+    start, config = ArrayRecord(list(START.values())), ConfigRecord({"lr": 0.25})
+    result = made.start(grid, start, num_rounds=2, timeout=2.0, train_config=config)
+    assert np.allclose(values_of(result)["0"], START["weight"] + 0.5, atol=1e-6)
+    assert values_of(result)["2"] == 3
+
+
+def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:
+    start = arrays(bias=np.full(2, 6e4, np.float16))
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(RecordDict({"arrays": arrays(bias=np.full(2, 1e8))}))))
+    made = strategy(tmp_path / "run", **{**NOISELESS, "clip_norm": 1e6})
+    result = made.start(grid, start, num_rounds=3, timeout=2.0)
+    assert np.array_equal(values_of(result)["bias"], np.full(2, 65504, np.float16))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.config import ConfigError
 from discreet.federated.array_layout import layout_of
 from discreet.federated.strategy import DPFedAvg
-from tests.federated.flower_apps import NODES, START, Nodes, arrays, changed_by, run, strategy, values_of
+from tests.federated.flower_apps import NODES, START, Nodes, arrays, changed_by, run, status_of, strategy, values_of
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +131,17 @@ def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_p
 def test_too_many_nodes_are_an_error_at_once_in_a_simulation(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="6 nodes are connected, and population_size=5 clients are declared"):
         run(tmp_path / "run", population_size=5)
+
+
+def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    class Left(Nodes):
+        def get_node_ids(self) -> Iterable[int]:
+            return [1] if self.sent else [1, 2, 3]
+
+    made = strategy(tmp_path / "run", min_available_nodes=3, sampling="everyone")
+    with pytest.raises(TimeoutError, match=r"1 of 3 nodes are connected \(min_available_nodes\)"):
+        made.start(Left(), arrays(), num_rounds=5, timeout=0.3)
+    assert status_of(tmp_path / "run").state == "interrupted"
 
 
 PARTS: dict[str, Callable[[DPFedAvg], object]] = {
