@@ -121,7 +121,8 @@ def rows(models: Sequence[str] = tuple(CASES), *, rounds: int = ROUNDS) -> list[
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus, at every first layer
+            for said in ("Full backward hook is firing", "In CPU autocast"):  # by Opacus, at every layer
+                warnings.filterwarnings("ignore", message=said)
             return [row for name in models for row in _case(name, rounds)]
     finally:
         torch.set_num_threads(threads)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
+# Which data sets are neighbours at example level.
+ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")

@@ -16,6 +16,7 @@ from discreet.central.loop_settings import LoopSettings, draws_of
 from discreet.central.poisson_batches import Collate, MapDataset, PoissonBatches, size_of
 from discreet.central.private_gradients import PrivateGradients, one_value_an_example
 from discreet.central.step_account import Price, StepAccount, calibrated, opened, spent_in
+from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.accountants import PLD
 from discreet.privacy.per_example import Loss, cross_entropy
@@ -153,7 +154,7 @@ class DPSGD:
     def adjacency(self) -> str:
         """Which data sets are neighbours, in words."""
         declared = self.settings.example.public_num_examples
-        return "zero-out: one example contributes nothing, n stays" if declared is None else "add or remove one example"
+        return ZERO_OUT if declared is None else ADD_OR_REMOVE
 
     @property
     def steps_taken(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER
+from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER, ZERO_OUT
 from discreet.config import ConfigError, RunConfig
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.quantile import default_count_stddev
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 __all__ = ["EXAMPLE", "GUARANTEES", "LOCAL", "USER", "ZERO_OUT", "Guarantee", "guarantees_of"]
-
-ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
@@ -108,7 +106,7 @@ def _example(config: RunConfig) -> Guarantee:
         EXAMPLE,
         config.privacy.example.enabled,
         unit="one example of one client",
-        adjacency=ZERO_OUT if declared is None else "add or remove one example",
+        adjacency=ZERO_OUT if declared is None else ADD_OR_REMOVE,
         trusted="nobody but the client itself",
         observer="everybody else, the server too",
         mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, per-example clipping, "
