@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
+from discreet.privacy.rules.terms import first_places
 from tests.privacy.test_per_example_oracle import assert_matches
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
@@ -269,3 +270,16 @@ def test_a_frozen_weight_with_a_trainable_bias() -> None:
             value.requires_grad_(name.endswith("bias"))
         inputs, targets = draw(*shape)
         assert_matches(model, inputs, targets, clip=1.5)
+
+
+@pytest.mark.parametrize("entries", [1, 5, 2**22, 2**40])
+def test_places_of_one_id_are_found_whatever_the_table_held_before(
+    entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discreet.privacy.rules.terms._TABLE_ENTRIES", entries)
+    ids = torch.randint(0, 7, (9, 12), generator=torch.Generator().manual_seed(389))
+    found = first_places(ids, 7).view(9, 12)
+    for example, (own, places) in enumerate(zip(ids, found - 12 * torch.arange(9).unsqueeze(1), strict=True)):
+        assert torch.equal(own[places], own), example  # each stands for its id
+        assert len(places.unique()) == len(own.unique())
+    assert first_places(ids[:, :0], 7).shape == (0,)

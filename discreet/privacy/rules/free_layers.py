@@ -66,13 +66,7 @@ def _along(tape: Tape, layer: nn.Module, inputs: Tensor) -> Tensor:
 def check_draws(name: str, layer: nn.Module) -> None:
     """ValueError for a layer in which an example's values decide how many numbers are drawn, so which others get."""
     if isinstance(layer, nn.RReLU) and layer.training:
-        where = f"layer {name!r} (RReLU)" if name else "RReLU"
-        raise ValueError(f"{where} draws as many random numbers as there are values below 0: use LeakyReLU or PReLU")
-
-
-def _rrelu(tape: Tape, layer: nn.RReLU, inputs: Tensor) -> Tensor:
-    check_draws("", layer)
-    return without_parameters(tape, layer, inputs)
+        raise ValueError(f"layer {name!r} (RReLU) draws a number for each value below 0: use LeakyReLU or PReLU")
 
 
 without_parameters: Rule = _free(1)
@@ -81,5 +75,4 @@ FREE_RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys(_ANY, without_parameters),
     **{kind: _free(least) for least, kinds in _SPATIAL.items() for kind in kinds},
     **dict.fromkeys(_ALONG, _along),
-    nn.RReLU: _rrelu,
 }

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.privacy.rules.objective import logit_gradients
-from discreet.privacy.rules.terms import Lookup, Outer, Pair, Rows, Rule, Slot, Tape, Term
+from discreet.privacy.rules.terms import Bag, Lookup, Outer, Pair, Rows, Rule, Slot, Tape, Term
 
 
 def product_terms(weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor, order: int) -> list[Term]:
@@ -37,17 +37,17 @@ def linear(tape: Tape, layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=1)
-    return _looked_up(tape, layer, inputs)
-
-
-def _looked_up(tape: Tape, layer: nn.Embedding | nn.EmbeddingBag, inputs: Tensor) -> Tensor:
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
-        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+    _check_table(layer)
     outputs = functional.embedding(inputs, layer.weight, layer.padding_idx)
     slot = tape.slot(layer.weight)
     if slot is not None:
-        tape.add(outputs, lambda grads: [_lookup(slot, inputs, grads, layer.padding_idx)])
+        tape.add(outputs, lambda grads: [_lookup(slot, inputs.long(), grads, layer.padding_idx)])
     return outputs
+
+
+def _check_table(layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    if layer.max_norm is not None or layer.scale_grad_by_freq:
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
 
 
 def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> Term:
@@ -59,12 +59,20 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> 
 
 def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=2, most=2)
-    rows = _looked_up(tape, layer, inputs)
-    counted = torch.ones_like(inputs) if layer.padding_idx is None else inputs != layer.padding_idx
-    weights = counted.to(rows.dtype)
-    if layer.mode == "mean":
-        weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
-    return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+    _check_table(layer)
+    weight, padding, mode = layer.weight, layer.padding_idx, layer.mode
+    outputs = functional.embedding_bag(inputs, weight, mode=mode, padding_idx=padding)
+    slot = tape.slot(weight)
+    if slot is not None:
+        tape.add(outputs, lambda grads: [Bag(slot, inputs.long(), _shares(layer, inputs, grads), grads)])
+    return outputs
+
+
+def _shares(layer: nn.EmbeddingBag, ids: Tensor, grads: Tensor) -> Tensor:
+    """How much of each place's row is in the bag, (n, T), as numbers of the gradients' type."""
+    counted = torch.ones_like(ids) if layer.padding_idx is None else ids != layer.padding_idx
+    shares = counted.to(grads.dtype)
+    return shares / shares.sum(1, keepdim=True).clamp(min=1) if layer.mode == "mean" else shares
 
 
 def covers_bag(layer: nn.EmbeddingBag) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -45,15 +46,23 @@ def _channels(values: Tensor) -> Tensor:
 def layer_norm(tape: Tape, layer: nn.LayerNorm, inputs: Tensor) -> Tensor:
     shape = list(layer.normalized_shape)
     tape.rows(inputs, least=len(shape) + 1)
-    outputs = functional.layer_norm(inputs, shape, layer.weight, layer.bias, layer.eps)
-    return _note(tape, layer, outputs, lambda: functional.layer_norm(inputs, shape, eps=layer.eps), _last(len(shape)))
+    normal = functional.layer_norm(inputs, shape, eps=layer.eps)
+    return _note(tape, layer, _scaled(layer, normal), lambda: normal, _last(len(shape)))
 
 
 def rms_norm(tape: Tape, layer: nn.RMSNorm, inputs: Tensor) -> Tensor:
     shape = list(layer.normalized_shape)
     tape.rows(inputs, least=len(shape) + 1)
-    outputs = functional.rms_norm(inputs, shape, layer.weight, layer.eps)
-    return _note(tape, layer, outputs, lambda: functional.rms_norm(inputs, shape, eps=layer.eps), _last(len(shape)))
+    normal = functional.rms_norm(inputs, shape, eps=layer.eps)
+    return _note(tape, layer, _scaled(layer, normal), lambda: normal, _last(len(shape)))
+
+
+def _scaled(layer: nn.LayerNorm | nn.RMSNorm, normal: Tensor) -> Tensor:
+    """The last step of a layer by itself: what comes before it is needed for the gradient, and not computed again."""
+    bias = getattr(layer, "bias", None)
+    if layer.weight is None:
+        return normal
+    return normal * layer.weight if bias is None else torch.addcmul(bias, normal, layer.weight)
 
 
 def group_norm(tape: Tape, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:

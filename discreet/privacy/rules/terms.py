@@ -26,6 +26,8 @@ _LONGEST_FAST_ROW = 1024
 # this many flops if a batch's gradients stay near the caches, and as much as the second number if they do not.
 _FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 64
 _NEAR_FLOATS = 2**22
+# Entries of the table in which places of one id are found: 32 MB.
+_TABLE_ENTRIES = 2**22
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
 # gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
@@ -211,6 +213,24 @@ def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
     return 2 * positions**2 * (width + out) < stored * width * out
 
 
+def first_places(ids: Tensor, entries: int) -> Tensor:
+    """For each place of ids (n, T), below `entries`, one place of the same example with the same id: (n * T,).
+
+    Without sorting: each place is written into a table at its id, and what stands there in the end is read. The table
+    has rows for some examples at a time, and what it held before is not read.
+    """
+    count, width = ids.shape
+    step = max(1, _TABLE_ENTRIES // max(entries, 1))
+    table = torch.empty(min(step, count) * entries, dtype=torch.int64, device=ids.device)
+    found = []
+    for start in range(0, count, step):
+        some = ids[start : start + step]
+        places = torch.arange(start * width, (start + len(some)) * width, device=ids.device)
+        keys = (some + entries * torch.arange(len(some), device=ids.device).unsqueeze(1)).flatten()
+        found.append(table.scatter_(0, keys, places).index_select(0, keys))
+    return torch.cat(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). Rows picked twice add up first."""
@@ -220,16 +240,40 @@ class Lookup:
     grads: Tensor
 
     def mass(self, order: int) -> Tensor:
-        count, entries = self.ids.shape[0], self.slot.shape[0]
-        example = torch.arange(count, device=self.ids.device).unsqueeze(1)
-        keys, place = torch.unique(self.ids + entries * example, return_inverse=True)
-        rows = self.grads.new_zeros(keys.shape[0], self.grads.shape[2])
-        rows.index_add_(0, place.flatten(), self.grads.flatten(0, 1))
-        return self.grads.new_zeros(count).index_add_(0, keys // entries, mass(row_norms(rows, order), order))
+        first, rows = first_places(self.ids, self.slot.shape[0]), self.grads.flatten(0, 1)
+        again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
+        if len(again):
+            rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
+        return mass(row_norms(rows.view(self.grads.shape), order), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        grads = self.grads * weights.view(-1, 1, 1)
-        parts[self.slot.index].index_add_(0, self.ids.flatten(), grads.flatten(0, 1), alpha=factor)
+        _add_rows(parts[self.slot.index], self.ids, self.grads * (factor * weights).view(-1, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    """Weighted sums of rows picked from a table: ids and shares (n, T), and grads (n, d) at the sums."""
+
+    slot: Slot
+    ids: Tensor
+    shares: Tensor
+    grads: Tensor
+
+    def mass(self, order: int) -> Tensor:
+        """A row's gradient is the sum of its shares, times the gradient at the sum."""
+        shares = torch.zeros_like(self.shares.flatten())
+        shares.index_add_(0, first_places(self.ids, self.slot.shape[0]), self.shares.flatten())
+        by_row = mass(row_norms(shares.view(self.shares.shape), order), order)
+        return by_row * mass(row_norms(self.grads, order), order)
+
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+        grads = self.grads * (factor * weights).unsqueeze(1)
+        _add_rows(parts[self.slot.index], self.ids, self.shares.unsqueeze(2) * grads.unsqueeze(1))
+
+
+def _add_rows(part: Tensor, ids: Tensor, rows: Tensor) -> None:
+    """Add rows (n, T, d) to those of a part that ids (n, T) name: with a factor it would take three times as long."""
+    part.index_add_(0, ids.flatten(), rows.flatten(0, 1))
 
 
 Terms = Callable[[Tensor], list[Term]]
