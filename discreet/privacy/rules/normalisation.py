@@ -40,7 +40,7 @@ def _last(dims: int) -> Gather:
 
 def _channels(values: Tensor) -> Tensor:
     """(n, channels, space...) -> (n, channels)."""
-    return values.flatten(2).sum(2) if values.dim() > 2 else values
+    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
 
 
 def layer_norm(tape: Tape, layer: nn.LayerNorm, inputs: Tensor) -> Tensor:
@@ -66,10 +66,30 @@ def _scaled(layer: nn.LayerNorm | nn.RMSNorm, normal: Tensor) -> Tensor:
 
 
 def group_norm(tape: Tape, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:
+    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
+    a second time."""
     tape.rows(inputs, least=2)
-    groups = layer.num_groups
-    outputs = functional.group_norm(inputs, groups, layer.weight, layer.bias, layer.eps)
-    return _note(tape, layer, outputs, lambda: functional.group_norm(inputs, groups, eps=layer.eps), _channels)
+    count, channels, groups = *inputs.shape[:2], layer.num_groups
+    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
+    inputs = inputs if last else inputs.contiguous()
+    positions = inputs[0, 0].numel()
+    outputs, mean, scale = torch.native_group_norm(
+        inputs, layer.weight, layer.bias, count, channels, positions, groups, layer.eps
+    )
+    weight, bias = tape.slot(layer.weight), tape.slot(layer.bias)
+
+    def terms(grads: Tensor) -> list[Term]:
+        sums = _channels(grads)
+        found: list[Term] = [] if bias is None else [Rows(bias, sums)]
+        if weight is None:
+            return found
+        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
+        rows = (products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)
+        return [Rows(weight, rows.view(count, channels)), *found]
+
+    if weight or bias:
+        tape.add(outputs, terms)
+    return outputs
 
 
 def check_statistics(name: str, layer: nn.Module) -> None:
