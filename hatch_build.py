@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # The same places below discreet/app as in a checkout: `discreet.places` finds them in either.
-FOLDERS = ("conf", "client_app", "server_app", "strategies", "benchmarks")
+FOLDERS = ("conf", "client_app", "server_app", "strategies", "benchmarks", "examples/own", "examples/project")
 
 
 class AppFiles(BuildHookInterface):  # type: ignore[type-arg]

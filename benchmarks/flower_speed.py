@@ -39,6 +39,7 @@ from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.server_messages import OwnMessages
+from discreet.federated.serving import leave_ticket
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
@@ -47,7 +48,6 @@ from discreet.simulation.engine import engine_of
 from discreet.simulation.in_process import InProcessTransport
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model, flatten_parameters
-from server_app.server_app import leave_ticket
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[str], int], list[tuple[float, int]]]

@@ -1,69 +1,7 @@
-"""The ClientApp: decodes a message, calls DPClient, encodes its reply. NumPyClient reads other record keys itself."""
+"""The ClientApp that every node runs: Discreet's own, from `discreet.client.app`."""
 
 from __future__ import annotations
 
-import logging
-import math
-import sys
+from discreet.client.app import app
 
-import torch
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-from discreet.client.account import Refused
-from discreet.client.nodes import client_of
-from discreet.client_settings import ConfigError
-from discreet.federated.durable_ledger import LedgerError
-from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply
-from discreet.logs import log_to
-
-logger = logging.getLogger("discreet.client")
-
-FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
-
-app = ClientApp()
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
-    try:
-        return Message(_work(message, context), reply_to=message)
-    except (Refused, MalformedMessage, ConfigError) as error:
-        logger.warning("refused: %s", error)
-        return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
-    except LedgerError as error:
-        # What the file is called stays here: a reason goes to the server.
-        logger.error("%s", error)
-        return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
-    except (ValueError, OSError, RuntimeError) as error:
-        # The text of such an error may hold a path or a value of the client's data: it must not reach the server.
-        logger.error("failed: %s", error, exc_info=True)
-        return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)
-
-
-def _work(message: Message, context: Context) -> RecordDict:
-    request, params = decode_request(message.content)
-    if request.virtual is None and not logger.hasHandlers():
-        log_to(sys.stdout, name="discreet.client")
-    client = client_of(request, context.node_config)
-    if request.virtual is not None:
-        torch.set_num_threads(1)  # a simulation has a process for each core
-        return encode_reply(client.answer(request, params))
-    reply = client.answer(request, params)
-    spent = {"epsilon_example": reply.epsilon_example, "epsilon_local": reply.epsilon_local}
-    fields = {"event": "update", "round": request.round, **spent}
-    logger.info("round %d: %s", request.round, _spent_line(spent), extra={"fields": fields})
-    return encode_reply(reply)
-
-
-def _spent_line(spent: dict[str, float]) -> str:
-    known = [f"{name.removeprefix('epsilon_')} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
-    return f"update sent; spent by this node's own account: epsilon {', '.join(known) or 'none'}"
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Refused: see `DPClient.evaluate`."""
-    reason = "a client's loss and accuracy are not private, and do not leave it"
-    return Message(Error(code=REFUSED_CODE, reason=reason), reply_to=message)
+__all__ = ["app"]

@@ -17,6 +17,7 @@ ANYWHERE = {
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
     "predict": "predictions with the model of a run",
     "status": "how a run stands, while it goes on or afterwards",
+    "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
     "run": "an experiment on Flower's simulation runtime, as `flwr run`",
@@ -33,7 +34,7 @@ def usage() -> str:
     )
     return (
         "usage: discreet VERB ...\n\nDifferentially private federated learning on Flower.\n\n"
-        f"anywhere:\n{here}\n\nin a checkout of Discreet:\n{there}\n\n"
+        f"anywhere:\n{here}\n\nin a project that `discreet new` made, or in a checkout of Discreet:\n{there}\n\n"
         "`discreet VERB --help` explains a verb, with examples. For instance:\n\n"
         "  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2\n"
     )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +20,13 @@ SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "t
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(*line: object, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*line: object, folder: Path, limit: float = 550, **more: str) -> subprocess.CompletedProcess[str]:
     """A command that sees nothing of this checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
     words = [str(word) for word in line]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=550, check=False)
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,71 @@ def test_calibrate_works_in_an_empty_folder(discreet: Command) -> None:
     done = discreet("calibrate", "user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
     assert (done.returncode, done.stderr) == (0, "")
     assert "poisson" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `discreet new` makes."""
+    folder = tmp_path_factory.mktemp("new") / "My trial"
+    made = run(environment / "bin" / "discreet", "new", folder, folder=folder.parent)
+    assert (made.returncode, made.stderr) == (0, "")
+    return folder
+
+
+def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Command) -> None:
+    done = discreet("simulate", "experiment=quick", "output_dir=outputs/first", folder=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 2/2" in done.stdout
+    assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
+
+
+def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
+    done = run(environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_the_bundle_of_a_new_project_holds_its_own_files_and_no_data(
+    project: Path, environment: Path, tmp_path: Path
+) -> None:
+    words = ("-c", "from flwr.cli.app import app; app()", "build", "--app", project)
+    built = run(environment / "bin" / "python", *words, folder=tmp_path, FLWR_HOME=str(tmp_path / "home"))
+    assert built.returncode == 0, built.stdout + built.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.fab"))) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info")}
+    code = {"client_app.py", "server_app.py", "model.py", "strategies/__init__.py", "strategies/dp_fedavg.py"}
+    assert names == code | {"LICENSE", "pyproject.toml", "conf/config.yaml", "conf/experiment/quick.yaml"}
+
+
+@pytest.mark.slow
+def test_a_new_project_runs_on_flowers_simulation_and_is_tuned(project: Path, discreet: Command) -> None:
+    done = discreet("run", "experiment=quick", "output_dir=outputs/flower", folder=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 2/2" in done.stdout
+    words = ("experiment=quick", "privacy.user.clip.norm=0.1,0.3", "--mean", "2", "--output", "outputs/tuned")
+    tuned = discreet("tune", *words, folder=project)
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_pip_installs_the_wheel_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    assert run(sys.executable, "-m", "venv", folder, folder=tmp_path).returncode == 0
+    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
+    installed = run(*pip, wheel, folder=tmp_path, limit=3000)
+    if "No matching distribution found" in installed.stderr:
+        pytest.skip("needs a package index with the versions of constraints.txt")
+    assert installed.returncode == 0, installed.stderr
+    command = folder / "bin" / "discreet"
+    asked = ("user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
+    assert run(command, "calibrate", *asked, folder=tmp_path).returncode == 0
+    assert run(command, "new", "trial", folder=tmp_path).returncode == 0
+    done = run(command, "simulate", "rounds=1", folder=tmp_path / "trial")
+    assert (done.returncode, done.stderr) == (
+        2,
+        'discreet: train.csv needs pyarrow, which is not installed: pip install "discreet[simulation]"\n',
+    )
 
 
 @pytest.mark.parametrize("words", [("run",), ("simulate", "rounds=1"), ("tune", "rounds=1,2"), ("benchmark", "ledger")])

@@ -19,12 +19,12 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
+from discreet.federated.serving import leave_ticket
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
-from server_app.server_app import leave_ticket
 from tests.client.clients import EXAMPLE, OFF, config
 
 SIZE = 650

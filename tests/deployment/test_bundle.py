@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from discreet.deployment.flower_run import REPOSITORY
 from server_app.bundle_entry import OtherCodeError, use_installed
 
 MOST_LINES = 8000
-ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py"}
+ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py", "discreet/federated/run_end.py"}
 
 # What a node does: its own packages are on the path, and the app's folder comes first.
 IMPORT = """
@@ -93,6 +94,16 @@ def test_the_server_takes_every_module_from_what_is_installed(app: Path) -> None
     use_installed(app, [str(app), str(REPOSITORY)])
     assert sys.path[0] == str(REPOSITORY)
     assert list(sys.modules["discreet.of_the_bundle"].__path__) == [str(REPOSITORY / "discreet")]
+
+
+def test_a_server_with_the_wheel_takes_the_app_from_where_the_wheel_has_it(app: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    shutil.copytree(REPOSITORY / "discreet", site / "discreet")
+    for name in ("client_app", "server_app"):
+        shutil.copytree(REPOSITORY / name, site / "discreet" / "app" / name)
+    use_installed(app, [str(app), str(site)])
+    assert sys.path[:2] == [str(site), str(site / "discreet" / "app")]
+    assert list(sys.modules["discreet.of_the_bundle"].__path__) == [str(site / "discreet")]
 
 
 @pytest.mark.parametrize("name", ["discreet/logs.py", "discreet/more.py"])

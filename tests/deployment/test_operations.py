@@ -33,11 +33,11 @@ from discreet.federated.run_folder import (
     read_status,
     write_status,
 )
+from discreet.federated.serving import config_of
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
 from discreet.simulation.in_process import simulate
-from server_app.server_app import config_of
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 

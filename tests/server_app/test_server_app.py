@@ -17,8 +17,9 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.federated.serving import run
 from discreet.federated.transport import MessagesTooLarge
-from server_app.server_app import run
+from strategies.dp_fedavg import dp_fedavg
 
 
 def full_server() -> SimpleNamespace:
@@ -40,7 +41,7 @@ def test_messages_that_are_too_large_end_the_run_with_one_clear_error(
     words = ["data.num_clients=2", "sampling.kind=everyone", "sampling.min_nodes=2", "privacy.delta=0.01", "rounds=1"]
     config = load_config([*words, "privacy.user.noise_multiplier=2", f"output_dir={tmp_path / 'run'}"])
     with pytest.raises(MessagesTooLarge, match=r"round 1 to 2 nodes, .* refused as too large \(HTTP 413\)"):
-        run(grid, config)
+        run(grid, config, strategy=dp_fedavg)
     folder = RunFolder(tmp_path / "run")
     status = read_status(folder)
     assert status is not None

@@ -25,7 +25,7 @@ def names(settings: dict[str, Any], prefix: str = "") -> set[str]:
 def named_settings(text: str) -> set[str]:
     """`a.b` and `a.b.{c,d}` of the sections that a round reads."""
     found = set()
-    for start, ends in re.findall(r"((?:sampling|privacy|server)\.[a-z_.]*)(?:\{([a-z_.,]+)\})?", text):
+    for start, ends in re.findall(r"((?:sampling|privacy|server)\.[a-z_.]*)(?:\{([a-z_0-9.,]+)\})?", text):
         found |= {start + end for end in ends.split(",")} if ends else {start}
     return found
 

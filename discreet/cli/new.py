@@ -1,0 +1,101 @@
+"""Makes a project to start from: a model, data and their description, conf/, a Flower app, tests.
+
+FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its README says with which
+commands, and how to put your own model and data in their place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from discreet.client_settings import ConfigError
+from discreet.places import own_files
+
+EXAMPLES = """examples:
+  discreet new my-project
+  cd my-project && discreet simulate experiment=quick
+"""
+# What differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
+SETTINGS = {
+    ("data", "name"): "folder",
+    ("data", "path"): "data",
+    ("data", "num_clients"): "300",
+    ("data", "partition"): "natural",
+    ("model", "name"): "model:build",
+}
+IGNORED = shutil.ignore_patterns("__pycache__")
+
+
+def make_project(folder: Path, *, source: Path) -> None:
+    """Fills a folder from Discreet's own files, which are in `source`: see `discreet.places.own_files`.
+
+    Raises:
+      ConfigError: there is something in the folder already, or it can't be made.
+    """
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
+        shutil.copytree(source / "examples" / "project", folder, ignore=IGNORED, dirs_exist_ok=True)
+        (folder / "gitignore").rename(folder / ".gitignore")
+        shutil.copytree(source / "strategies", folder / "strategies", ignore=IGNORED)
+        _copy_example(source / "examples" / "own", folder)
+        settings = (source / "conf" / "config.yaml").read_text()
+        (folder / "conf" / "config.yaml").write_text(_with_settings(settings))
+        for name in ("pyproject.toml", "README.md"):
+            path = folder / name
+            path.write_text(path.read_text().replace("my-project", project_name(folder)))
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be made: {error}") from error
+
+
+def _copy_example(example: Path, folder: Path) -> None:
+    """The model and the data of the example."""
+    (folder / "data").mkdir()
+    for name in ("train.csv", "test.csv"):
+        shutil.copy(example / name, folder / "data" / name)
+    shutil.copy(example / "model.py", folder / "model.py")
+    for name, place in (("data.toml", folder / "data" / "data.toml"), ("model.py", folder / "model.py")):
+        place.write_text((example / name).read_text().replace("examples.own.model:build", "model:build"))
+
+
+def _with_settings(text: str) -> str:
+    """conf/config.yaml with `SETTINGS`; the comments stay."""
+    for (section, name), value in SETTINGS.items():
+        setting = re.search(rf"(?m)^{section}:\n(?: .*\n)*?  {name}: (\S+ *)", text)
+        assert setting is not None, name
+        start, end = setting.span(1)
+        text = f"{text[:start]}{value.ljust(end - start - 1)} {text[end:]}"
+    return text
+
+
+def project_name(folder: Path) -> str:
+    """A name for pyproject.toml.
+
+    >>> project_name(Path("/home/me/My Trial_2"))
+    'my-trial-2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "my-project"
+
+
+def main(words: Sequence[str]) -> int:
+    """Makes the project; 2 if the folder holds something."""
+    parser = argparse.ArgumentParser(
+        prog="discreet new",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the project shall lie")
+    folder: Path = parser.parse_args(words).folder.expanduser()
+    try:
+        make_project(folder, source=own_files())
+    except ConfigError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    print(f"made {folder.resolve()}: cd there, then: discreet simulate experiment=quick")
+    return 0

@@ -1,0 +1,19 @@
+"""How a ServerApp ends a run with one line."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+from flwr.serverapp import Grid
+from flwr.supercore.exit import ExitCode, flwr_exit
+from flwr.superlink.grid import InMemoryGrid
+
+
+def end_run(grid: Grid, error: Exception) -> NoReturn:
+    """One line in the run's log, then the end of this process and of the run."""
+    logging.getLogger("discreet").error("discreet: %s", error)
+    if isinstance(grid, InMemoryGrid):
+        raise SystemExit(2) from error
+    # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later.
+    flwr_exit(ExitCode.SERVERAPP_EXCEPTION, str(error))

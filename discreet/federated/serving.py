@@ -1,0 +1,153 @@
+"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the run folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import sys
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+from flwr.superlink.grid import InMemoryGrid
+
+from discreet.config import ConfigError, RunConfig
+from discreet.extras import require
+from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.grid_transport import GridTransport, VirtualClients
+from discreet.federated.resuming import run_config
+from discreet.federated.run_end import end_run
+from discreet.federated.server_messages import OwnMessages, parameters_record
+from discreet.federated.session import Session, check_secure, prepare
+from discreet.federated.simulation_ticket import TICKET
+from discreet.federated.transport import MessagesTooLarge
+from discreet.logs import log_to
+from discreet.settings import client_settings
+
+logger = logging.getLogger("discreet")
+
+OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
+ENDS = (ConfigError, LedgerError, MessagesTooLarge, TimeoutError)  # end a run with one line, not with a traceback
+
+
+class MakeStrategy(Protocol):
+    """Makes the strategy of a run that is ready to start: see strategies/dp_fedavg.py."""
+
+    def __call__(
+        self, session: Session, transport: GridTransport, *, meanwhile: AbstractContextManager[object]
+    ) -> Strategy: ...
+
+
+def server_app(bundle: Path, strategy: MakeStrategy) -> ServerApp:
+    """The ServerApp of a project: conf/ and strategy come from the bundle, Discreet from what is installed here.
+
+    Args:
+      bundle: the folder of the app that is running.
+      strategy: makes the strategy.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context, strategy=strategy, bundle=bundle)
+
+    return app
+
+
+def serve(grid: Grid, context: Context, *, strategy: MakeStrategy, bundle: Path | None = None) -> None:
+    """One run. What is wrong with the configuration ends it with one line, before any client is asked."""
+    log_to(sys.stdout)
+    try:
+        config = config_of(context, bundle=bundle)
+        log_to(sys.stdout, log_format=config.operations.log_format)
+        run(grid, config, strategy=strategy)
+    except ENDS as error:
+        end_run(grid, error)
+
+
+def leave_ticket(folder: Path) -> str:
+    """A new ticket, which lies in the folder of a simulation from now on."""
+    ticket = secrets.token_hex(32)
+    path = folder / TICKET
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(ticket)
+    return ticket
+
+
+def take_ticket_back(folder: Path) -> None:
+    """The simulation is over."""
+    (folder / TICKET).unlink(missing_ok=True)
+
+
+def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
+    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
+
+    Args:
+      bundle: a project's, which has a conf/ of its own. None: `discreet.places.conf_folder`.
+
+    Raises:
+      ConfigError: also for a bundle that holds another Discreet than the one that is installed here.
+    """
+    if bundle is not None and (bundle / "discreet").exists():
+        raise ConfigError("this run brings a package discreet of its own: leave it out of fab-include")
+    words, machine = str(context.run_config.get("overrides", "")), os.environ.get(OVERRIDES_VARIABLE, "")
+    conf = None if bundle is None else bundle / "conf"
+    return run_config(shlex.split(words), defaults=shlex.split(machine), conf=conf)
+
+
+def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
+    """Trains over a grid and writes the run folder.
+
+    Raises:
+      ConfigError, LedgerError: before anything has started.
+      MessagesTooLarge, TimeoutError: the messages are refused, or too few nodes are connected; what is done is kept,
+        and can be resumed.
+    """
+    simulated = isinstance(grid, InMemoryGrid)
+    if not simulated:
+        check_secure(config)
+    with ExitStack() as held:
+        session = prepare(config, simulated=simulated, held=held)
+        virtual = _virtual(session, held) if simulated else None
+        _train(grid, session, virtual, strategy=strategy)
+
+
+def _virtual(session: Session, held: ExitStack) -> VirtualClients:
+    """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
+    config, folder = session.config, session.folder.path
+    ticket = leave_ticket(folder)
+    held.callback(take_ticket_back, folder)
+    return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
+
+
+def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, strategy: MakeStrategy) -> None:
+    config = session.config
+    transport = GridTransport(
+        grid,
+        OwnMessages(client_settings(config)),
+        timeout=config.server.round_timeout,
+        population_size=config.population_size,
+        virtual=virtual,
+        min_nodes=config.sampling.min_nodes,
+    )
+    made = strategy(session, transport, meanwhile=_metrics(session))
+    arrays = parameters_record(session.checkpoint.params)
+    made.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)
+
+
+def _metrics(session: Session) -> AbstractContextManager[int | None]:
+    operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
+    if operations.metrics_port is None:
+        return nullcontext()
+    require("prometheus_client", extra="deployment", why="operations.metrics_port")
+    from discreet.federated.telemetry import serving_metrics
+
+    return serving_metrics(
+        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
+    )

@@ -1,0 +1,7 @@
+"""The ClientApp: what a node runs. It trains model.py on the node's own data, under the guarantees of the run."""
+
+from __future__ import annotations
+
+from discreet.client.app import app
+
+__all__ = ["app"]
