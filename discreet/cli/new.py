@@ -28,6 +28,7 @@ SETTINGS = {
     ("data", "partition"): "natural",
     ("model", "name"): "model:build",
 }
+NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 IGNORED = shutil.ignore_patterns("__pycache__")
 
 
@@ -35,8 +36,9 @@ def make_project(folder: Path, *, source: Path) -> None:
     """Fills a folder from Discreet's own files, which are in `source`: see `discreet.places.own_files`.
 
     Raises:
-      ConfigError: there is something in the folder already, or it can't be made.
+      ConfigError: there is something in the folder already, its name is none for an app, or it can't be made.
     """
+    project = project_name(folder)
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
@@ -48,7 +50,7 @@ def make_project(folder: Path, *, source: Path) -> None:
         (folder / "conf" / "config.yaml").write_text(_with_settings(settings))
         for name in ("pyproject.toml", "README.md"):
             path = folder / name
-            path.write_text(path.read_text().replace("my-project", project_name(folder)))
+            path.write_text(path.read_text().replace("my-project", project))
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
 
@@ -74,12 +76,21 @@ def _with_settings(text: str) -> str:
 
 
 def project_name(folder: Path) -> str:
-    """A name for pyproject.toml.
+    """A project's name, which is that of its folder.
 
-    >>> project_name(Path("/home/me/My Trial_2"))
-    'my-trial-2'
+    >>> project_name(Path("/home/me/my-trial"))
+    'my-trial'
+
+    Raises:
+      ConfigError: Flower takes no such name for an app.
     """
-    return re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "my-project"
+    name = folder.resolve().name
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"the name of the folder must begin with a letter and hold letters, digits and hyphens alone, at most 32, "
+            f"for Flower takes it as the app's name (got {name!r})"
+        )
+    return name
 
 
 def main(words: Sequence[str]) -> int:

@@ -48,6 +48,10 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert installed.returncode == 0, installed.stderr
     # A path that is named in a .pth file: its own .pth files, and with them the editable install, are not read.
     (site_of(folder) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for script in (*Path(sys.executable).parent.glob("flwr*"), *Path(sys.executable).parent.glob("flower*")):
+        _, _, code = script.read_text().partition("\n")
+        (folder / "bin" / script.name).write_text(f"#!{folder / 'bin' / 'python'}\n{code}")
+        (folder / "bin" / script.name).chmod(0o755)
     return folder
 
 
@@ -93,7 +97,7 @@ def test_calibrate_works_in_an_empty_folder(discreet: Command) -> None:
 @pytest.fixture(scope="module")
 def project(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `discreet new` makes."""
-    folder = tmp_path_factory.mktemp("new") / "My trial"
+    folder = tmp_path_factory.mktemp("new") / "my-trial"
     made = run(environment / "bin" / "discreet", "new", folder, folder=folder.parent)
     assert (made.returncode, made.stderr) == (0, "")
     return folder
@@ -115,8 +119,8 @@ def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None
 def test_the_bundle_of_a_new_project_holds_its_own_files_and_no_data(
     project: Path, environment: Path, tmp_path: Path
 ) -> None:
-    words = ("-c", "from flwr.cli.app import app; app()", "build", "--app", project)
-    built = run(environment / "bin" / "python", *words, folder=tmp_path, FLWR_HOME=str(tmp_path / "home"))
+    words = ("build", "--app", project)
+    built = run(environment / "bin" / "flwr", *words, folder=tmp_path, FLWR_HOME=str(tmp_path / "home"))
     assert built.returncode == 0, built.stdout + built.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.fab"))) as bundle:
         names = {name for name in bundle.namelist() if not name.startswith(".info")}

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    assert main([str(tmp_path / "My Trial")]) == 0
-    return tmp_path / "My Trial"
+    assert main([str(tmp_path / "My-trial")]) == 0
+    return tmp_path / "My-trial"
 
 
 def test_its_settings_are_discreets_own_but_for_data_and_model(project: Path) -> None:
@@ -35,7 +35,7 @@ def test_its_settings_are_taken_in_its_folder(project: Path, monkeypatch: pytest
 
 
 def test_it_has_the_folders_name_and_the_strategy_of_this_checkout(project: Path) -> None:
-    assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "my-trial"
+    assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "My-trial"
     strategy = "strategies/dp_fedavg.py"
     assert (project / strategy).read_bytes() == (ROOT / strategy).read_bytes()
     assert "outputs/" in (project / ".gitignore").read_text().splitlines()
@@ -44,10 +44,21 @@ def test_it_has_the_folders_name_and_the_strategy_of_this_checkout(project: Path
 def test_a_folder_that_holds_something_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"discreet: {tmp_path} is not empty: name a folder that is not there yet\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err == f"discreet: {folder} is not empty: name a folder that is not there yet\n"
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["my trial", "2nd", "a" * 33, "my_trial"])
+def test_a_name_that_flower_takes_for_no_app_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.endswith(f"for Flower takes it as the app's name (got {name!r})\n")
+    assert not (tmp_path / name).exists()
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
