@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -36,6 +37,24 @@ Batch = tuple[Tensor, Tensor]
 
 class BatchError(RuntimeError):
     """A batch that was not drawn here, was skipped or was stepped before: what is charged would not be what ran."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """The batch of a step, and how often its tensors had been written when it was drawn."""
+
+    step: int
+    batch: Batch
+    writes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, step: int, batch: Batch) -> _Drawn:
+        return cls(step, batch, tuple(part._version for part in batch))
+
+    def is_still(self, batch: Batch) -> bool:
+        """Whether these are the very tensors, as they were drawn."""
+        same = all(one is other for one, other in zip(self.batch, batch, strict=True))
+        return same and self.writes == tuple(part._version for part in batch)
 
 
 class DPSGD:
@@ -130,7 +149,7 @@ class DPSGD:
         )
         device = next(model.parameters()).device
         self._batches = PoissonBatches(dataset, self.sampling_probability, collate_fn, device, source)
-        self._drawn: tuple[int, Batch] | None = None  # the step that a batch is for, and the batch
+        self._drawn: _Drawn | None = None
 
     def __len__(self) -> int:
         """The steps of all epochs."""
@@ -177,9 +196,9 @@ class DPSGD:
         if self.steps_taken >= len(self):
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
         while (step := self.steps_taken) < len(self):
-            if self._drawn is None or self._drawn[0] != step:
-                self._drawn = step, self._batches.at(step)
-            yield self._drawn[1]
+            if self._drawn is None or self._drawn.step != step:
+                self._drawn = _Drawn.of(step, self._batches.at(step))
+            yield self._drawn.batch
             if self.steps_taken == step:
                 raise BatchError(
                     "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
@@ -212,14 +231,14 @@ class DPSGD:
         self._optimizer.step()
 
     def _check_drawn(self, inputs: Tensor, targets: Tensor) -> None:
-        if self._drawn is None or self._drawn[0] != self.steps_taken:
+        if self._drawn is None or self._drawn.step != self.steps_taken:
             raise BatchError(
                 "no batch is waiting: each one is stepped once, in the loop `for inputs, targets in private`"
             )
-        if inputs is not self._drawn[1][0] or targets is not self._drawn[1][1]:
+        if not self._drawn.is_still((inputs, targets)):
             raise BatchError(
-                "this is not the batch that was drawn: step takes the very tensors of the loop, which are on the "
-                "model's device already; what changes an example belongs in the data set or in collate_fn"
+                "this is not the batch that was drawn: step takes the very tensors of the loop, unchanged. They are on "
+                "the model's device already; what changes an example belongs in the data set or in collate_fn"
             )
 
 

@@ -13,6 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
@@ -21,7 +22,7 @@ import discreet
 from discreet.central.dpsgd import DPSGD, BatchError
 from discreet.central.step_account import BudgetSpent
 from tests.central.loops import BATCH, CLIP, COUNTED, NOISE, SIZE, Made, by_hand, private, run, sgd
-from tests.client.clients import linear, params_of
+from tests.client.clients import clipped, linear, params_of
 
 OPTIMIZERS: dict[str, Made] = {
     "SGD": sgd,
@@ -242,6 +243,14 @@ def test_a_batch_of_ones_own_is_refused() -> None:
     loop.step(inputs, targets)
 
 
+def test_a_batch_that_was_written_to_is_refused() -> None:
+    loop = private(linear())
+    inputs, targets = next(iter(loop))
+    inputs -= inputs.mean(0)
+    with pytest.raises(BatchError, match="not the batch that was drawn"):
+        loop.step(inputs, targets)
+
+
 def test_a_batch_cannot_be_skipped_and_waits_for_the_next_loop() -> None:
     loop = private(linear())
     batches = iter(loop)
@@ -338,6 +347,49 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_served_is_refused_before_anything_is_drawn(words: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         private(MODEL, **words)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate", "said"),
+    [
+        ([{"input": 1}] * 30, None, "an example must be a pair"),
+        ([(1.0, 2, 3)] * 30, None, "an example must be a pair"),
+        ([(torch.zeros(5), 1)] * 30, lambda pairs: (torch.zeros(1, 5), torch.zeros(1)), "must have as many rows"),
+    ],
+)
+def test_examples_that_are_no_pairs_are_refused_by_the_first_batch(dataset: Any, collate: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        next(iter(private(linear(), dataset=dataset, collate_fn=collate)))
+
+
+def test_a_model_in_several_processes_or_with_nothing_to_train_is_refused() -> None:
+    settings = {"batch_size": 8, "epochs": 1, "delta": 1e-3, "noise_multiplier": 1.0}
+    data, optimizer = TensorDataset(COUNTED.inputs, COUNTED.targets), sgd(linear().parameters())
+    with pytest.raises(ValueError, match="trains in one process"):
+        DPSGD(DistributedDataParallel.__new__(DistributedDataParallel), optimizer, data, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no parameter is trainable"):
+        DPSGD(linear().requires_grad_(False), optimizer, data, **settings)  # type: ignore[arg-type]
+
+
+NUMBERS = torch.linspace(-2, 2, 90).view(30, 3)
+LOSSES: dict[str, tuple[nn.Module, Tensor]] = {
+    "squared": (nn.MSELoss(reduction="none"), NUMBERS),
+    "Huber": (nn.HuberLoss(reduction="none"), NUMBERS),
+    "several labels": (nn.BCEWithLogitsLoss(reduction="none"), (NUMBERS.cos() > 0).float()),
+    "class weights": (nn.CrossEntropyLoss(torch.tensor([0.2, 1.0, 3.0]), reduction="none"), COUNTED.targets),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_losses_of_pytorch_are_clipped_by_each_examples_own_mean(name: str) -> None:
+    (loss, targets), model = LOSSES[name], linear()
+    loop = private(model, dataset=TensorDataset(COUNTED.inputs, targets), loss=loss, noise_multiplier=0.0)
+    inputs, wanted = next(iter(loop))
+    single = [loss(model(x.unsqueeze(0)), y.unsqueeze(0)).mean() for x, y in zip(inputs, wanted, strict=True)]
+    found = [torch.cat([g.flatten() for g in torch.autograd.grad(each, list(model.parameters()))]) for each in single]
+    loop.step(inputs, wanted)
+    given = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    assert close(given * BATCH, clipped(found, CLIP))
 
 
 def test_a_loss_function_of_one_value_a_batch_is_refused_before_it_is_charged() -> None:
