@@ -42,23 +42,32 @@ class DPFedAvg(Strategy):
 
     Args:
       fraction_train: the probability with which each node is in a round's cohort; a cohort may be empty.
-      fraction_evaluate, min_evaluate_nodes, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, weighted_by_key:
-        of FedAvg; only what asks for nothing of clients' own numbers is taken. Evaluate by `evaluate_fn`.
-      min_train_nodes: no cohort is filled up; 0, or at most `min_available_nodes` if every node is asked.
+      fraction_evaluate: 0: what clients would report of their own data is not private. Evaluate by `evaluate_fn`.
+      min_train_nodes: 0: no cohort is filled up. If every node is asked, a floor up to `min_available_nodes` is taken.
+      min_evaluate_nodes: 0, as `fraction_evaluate`.
       min_available_nodes: how many nodes must be connected before a round begins.
-      arrayrecord_key, configrecord_key: of the records in a message to a client.
+      weighted_by_key: None: all clients count the same.
+      arrayrecord_key: of the record with the arrays, in a message to a client.
+      configrecord_key: of the record with the config, in a message to a client.
+      train_metrics_aggr_fn: None, as `fraction_evaluate`.
+      evaluate_metrics_aggr_fn: None, as `fraction_evaluate`.
       population_size: how many nodes there may be, a public constant: the average is over fraction_train *
         population_size, whoever replies, and no more nodes may be connected.
-      noise_multiplier: noise per sensitivity, of a round as a whole; or give
+      noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
       target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
       max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
       delta: below 1 / population_size.
-      clip_norm: the first clip norm, or the only one with clipping="fixed". With clipping="adaptive" it tracks the
-        `target_quantile` of the norms of the differences, by steps of `clip_learning_rate`, and never passes `clip_max`
-        (by default ten times the first); `count_stddev` is the noise on the count of norms below it.
+      clip_norm: the first clip norm, or the only one with clipping="fixed".
+      clipping: "adaptive": the clip norm tracks a quantile of the norms of the differences; or "fixed".
+      clip_max: what an adaptive clip norm never passes; None is ten times the first one.
+      target_quantile: of the norms, which an adaptive clip norm tracks.
+      clip_learning_rate: of the steps by which it does so.
+      count_stddev: noise on the count of norms below the clip norm; None is a small share of what the round costs.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1.
-      server_learning_rate, server_momentum: of the server's step, as FedAvgM has them; 1 and 0 are FedAvg's. Or give
-      server_optimizer: `discreet.ServerAdam(eta, beta_1, beta_2, tau)`, as FedAdam, or `ServerYogi`, as FedYogi.
+      server_learning_rate: of the server's step, as FedAvgM has it; 1 is FedAvg's.
+      server_momentum: of the server's step, as FedAvgM has it; 0 is FedAvg's.
+      server_optimizer: in place of these two, `discreet.ServerAdam(eta, beta_1, beta_2, tau)`, as FedAdam, or
+        `ServerYogi`, as FedYogi.
       shrink_with_noise: a step is as long as its signal, by the noise that is expected in it.
       accountant: "pld" or "rdp".
       noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
@@ -66,7 +75,8 @@ class DPFedAvg(Strategy):
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
-      tracking, tracking_uri: "mlflow" or "tensorboard", and where that is: told of rounds what may be published.
+      tracking: "mlflow" or "tensorboard" is told of rounds what may be published; "none" is not.
+      tracking_uri: where that is.
       resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
 
     Raises:
@@ -145,10 +155,14 @@ class DPFedAvg(Strategy):
         """Runs the rounds and writes the run folder.
 
         Args:
-          grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn: as Flower's own strategies have them.
-            `evaluate_fn` gets the number of a round and its arrays, before the first round too, and works on data of
-            the server's own: what it says is logged and returned. Its loss tells whether training runs away.
+          grid: Flower's.
+          initial_arrays: what the first round sends. A run that goes on takes only their names, shapes and dtypes.
+          num_rounds: in all, those of before a resumption too.
+          timeout: seconds to wait for the replies of a round; who is later counts as zero.
+          train_config: sent to clients, with the number of the round.
           evaluate_config: must be left out.
+          evaluate_fn: gets the number of a round and its arrays, before the first round too, and works on data of the
+            server's own. What it says is logged and returned, and its loss tells whether training runs away.
 
         Returns:
           The arrays of the last round (of a run that ran away the best ones), and what `evaluate_fn` said by round.
