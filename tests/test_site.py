@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.calibrate import Question, answer, sampled_choices
+import discreet
+from discreet.cli.calibrate import Question, answer, sampled_choices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -69,6 +70,14 @@ def test_every_name_that_a_reference_page_lists_is_shown_with_its_docstring(site
         names = re.findall(r"^::: ([\w.]+)$", source.read_text(), flags=re.MULTILINE)
         assert names
         assert [name for name in names if f'id="{name}"' not in page] == []
+
+
+@pytest.mark.parametrize("name", discreet.__all__)
+def test_every_name_of_the_package_has_its_place_in_the_reference(site: Path, name: str) -> None:
+    public = getattr(discreet, name)
+    page = (site / "api" / "discreet.html").read_text()
+    assert f'id="{public.__module__}.{name}"' in page
+    assert f"discreet.{name}" in page
 
 
 def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
