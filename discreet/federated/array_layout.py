@@ -78,10 +78,10 @@ class ArrayLayout:
         Raises:
           MalformedMessage: see `vector`.
         """
-        self._check_names(arrays)
+        named = self._named(arrays)
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
-            values = _values(arrays[part.name], part)
+            values = _values(named[part.name], part)
             if values is not None:
                 where = slice(start, start := start + part.size)
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -91,11 +91,16 @@ class ArrayLayout:
             raise MalformedMessage("an array holds NaN, infinity, or values beyond float32")
         return torch.from_numpy(found)
 
-    def _check_names(self, arrays: ArrayRecord) -> None:
-        wanted = {part.name for part in self.parts}
-        differing = sorted(wanted.symmetric_difference(arrays))
-        if differing:
+    def _named(self, arrays: ArrayRecord) -> Mapping[str, Array]:
+        """The arrays by name. A NumPyClient has none, and numbers its arrays in the order in which it got them."""
+        wanted = [part.name for part in self.parts]
+        differing = sorted(set(wanted).symmetric_difference(arrays))
+        if not differing:
+            return arrays
+        numbers = [str(number) for number in range(len(wanted))]
+        if set(arrays) != set(numbers):
             raise MalformedMessage(f"{len(arrays)} arrays instead of {len(wanted)}; differing: {differing[0]}")
+        return {name: arrays[number] for name, number in zip(wanted, numbers, strict=True)}
 
     def record(self, params: Tensor) -> ArrayRecord:
         """The arrays with these parameters (num_params,), each in its own dtype."""

@@ -1,0 +1,1 @@
+"""A Flower app as a user begins it: federated averaging of a small network on handwritten digits."""

@@ -1,0 +1,45 @@
+"""The server: it starts the rounds, and evaluates the model on data of its own."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from discreet import DPFedAvg
+from quickstart.task import Net, load_test_data, test
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Trains the model, and writes it to final_model.pt."""
+    num_rounds = int(context.run_config["num-server-rounds"])
+    fraction_train = float(context.run_config["fraction-train"])
+    lr = float(context.run_config["lr"])
+
+    strategy = DPFedAvg(
+        fraction_train=fraction_train,
+        population_size=100,
+        target_epsilon=8.0,
+        delta=1e-3,
+        clip_norm=1.0,
+    )
+
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(Net().state_dict()),
+        train_config=ConfigRecord({"lr": lr}),
+        num_rounds=num_rounds,
+        evaluate_fn=global_evaluate,
+    )
+    torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
+
+
+def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    """Loss and accuracy of a round's model on the server's own data."""
+    net = Net()
+    net.load_state_dict(arrays.to_torch_state_dict())
+    loss, accuracy = test(net, load_test_data())
+    return MetricRecord({"loss": loss, "accuracy": accuracy})

@@ -1,0 +1,91 @@
+"""Somebody else's Flower app, run as its author would: in Flower's simulation, or with SuperNodes as processes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from discreet.deployment.flower_run import flower_environment, free_port, simulation_superlink
+from discreet.deployment.healthy import healthy
+from discreet.deployment.local_federation import START_SECONDS, wait_until
+from discreet.deployment.processes import kept
+from discreet.federated.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart"
+RUN_SECONDS = 300
+
+
+def copy_of(app: Path, folder: Path, *, private: bool) -> Path:
+    """A copy of an app; a private one has the file server_app_private.py as its server."""
+    copied = folder / "app"
+    shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
+    (other,) = copied.rglob("server_app_private.py")
+    if private:
+        shutil.copy(other, other.with_name("server_app.py"))
+    other.unlink()
+    return copied
+
+
+def run_simulated(app: Path, folder: Path, *, nodes: int, config: str) -> str:
+    """What the app says in Flower's simulation; its ServerApp runs in `folder`."""
+    home = folder / "home"
+    home.mkdir()
+    with simulation_superlink(home, folder=folder) as (address, _):
+        resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
+        return _run(app, home, address, "--federation-config", resources, "--run-config", config)
+
+
+def run_with_processes(app: Path, folder: Path, *, nodes: int, config: str) -> str:
+    """What the app says with a SuperLink and SuperNodes on loopback; its ServerApp runs in `folder`."""
+    home = folder / "home"
+    home.mkdir()
+    with ExitStack() as held:
+        address = f"127.0.0.1:{free_port()}"
+        host, port = address.split(":")
+        held.enter_context(_process(folder, "superlink", ["--insecure", "--host", host, "--port", port]))
+        wait_until(lambda: healthy(f"http://{address}/health", authority=None), START_SECONDS, "the SuperLink answers")
+        for number in range(nodes):
+            place = f"partition-id={number} num-partitions={nodes}"
+            words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", place]
+            held.enter_context(_process(folder, f"supernode-{number}", words))
+        return _run(app, home, address, "--run-config", config)
+
+
+@contextmanager
+def _process(folder: Path, name: str, words: list[str]) -> Iterator[None]:
+    """One of Flower's processes with all that comes of it, until the block ends."""
+    command = [f"flower-{name.split('-')[0]}", *words]
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            kept(command), cwd=folder, env=flower_environment(folder / "home"), stdout=log, stderr=log
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _run(app: Path, home: Path, address: str, *words: str) -> str:
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "tried"\n\n[superlink.tried]\naddress = "{address}"\ninsecure = true\n'
+    )
+    command = [str(Path(sys.executable).with_name("flwr")), "run", str(app), "tried", "--stream", *words]
+    with (home / "run.log").open("w") as log:
+        done = subprocess.run(
+            command, env=flower_environment(home), stdout=log, stderr=log, timeout=RUN_SECONDS, check=False
+        )
+    said = (home / "run.log").read_text(errors="replace")
+    assert done.returncode == 0, said
+    return said
+
+
+def run_folder_of(folder: Path) -> RunFolder:
+    """The run folder that a private server left where it ran."""
+    (found,) = (folder / "outputs").iterdir()
+    return RunFolder(found)

@@ -1,0 +1,1 @@
+"""A Flower app whose client is a NumPyClient."""

@@ -1,0 +1,106 @@
+"""Flower apps as their authors begin them, and with a private server: the quickstart, and one with a NumPyClient."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from discreet.cli.status import status_lines
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder, read_status
+from tests.deployment.app_runs import QUICKSTART, ROOT, copy_of, run_folder_of, run_simulated, run_with_processes
+
+NUMPY_APP = ROOT / "tests" / "deployment" / "numpy_app"
+SERVER, PRIVATE = (QUICKSTART / "quickstart" / f"{name}.py" for name in ("server_app", "server_app_private"))
+MOST_LINES = 10
+DELTA, ROUNDS, NODES, FRACTION = 1e-3, 2, 2, 0.5
+CONFIG = f"num-server-rounds={ROUNDS} fraction-train={FRACTION} local-epochs=1"
+
+Ways = Callable[..., str]
+slow = pytest.mark.slow
+
+
+def difference(before: Path, after: Path) -> list[str]:
+    """The lines that are removed and added; a line that is empty is no line."""
+    lines = difflib.unified_diff(before.read_text().splitlines(), after.read_text().splitlines(), lineterm="", n=0)
+    return [line for line in lines if not line.startswith(("---", "+++", "@@")) and line[1:].strip()]
+
+
+def epsilon_of(folder: RunFolder, probability: float) -> float:
+    """What the run cost, by dp_accounting alone, from its settings and the number of its rounds."""
+    noise = folder.read_config().privacy.user.noise_multiplier
+    assert noise is not None
+    event = GaussianDpEvent(noise) if probability == 1 else PoissonSampledDpEvent(probability, GaussianDpEvent(noise))
+    accountant = PLDAccountant()
+    accountant.compose(SelfComposedDpEvent(event, len(folder.read_metrics())))
+    return float(accountant.get_epsilon(DELTA))
+
+
+def check_account(folder: RunFolder, probability: float) -> None:
+    """The published epsilon is the accountant's, the ledger's, and that of the last row of the metrics."""
+    (user,) = (each for each in json.loads((folder.path / "privacy.json").read_text())["guarantees"] if each["enabled"])
+    expected = epsilon_of(folder, probability)
+    assert user["epsilon"]["pld"] == pytest.approx(expected, rel=1e-3)
+    assert DurableLedger(folder.ledger_path).spent("user").epsilon(DELTA) == pytest.approx(expected, rel=1e-3)
+    assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_private_server_is_a_difference_of_at_most_ten_lines_and_the_pages_show_them() -> None:
+    lines = difference(SERVER, PRIVATE)
+    assert 0 < len(lines) <= MOST_LINES
+    for page in (ROOT / "README.md", QUICKSTART / "README.md"):
+        assert "\n".join(lines) in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "run", [run_simulated, pytest.param(run_with_processes, marks=slow)], ids=["simulation", "processes"]
+)
+def test_the_private_quickstart_runs_and_its_ledger_is_the_accountants(run: Ways, tmp_path: Path) -> None:
+    said = run(copy_of(QUICKSTART, tmp_path, private=True), tmp_path, nodes=NODES, config=CONFIG)
+    folder = run_folder_of(tmp_path)
+    assert f"round {ROUNDS}/{ROUNDS}  accuracy" in said
+    assert "metrics and numbers of examples that clients report are not read" in said
+    check_account(folder, FRACTION)
+    assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(8, abs=0.01)
+    assert all(row["replies"] == row["cohort"] for row in folder.read_metrics())
+    assert "finished" in "\n".join(status_lines([folder.path]))
+    assert (tmp_path / "final_model.pt").exists()
+
+
+@slow
+@pytest.mark.parametrize("run", [run_simulated, run_with_processes], ids=["simulation", "processes"])
+def test_the_public_quickstart_runs(run: Ways, tmp_path: Path) -> None:
+    said = run(copy_of(QUICKSTART, tmp_path, private=False), tmp_path, nodes=NODES, config=CONFIG)
+    assert "aggregate_evaluate: Received 2 results and 0 failures" in said
+    assert (tmp_path / "final_model.pt").exists()
+    assert not (tmp_path / "outputs").exists()
+
+
+@slow
+@pytest.mark.parametrize(("private", "sign"), [(False, "aggregate_train: Received 2 results"), (True, "replies 2")])
+def test_an_app_with_a_numpy_client_runs_public_and_private(private: bool, sign: str, tmp_path: Path) -> None:
+    said = run_simulated(copy_of(NUMPY_APP, tmp_path, private=private), tmp_path, nodes=2, config="num-server-rounds=2")
+    assert sign in said
+    assert "trained ['0.bias', '0.weight', '3.bias', '3.weight']" in said
+    if private:
+        check_account(run_folder_of(tmp_path), 1.0)
+
+
+@slow
+def test_replies_that_are_late_or_malformed_count_as_zero_and_the_run_goes_on(tmp_path: Path) -> None:
+    broken = "broken='1=raises 2=shape 3=fewer 4=words 5=late' num-server-rounds=1 timeout=60.0"
+    said = run_simulated(copy_of(NUMPY_APP, tmp_path, private=True), tmp_path, nodes=6, config=broken)
+    folder = run_folder_of(tmp_path)
+    status = read_status(folder)
+    assert status is not None
+    # On a slow machine the honest client may be late too.
+    assert folder.read_metrics()[-1]["replies"] in (0, 1)
+    assert sum(status.failures.values()) >= 5
+    assert "cohort 6" in said
+    check_account(folder, 1.0)
