@@ -165,7 +165,7 @@ def check_model(model: nn.Module) -> None:
         if isinstance(module, _BATCH_NORMS):
             raise ValueError(
                 f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
-                "no gradient of a single example exists to be clipped. Use GroupNorm or LayerNorm"
+                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model)"
             )
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]

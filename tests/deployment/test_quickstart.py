@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.cli.status import status_lines
+from discreet.cli.status import status_facts
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
 from tests.deployment.app_runs import QUICKSTART, ROOT, copy_of, run_folder_of, run_simulated, run_with_processes
@@ -69,7 +69,7 @@ def test_the_private_quickstart_runs_and_its_ledger_is_the_accountants(run: Ways
     check_account(folder, FRACTION)
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(8, abs=0.01)
     assert all(row["replies"] == row["cohort"] for row in folder.read_metrics())
-    assert "finished" in "\n".join(status_lines([folder.path]))
+    assert status_facts(folder)["state"] == "finished"
     assert (tmp_path / "final_model.pt").exists()
 
 
