@@ -17,7 +17,7 @@ from discreet.federated.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
-RUN_SECONDS = 300
+RUN_SECONDS = 550
 
 
 def copy_of(app: Path, folder: Path, *, private: bool) -> Path:

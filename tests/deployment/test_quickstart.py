@@ -87,8 +87,9 @@ def test_the_public_quickstart_runs(run: Ways, tmp_path: Path) -> None:
 def test_an_app_with_a_numpy_client_runs_public_and_private(private: bool, sign: str, tmp_path: Path) -> None:
     said = run_simulated(copy_of(NUMPY_APP, tmp_path, private=private), tmp_path, nodes=2, config="num-server-rounds=2")
     assert sign in said
-    assert "trained ['0.bias', '0.weight', '3.bias', '3.weight']" in said
     if private:
+        # Flower's own strategy gives them the numbers that such a client has for names.
+        assert "trained ['0.bias', '0.weight', '3.bias', '3.weight']" in said
         check_account(run_folder_of(tmp_path), 1.0)
 
 
