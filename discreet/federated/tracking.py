@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from discreet.config import ConfigError, RunConfig
+from discreet.extras import require
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.json_numbers import json_ready
@@ -159,16 +160,9 @@ class Tracking:
 
 
 def require_extra(config: RunConfig) -> None:
-    """Raises ConfigError if the package that `tracking` needs is not installed."""
-    if config.tracking == NONE:
-        return
-    try:
-        import_module(config.tracking)
-    except ImportError as error:
-        raise ConfigError(
-            f"tracking={config.tracking} needs a package that is not installed: pip install "
-            f"'discreet[{config.tracking}]', or leave tracking out"
-        ) from error
+    """Raises MissingExtra if the package that `tracking` needs is not installed."""
+    if config.tracking != NONE:
+        require(config.tracking, extra=config.tracking, why=f"tracking={config.tracking}")
 
 
 def begin(config: RunConfig, folder: RunFolder, *, held: ExitStack) -> Tracking:

@@ -14,6 +14,7 @@ import pytest
 from discreet.config import ConfigError, load_config
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
+from discreet.federated.strategy import DPFedAvg
 from discreet.federated.tracking import TOLD_OF_A_ROUND, Tracking, begin, told_settings
 from discreet.simulation.in_process import simulate
 
@@ -100,7 +101,7 @@ def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_mlflow")
 def test_a_package_that_is_missing_is_said_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tracking=mlflow needs .*pip install 'discreet\[mlflow\]'"):
+    with pytest.raises(ConfigError, match=r"tracking=mlflow needs mlflow, .*discreet\[mlflow\]"):
         run(tmp_path / "run", "mlflow")
     assert not (tmp_path / "run").exists()
 
@@ -126,6 +127,13 @@ def test_a_server_that_is_away_during_a_run_does_not_end_it(caplog: pytest.LogCa
     tracking.round_done({"round": 1, "loss": 0.5})
     tracking.close()
     assert caplog.messages == ["the tracking server was not told: away"] * 2
+
+
+def test_dp_fedavg_takes_the_same_words() -> None:
+    words = {"tracking": "tensorboard", "tracking_uri": "logs"}
+    strategy = DPFedAvg(population_size=10, noise_multiplier=1.0, delta=0.01, **words)  # type: ignore[arg-type]
+    config = strategy.app.config  # type: ignore[attr-defined]
+    assert (config.tracking, config.tracking_uri) == ("tensorboard", "logs")
 
 
 def test_a_run_is_not_tracked_unless_it_is_asked_for(tmp_path: Path) -> None:
