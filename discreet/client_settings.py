@@ -64,6 +64,11 @@ def _is_schedule(value: object) -> bool:
     return bool(value) and all(isinstance(share, int | float) and share > 0 for share in value)
 
 
+def _are_weights(value: object) -> bool:
+    numbers = value if isinstance(value, list) else []
+    return bool(numbers) and all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
+
+
 POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
 LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
@@ -72,6 +77,8 @@ OPEN_SHARE = Rule("within (0, 1)", lambda value: 0 < value < 1)
 # 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
 PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
 SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
+WEIGHTS = Rule("a list of finite numbers above 0, one a class", _are_weights)
+LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 SAMPLING = one_of("poisson", "fixed", "everyone")
 ACCOUNTANT = one_of(*ACCOUNTANTS)
 NOISE = one_of("float", "grid", "secure_sum")
@@ -149,6 +156,24 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check(self, "training.")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is learned by. What is predicted, classes, labels or numbers, is the data's to say.
+
+    Attributes:
+      loss: one that fits what is predicted; None for the usual one.
+      class_weights: what multiplies the cross entropy of an example of each class: public constants.
+      huber_delta: the error up to which Huber's loss is quadratic, where numbers are learned as -1..1.
+    """
+
+    loss: str | None = setting(None, LOSS)
+    class_weights: list[float] | None = field(default=None, metadata={"rule": WEIGHTS})
+    huber_delta: float = setting(0.1, POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self, "task.")
 
 
 @dataclass(frozen=True)
@@ -238,6 +263,7 @@ class ClientSettings:
     accountant: str
     noise: str
     data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     user: UserTerms = field(default_factory=UserTerms)
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)

@@ -28,6 +28,7 @@ from discreet.client_settings import (
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Rule,
+    TaskConfig,
     TrainingConfig,
     UserTerms,
     at_least,
@@ -179,6 +180,7 @@ class RunConfig:
     tracking_uri: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -244,6 +246,7 @@ def client_settings(config: RunConfig) -> ClientSettings:
         accountant=privacy.accountant,
         noise=privacy.noise,
         data=replace(config.data, path=None),
+        task=config.task,
         training=config.training,
         user=user,
         example=privacy.example,

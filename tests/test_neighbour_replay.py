@@ -267,7 +267,7 @@ def test_opposite_updates_put_the_local_clip_to_the_test(kind: str, noise: str) 
 
 def laplace_step(data: Examples, source: RandomSource) -> Tensor:
     privacy, model = LocalPrivacy("laplace_step", C, Z), linear()
-    return release_step(model, data, learning_rate=0.3, privacy=privacy, source=source)
+    return release_step(model, data, training=LocalSettings(1, 1, 0.3, 0.0), privacy=privacy, source=source)
 
 
 @wild_examples

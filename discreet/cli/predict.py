@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.config import ConfigError
+from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.predictions import (
     PREDICTIONS_FILE,
     Inputs,
     SavedModel,
     class_names,
-    indicators_of,
     load_model,
     own_test_set,
     predict,
-    predictions_csv,
     read_inputs,
     write_indicators,
 )
@@ -49,7 +48,8 @@ def inputs_of(arguments: argparse.Namespace, saved: SavedModel) -> Inputs:
         return Inputs(table.inputs, table.targets)
     if data in DATASETS:
         task = load_task(data, path=arguments.data_path)
-        return Inputs(task.test.inputs, task.test.targets if task.num_classes == saved.num_classes else None)
+        same = (task.num_classes, task.target) == (saved.num_classes, saved.target)
+        return Inputs(task.test.inputs, task.test.targets if same else None)
     return read_inputs(Path(data), saved, id_column=arguments.id)
 
 
@@ -102,13 +102,13 @@ def main(words: Sequence[str]) -> int:
     try:
         saved = load_model(run)
         given = inputs_of(arguments, saved)
-        probabilities = predict(saved, given.inputs)
+        said = predict(saved, given.inputs)
         ids = None if arguments.id is None else (arguments.id, ids_of(arguments.data, arguments.id))
-        text = predictions_csv(probabilities, given.targets, classes=class_names(saved), ids=ids)
+        text = predictions_csv(said, given.targets, classes=class_names(saved), target=saved.target, ids=ids)
         replace_file(out, text.encode())
-        print(f"{len(probabilities)} predictions: {out.resolve()}")
+        print(f"{len(said)} predictions: {out.resolve()}")
         if given.targets is not None and len(given.targets):
-            found = indicators_of(probabilities, given.targets).items()
+            found = indicators_of(said, given.targets, saved.target).items()
             print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
         if arguments.indicators or arguments.train_indicators:
             print(f"indicators: {write_indicators(run, train=arguments.train_indicators).resolve()}")

@@ -14,6 +14,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
+from discreet.tasks.metrics import SCORES, main_score
 
 EXAMPLES = """examples:
   discreet status outputs/first
@@ -41,7 +42,8 @@ def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
         facts["seconds_since_update"] = round(((now or datetime.now(UTC)) - updated).total_seconds())
         facts |= {"reason": status.reason, "nodes": status.nodes, "failures": dict(status.failures)}
         facts |= {"last_failure": status.last_failure, "last_failure_round": status.last_failure_round}
-    facts |= {name: row.get(name) for name in ("accuracy", "loss", "cohort", "replies")}
+    scores = [name for name in SCORES if name in row] or [main_score(row)]
+    facts |= {name: row.get(name) for name in (*scores, "loss", "cohort", "replies")}
     facts["epsilon"] = {
         name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
     }
@@ -72,8 +74,9 @@ def status_lines(folder: RunFolder) -> list[str]:
     why = f": {facts['reason']}" if facts.get("reason") else ""
     lines = [f"run        {facts['run']}", f"state      {facts['state']}{why}"]
     lines.append(f"round      {facts['round']} of {facts['rounds']}{since}")
-    if facts["accuracy"] is not None:
-        lines.append(f"accuracy   {facts['accuracy']:.4f}, loss {facts['loss']:.4f}")
+    known = [f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None]
+    if known:
+        lines.append("{:10} {}".format(*", ".join(known).split(" ", 1)))
     epsilons = facts["epsilon"]
     assert isinstance(epsilons, dict)
     lines += [_epsilon_line(name, values) for name, values in epsilons.items()]

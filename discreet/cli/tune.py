@@ -2,9 +2,9 @@
 
 A comma lists the values to try. Each trial draws one value of each list, uniformly, and trains. The number of trials
 is drawn before the first one, from --trials with mean --mean (Papernot and Steinke 2022). The run with the best
-accuracy on the public test set is moved to OUTPUT/chosen; the others are deleted, because the guarantee is for somebody
-who sees the chosen run alone. For the same reason keep the number of trials to yourself. Every file of the chosen run
-states the cost of the choice, not that of a trial.
+accuracy (of regression: R2) on the public test set is moved to OUTPUT/chosen; the others are deleted, because the
+guarantee is for somebody who sees the chosen run alone. For the same reason keep the number of trials to yourself.
+Every file of the chosen run states the cost of the choice, not that of a trial.
 
 The trials are drawn once, and stored before the first one starts: if a tune was ended early, --resume goes on with the
 same trials. A tune that is never resumed has spent what the ledgers of its trials say: add them up.
@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import logging
+import math
 import secrets
 import shlex
 import shutil
@@ -39,6 +40,7 @@ from discreet.logs import log_to
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount
 from discreet.simulation.in_process import simulate
+from discreet.tasks.metrics import main_score
 
 EXAMPLES = """examples:
   discreet tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned
@@ -128,7 +130,7 @@ def run_trials(configs: Sequence[RunConfig], trials: Sequence[Trial], *, folder:
     for trial in trials:
         path, config = folder / trial.folder, configs[trial.candidate]
         _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))
-    return max((folder / trial.folder for trial in trials), key=_accuracy, default=None)
+    return max((folder / trial.folder for trial in trials), key=_score, default=None)
 
 
 def _run_trial(config: RunConfig, files: RunFolder) -> None:
@@ -149,10 +151,12 @@ def _repeated_rounds(trials: Sequence[Trial], folder: Path) -> int:
     return max([0, *(paid - files.read_config().rounds for paid, files in zip(spent, folders, strict=True))])
 
 
-def _accuracy(folder: Path) -> float:
-    """The accuracy of a trial's model, which of a trial that was lost is not the last one."""
+def _score(folder: Path) -> float:
+    """Accuracy or R2 of a trial's model, which is not the last one if the trial was lost; -inf of an untrained one."""
     privacy = json.loads((folder / "privacy.json").read_text())
-    return model_row(privacy, RunFolder(folder).read_metrics()).get("accuracy") or 0.0
+    row = model_row(privacy, RunFolder(folder).read_metrics())
+    score = row.get(main_score(row))
+    return -math.inf if score is None or math.isnan(score) else score
 
 
 def _parser() -> argparse.ArgumentParser:

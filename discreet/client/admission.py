@@ -165,7 +165,9 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     sampled less often spends less.
     """
     training, example = run.training, run.example
-    settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
+    settings = LocalSettings(
+        training.epochs, training.batch_size, training.learning_rate, training.momentum, task=run.task
+    )
     if not example.enabled:
         return settings
     draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples

@@ -76,9 +76,9 @@ class DPClient(NumPyClient):
     def _update(self, params: Tensor, work: RoundWork) -> Tensor:
         local, training = work.local, work.training
         if local is not None and local.kind == "laplace_step":
-            rate, source = training.learning_rate, self.source.child("local")
             load_parameters(self.model, params)
-            return release_step(self.model, self.examples, learning_rate=rate, privacy=local, source=source)
+            source = self.source.child("local")
+            return release_step(self.model, self.examples, training=training, privacy=local, source=source)
         update = local_update(self.model, params, self.examples, settings=training, source=self.source)
         return release_update(update, local, source=self.source.child("local")) if local else update
 

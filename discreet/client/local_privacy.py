@@ -28,6 +28,7 @@ from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters
+from discreet.training.local_training import LocalSettings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -101,7 +102,7 @@ def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSourc
 
 
 def release_step(
-    model: nn.Module, examples: Examples, *, learning_rate: float, privacy: LocalPrivacy, source: RandomSource
+    model: nn.Module, examples: Examples, *, training: LocalSettings, privacy: LocalPrivacy, source: RandomSource
 ) -> Tensor:
     """One full-batch gradient step with Laplace noise from the model's parameters: kind `laplace_step`.
 
@@ -114,7 +115,10 @@ def release_step(
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))
     model.train()
-    total, _ = l1_clipped_gradient_sum(model, examples.inputs, targets=examples.targets, l1_norm_clip=privacy.norm_clip)
+    inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
+    total, _ = l1_clipped_gradient_sum(
+        model, inputs, targets=targets, l1_norm_clip=privacy.norm_clip, loss=training.loss
+    )
     step = -learning_rate * total / len(examples)
     sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)

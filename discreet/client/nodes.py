@@ -119,7 +119,7 @@ def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Mod
     if folder is None or run.data.name != FOLDER:
         return model_of(run)
     shape = node_table(folder, FOLDER)[1]
-    return _model(run.model, shape.input_shape, shape.num_classes)
+    return _model(run.model, shape.input_shape, shape.num_outputs)
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
@@ -131,11 +131,11 @@ def model_of(run: ClientSettings, *, path: str | None = None) -> nn.Module:
     """The architecture; its parameters come with each request. Built once per process."""
     if run.data.name in SHAPES:
         shape = SHAPES[run.data.name]
-        return _model(run.model, shape.input_shape, shape.num_classes)
+        return _model(run.model, shape.input_shape, shape.num_outputs)
     task = load_task(run.data.name, path=path)
-    return _model(run.model, task.input_shape, task.num_classes)
+    return _model(run.model, task.input_shape, task.num_outputs)
 
 
 @lru_cache(maxsize=4)
-def _model(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return build_model(name, input_shape, num_classes, seed=0)
+def _model(name: str, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return build_model(name, input_shape, num_outputs, seed=0)

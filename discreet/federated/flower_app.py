@@ -89,6 +89,11 @@ class Scores:
     loss: float | None = None
     accuracy: float | None = None
 
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """As a row of metrics.csv has them."""
+        return {"accuracy": self.accuracy}
+
 
 def scores_of(metrics: MetricRecord | None) -> Scores:
     """Loss and accuracy among metrics: the first number whose name is or ends in `loss`, and in `accuracy` or `acc`.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from discreet.client_settings import ClientSettings
 
-VERSION = 1  # of the train request
+VERSION = 2  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE = "request", "parameters", "reply", "update"
 VIRTUAL = "virtual."
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -179,7 +179,8 @@ def _types_of(kind: type) -> dict[str, Any]:
 
 def _value(value: object, wanted: Any, name: str) -> Any:
     """A value of a type, or of one of a union; whole numbers are floats too, a bit is no number."""
-    allowed = get_args(wanted) or (wanted,)
+    kinds = (wanted,) if get_origin(wanted) is list else get_args(wanted) or (wanted,)
+    allowed = [get_origin(kind) or kind for kind in kinds]
     if value is None and NoneType not in allowed:
         raise MalformedMessage(f"the train request has no {name}")
     if Any in allowed or type(value) in allowed:

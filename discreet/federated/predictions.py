@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError
+from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.tasks.datasets import load_task, scale_breast_cancer
 from discreet.tasks.examples import Examples, TaskShape
@@ -26,14 +25,13 @@ from discreet.tasks.folder import (
     FOLDER,
     SCALE,
     FolderError,
-    classes_of,
     open_table,
     read_description,
     read_more,
     stack_columns,
 )
-from discreet.tasks.metrics import indicators
 from discreet.tasks.models import build_model
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
@@ -51,17 +49,30 @@ class SavedModel:
       model: with its parameters, in evaluation mode.
       name: of the architecture.
       data: the name of the data set it was trained on.
-      input_shape: of one input, without the batch.
-      num_classes: how many probabilities it gives.
+      shape: what it expects of an input, and what it predicts.
       folder: where the data are described, with data.name=folder.
     """
 
     model: nn.Module
     name: str
     data: str
-    input_shape: tuple[int, ...]
-    num_classes: int
+    shape: TaskShape
     folder: Path | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one input, without the batch."""
+        return self.shape.input_shape
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes it tells apart; 0 if it predicts labels or numbers."""
+        return self.shape.num_classes
+
+    @property
+    def target(self) -> Target:
+        """What it predicts."""
+        return self.shape.target
 
 
 def load_model(run: Path) -> SavedModel:
@@ -79,8 +90,8 @@ def load_model(run: Path) -> SavedModel:
             facts = file.metadata()
         if facts["model"] == FLOWER_APP:
             raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
-        shape, num_classes = tuple(json.loads(facts["input_shape"])), int(facts["num_classes"])
-        model = build_model(facts["model"], shape, num_classes, seed=0)
+        shape = _shape_of(facts)
+        model = build_model(facts["model"], shape.input_shape, shape.num_outputs, seed=0)
         known = dict(model.named_parameters())  # without copies of tied ones, which are saved once
         if known.keys() != tensors.keys():
             raise ConfigError(f"{path} does not fit the model {facts['model']}")
@@ -91,12 +102,20 @@ def load_model(run: Path) -> SavedModel:
         raise ConfigError(f"{path} can't be read: {error}") from error
     folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
     described = None if folder is None else Path(folder).expanduser().resolve()
-    return SavedModel(model.eval(), facts["model"], facts["data"], shape, num_classes, described)
+    return SavedModel(model.eval(), facts["model"], facts["data"], shape, described)
+
+
+def _shape_of(facts: Mapping[str, str]) -> TaskShape:
+    """What a model file says of its task; one that was written before there were other targets predicts classes."""
+    found = json.loads(facts.get("target", "{}"))
+    lists = (tuple(found.get(name, ())) for name in ("names", "low", "high"))
+    target = Target(found.get("kind", CLASSES), *lists)
+    return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, target=target)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs (n, *input_shape) as the model reads them, and their targets (n,) if the file has them."""
+    """Inputs (n, *input_shape) as the model reads them, and their targets, as examples have them, if they are there."""
 
     inputs: Tensor
     targets: Tensor | None
@@ -107,9 +126,9 @@ def read_inputs(path: Path, saved: SavedModel, *, id_column: str | None = None) 
 
     .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their names in
     scikit-learn, in any order; for other data as many columns as an input has numbers, in their order. A column
-    `target` with class numbers may be there.
-    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) may be there. Bytes are
-    pixels, divided by 255.
+    `target` with class numbers may be there, or columns with the names of the labels or numbers.
+    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or (n, k) may be there.
+    Bytes are pixels, divided by 255.
     With data.name=folder the names, classes and ranges of the folder's data.toml hold.
 
     Raises:
@@ -117,7 +136,7 @@ def read_inputs(path: Path, saved: SavedModel, *, id_column: str | None = None) 
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
     if saved.folder is not None:
-        return Inputs(*read_more(saved.folder, path, shape=TaskShape(saved.input_shape, saved.num_classes, SCALE)))
+        return Inputs(*read_more(saved.folder, path, shape=saved.shape))
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet or .npz")
@@ -127,12 +146,17 @@ def read_inputs(path: Path, saved: SavedModel, *, id_column: str | None = None) 
     if kind == "npz":
         values, targets = _array(path, found, saved), found.get("targets")
     else:
-        names = _columns(path, [name for name in found if name not in (TARGET, id_column)], saved)
-        values, targets = stack_columns(found, names, path).reshape(-1, *saved.input_shape), _targets(path, found)
+        told = (*_target_columns(saved), id_column)
+        names = _columns(path, [name for name in found if name not in told], saved)
+        values, targets = (
+            stack_columns(found, names, path).reshape(-1, *saved.input_shape),
+            _targets(path, found, saved),
+        )
     if targets is not None and len(targets) != len(values):
         raise FolderError(f"{path} has {len(values)} inputs and {len(targets)} targets")
-    classes = None if targets is None else classes_of(targets, saved.num_classes, str(path))
-    return Inputs(_to_model(path, values, saved), classes)
+    if targets is not None:
+        targets = targets_of(targets, saved.target, num_classes=saved.num_classes, what=str(path))
+    return Inputs(_to_model(path, values, saved), targets)
 
 
 def feature_names(data: str) -> tuple[str, ...] | None:
@@ -168,8 +192,16 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _targets(path: Path, found: dict[str, Any]) -> Array | None:
-    return stack_columns(found, [TARGET], path)[:, 0] if TARGET in found else None
+def _target_columns(saved: SavedModel) -> tuple[str, ...]:
+    return saved.target.names or (TARGET,)
+
+
+def _targets(path: Path, found: dict[str, Any], saved: SavedModel) -> Array | None:
+    names = _target_columns(saved)
+    if not all(name in found for name in names):
+        return None
+    columns = stack_columns(found, names, path)
+    return columns[:, 0] if saved.target.kind == CLASSES else columns
 
 
 def _array(path: Path, found: dict[str, Array], saved: SavedModel) -> Array:
@@ -203,78 +235,32 @@ def _to_model(path: Path, values: Array, saved: SavedModel) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
+_SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
+    CLASSES: lambda _, outputs: outputs.softmax(dim=1),
+    LABELS: lambda _, outputs: outputs.sigmoid(),
+    NUMBERS: Target.in_units,
+}
+
+
 @torch.no_grad()
 def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
-    """Probabilities (n, num_classes), float64, of inputs (n, *input_shape); n may be 0.
+    """What a model says of inputs (n, *input_shape), (n, k), float64: the probabilities of classes or of labels, or
+    numbers in their own units. n may be 0.
 
     Raises:
       ValueError: inputs of another shape.
     """
     if tuple(inputs.shape[1:]) != saved.input_shape:
         raise ValueError(f"the model reads inputs of shape {saved.input_shape}, not {tuple(inputs.shape[1:])}")
-    parts = [saved.model(part).double().softmax(dim=1) for part in torch.split(inputs, BATCH) if len(part)]
-    return torch.cat([torch.empty(0, saved.num_classes, dtype=torch.float64), *parts])
+    say = _SAY[saved.target.kind]
+    parts = [say(saved.target, saved.model(part).double()) for part in torch.split(inputs, BATCH) if len(part)]
+    return torch.cat([torch.empty(0, saved.shape.num_outputs, dtype=torch.float64), *parts])
 
 
 def class_names(saved: SavedModel) -> tuple[str, ...]:
     """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
     named = read_description(saved.folder).classes if saved.folder is not None else ()
     return named or tuple(map(str, range(saved.num_classes)))
-
-
-def predictions_csv(
-    probabilities: Tensor,
-    targets: Tensor | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-    ids: tuple[str, Sequence[object]] | None = None,
-) -> str:
-    """A line for each input: its row from 0, its target where known, the likeliest class, the probability of each.
-
-    Args:
-      classes: the names of the classes; their numbers by default.
-      ids: the name of a column that tells the rows apart, and its value in each.
-    """
-    classes = classes if classes is not None else tuple(map(str, range(probabilities.shape[1])))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    known = ["target"] if targets is not None else []
-    told = [ids[0]] if ids is not None else []
-    writer.writerow(["row", *told, *known, "prediction", *(f"probability_{name}" for name in classes)])
-    for row, chances in enumerate(probabilities):
-        told = [str(ids[1][row])] if ids is not None else []
-        target = [classes[int(targets[row])]] if targets is not None else []
-        said = classes[int(chances.argmax())]
-        writer.writerow([row, *told, *target, said, *(f"{float(chance):.6g}" for chance in chances)])
-    return text.getvalue()
-
-
-def indicators_of(probabilities: Tensor, targets: Tensor) -> dict[str, float | None]:
-    """How right probabilities (n, classes) are about targets (n,); n at least 1. None for what has no value.
-
-    Two classes: accuracy, auc, ks, precision, recall, f1, loss, see `discreet.tasks.metrics.indicators`. More:
-    accuracy, loss, and precision, recall and f1 as the mean over classes.
-    """
-    if probabilities.shape[1] == 2:
-        found = indicators(targets, probabilities[:, 1])
-    else:
-        found = _of_many_classes(probabilities, targets)
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
-
-
-def _of_many_classes(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
-    from sklearn import metrics
-
-    truth, said = targets.numpy(), probabilities.argmax(dim=1).numpy()
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, said, average="macro", zero_division=0.0)
-    chances = probabilities[torch.arange(len(targets)), targets].clamp_min(torch.finfo(torch.float64).tiny)
-    return {
-        "accuracy": float(metrics.accuracy_score(truth, said)),
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
-        "loss": float(-chances.log().mean()),
-    }
 
 
 NOTES = {
@@ -295,7 +281,7 @@ def write_indicators(run: Path, *, train: bool = False) -> Path:
     saved = load_model(run)
     parts = {"test": own_test_set(run)} | ({"train": _own_training_set(run)} if train else {})
     found = {
-        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets)}
+        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.target)}
         for part, table in parts.items()
     }
     replace_file(run / INDICATORS_FILE, (json.dumps(found, indent=2) + "\n").encode())
@@ -309,7 +295,8 @@ def write_predictions(run: Path) -> Path:
       ConfigError: the run or its data can't be read.
     """
     saved, table = load_model(run), own_test_set(run)
-    text = predictions_csv(predict(saved, table.inputs), table.targets, classes=class_names(saved))
+    said = predict(saved, table.inputs)
+    text = predictions_csv(said, table.targets, classes=class_names(saved), target=saved.target)
     replace_file(run / PREDICTIONS_FILE, text.encode())
     return run / PREDICTIONS_FILE
 

@@ -39,6 +39,7 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings, described
+from discreet.tasks.metrics import SCORES, main_score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +49,8 @@ STATES = ("running", "finished", "stopped", "interrupted")
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
 LOCK_SECONDS = 30.0
-METRICS = (
-    *("round", "loss", "accuracy", "clip_norm", "fraction_below", "cohort", "replies"),
+METRICS = (  # after round, loss and the scores of the task
+    *("clip_norm", "fraction_below", "cohort", "replies"),
     *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
 )
 
@@ -387,10 +388,12 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, METRICS)
+    scores = [name for name in SCORES if any(name in row for row in rows)] or [main_score(())]
+    columns = ("round", "loss", *scores, *METRICS)
+    writer = csv.DictWriter(text, columns)
     if header:
         writer.writeheader()
-    writer.writerows({name: _cell(row.get(name)) for name in METRICS} for row in rows)
+    writer.writerows({name: _cell(row.get(name)) for name in columns} for row in rows)
     return text.getvalue()
 
 

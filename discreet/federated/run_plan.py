@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from discreet.client_settings import PRIVACY_DRAWS
@@ -14,6 +13,7 @@ from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
 from discreet.federated.training_run import Plan, TrainingRun
 from discreet.federated.transport import Transport
+from discreet.training.task_loss import chance_loss
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:
@@ -63,7 +63,7 @@ def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = 
 
 def training_run(session: Session, transport: Transport) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
-    plan = plan_of(session.opened, chance_loss=math.log(session.task.num_classes))
+    plan = plan_of(session.opened, chance_loss=chance_loss(session.config.task, session.task))
     evaluate = session.evaluation()
     return TrainingRun(
         plan,

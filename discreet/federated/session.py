@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -23,13 +23,16 @@ from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.tracking import Tracking
 from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.rules.objective import Loss
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
-from discreet.tasks.partition import SAMPLED, task_partition
+from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
+from discreet.tasks.targets import Target
+from discreet.training.task_loss import loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
 
@@ -57,7 +60,8 @@ class Session:
     def evaluation(self) -> Callable[[Tensor], Evaluation]:
         """Of parameters, on the test set, whose fixed features are computed once."""
         fixed, learned = split_fixed(self.model)
-        return partial(_evaluate, learned, self.task.test if fixed is None else features_of(fixed, self.task.test))
+        test = self.task.test if fixed is None else features_of(fixed, self.task.test)
+        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.target)
 
 
 def check_secure(config: RunConfig) -> None:
@@ -77,7 +81,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     """
     asked, (config, task) = config, checked(resolved or config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
-    model = build_model(config.model.name, task.input_shape, task.num_classes, seed=seed)
+    model = build_model(config.model.name, task.input_shape, task.num_outputs, seed=seed)
     params = flatten_parameters(model)
     opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
     start = (opened.checkpoint, opened.source, opened.tracking)
@@ -85,7 +89,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:
-    """The configuration with its noise resolved, and its data: all that is checked before a run folder is opened.
+    """The configuration with noise and loss resolved, and its data: all that is checked before a folder is opened.
 
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
@@ -95,9 +99,10 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         count_stddev(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
+        config = replace(config, task=resolved_task(config.task, task))
         check_fits(config.model.name, task)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
-        if config.data.partition in COUNTED:
+        if config.data.partition in COUNTED or (not task.num_classes and config.data.partition in BY_CLASS):
             task_partition(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -114,9 +119,9 @@ def _check_shares(config: RunConfig, examples: int) -> None:
             raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
 
 
-def _evaluate(model: nn.Module, test: Examples, params: Tensor) -> Evaluation:
+def _evaluate(model: nn.Module, test: Examples, params: Tensor, *, loss: Loss, target: Target) -> Evaluation:
     load_parameters(model, params)
-    return evaluate(model, test)
+    return evaluate(model, test, loss=loss, target=target)
 
 
 def finish(session: Session, outcome: Outcome) -> None:
@@ -128,6 +133,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "data": config.data.name,
         "input_shape": json.dumps(session.task.input_shape),
         "num_classes": str(session.task.num_classes),
+        "target": json.dumps(asdict(session.task.target)),
     }
     opened = session.opened
     close_run(opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)

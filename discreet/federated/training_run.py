@@ -26,11 +26,12 @@ from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
+from discreet.tasks.metrics import SCORES, main_score
 
 logger = logging.getLogger("discreet")
 
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
-FACTOR = 2.0  # times the loss of a model that gives every class the same chance
+FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 
 
 def _tell_nobody(row: Mapping[str, object]) -> None:
@@ -45,7 +46,8 @@ class Plan:
       source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs no
         stored random state.
       privacy: which guarantees are on, the delta, the accountant and the budget.
-      chance_loss: of a model that gives every class the same chance; infinity if it is not known.
+      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
+        infinity if it is not known.
       says: how a message calls the settings that it names.
       also: is told the row of metrics.csv of each round.
     """
@@ -68,8 +70,8 @@ class Scores(Protocol):
         """The lower the better."""
 
     @property
-    def accuracy(self) -> float | None:
-        """The higher the better."""
+    def scores(self) -> Mapping[str, float | None]:
+        """By their names in `discreet.tasks.metrics.SCORES`; the higher the `main_score`, the better."""
 
 
 class BudgetSpentError(RuntimeError):
@@ -104,7 +106,7 @@ class TrainingRun:
       folder: where everything is written.
       ledger: of the server.
       transport: asks the clients.
-      evaluate: loss and accuracy of the model after a round, on the server's public test set.
+      evaluate: loss and scores of the model after a round, on the server's public test set.
     """
 
     def __init__(
@@ -124,9 +126,9 @@ class TrainingRun:
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
         self.at_ceiling = False
-        rows = [(row["loss"], row["accuracy"]) for row in folder.read_metrics()]
+        rows = [(row["loss"], row[main_score(row)]) for row in folder.read_metrics()]
         self.losses = [loss for loss, _ in rows if loss is not None]
-        self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(0.0, -math.inf))
+        self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
 
     def announce(self) -> None:
         """Logs what is about to run."""
@@ -228,7 +230,8 @@ class TrainingRun:
         evaluation = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after)
-        if _is_finite(evaluation.loss) and (score := _score(evaluation.loss, evaluation.accuracy)) > self.best:
+        score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
+        if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
         return after, report
@@ -254,7 +257,7 @@ class TrainingRun:
         row: dict[str, object] = {
             "round": after.round,
             "loss": evaluation.loss,
-            "accuracy": evaluation.accuracy,
+            **evaluation.scores,
             "clip_norm": metrics.clip_norm,
             "fraction_below": metrics.fraction_below,
             "cohort": report.cohort,
@@ -318,9 +321,9 @@ def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Check
     return replace(before, **moved, **spent, unaccounted=unaccounted)
 
 
-def _score(loss: float | None, accuracy: float | None) -> tuple[float, float]:
-    """What the best model is chosen by: accuracy, and of equal ones the lesser loss."""
-    return accuracy or 0.0, -(loss or 0.0)
+def _score(loss: float | None, score: float | None) -> tuple[float, float]:
+    """What the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
+    return score or 0.0, -(loss or 0.0)
 
 
 def _is_finite(loss: float | None) -> bool:
@@ -345,8 +348,9 @@ def round_line(row: dict[str, object], *, rounds: int) -> str:
         return "-" if value is None else format(value, form)
 
     spent = " ".join(f"{name} {_epsilon(row.get(f'epsilon_{name}'))}" for name in ("user", "example", "local"))
+    good = "  ".join(f"{name} {number(name, '.4f')}" for name in SCORES if name in row)
     return (
-        f"round {row['round']}/{rounds}  accuracy {number('accuracy', '.4f')}  loss {number('loss', '.4f')}  "
+        f"round {row['round']}/{rounds}  {good}  loss {number('loss', '.4f')}  "
         f"clip {number('clip_norm', '.4g')}  below {number('fraction_below', '.2f')}  "
         f"cohort {row['cohort']} replies {row['replies']}  epsilon {spent}  {number('seconds', '.2f')} s"
     )
@@ -361,7 +365,7 @@ def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
 
     It is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times `chance_loss` and
     the last of them is above the first: a model that starts badly and gets better is not lost. `chance_loss` is the
-    loss of a model that gives every class the same chance.
+    loss of a model that gives 0 throughout: every class the same chance, or the middle of every range.
 
     A function of public numbers alone, so that a run that is resumed comes to the same end.
 

@@ -1,4 +1,5 @@
-"""The pictures of a set of runs: rounds, epsilon, clip norm, accuracy against epsilon and against what was tried."""
+"""The pictures of a set of runs: rounds, epsilon, clip norm, accuracy (of regression: R2) against epsilon and against
+what was tried."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ from typing import Any
 
 from discreet.reporting import drawing
 from discreet.reporting.drawing import DASHES, INK, REST, SERIES, Picture, canvas, draw_line, log_axis, to_svg
-from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
+from discreet.reporting.records import (
+    SCORE,
+    Group,
+    RunRecord,
+    group_runs,
+    matters,
+    score_word,
+    setting_text,
+    short_names,
+    tried_settings,
+)
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 
 DIVERGED = 30.0  # largest over smallest loss beyond which the axis is logarithmic
@@ -33,8 +44,8 @@ _CLIPPING = (
 )
 _ONE_RUN = "One run, round by round: what more rounds bring, and what they cost."
 _FRONTIER = (
-    "Each point is what a run spent and the accuracy of its model. Ringed and joined: the frontier, the settings that "
-    "no other setting beats in both (by the mean accuracy of a setting's runs, with a bar of one standard deviation to "
+    "Each point is what a run spent and the {score} of its model. Ringed and joined: the frontier, the settings that "
+    "no other setting beats in both (by the mean {score} of a setting's runs, with a bar of one standard deviation to "
     "either side). Reading the best setting off this picture is a choice, which costs privacy too: see what choosing "
     "costs."
 )
@@ -49,7 +60,7 @@ _MEAN_LINE = "The thick line is the mean of the thin lines that have every value
 class ColouredGroups:
     """The groups of a page, and by its label the number of each group that has a colour and a marker of its own.
 
-    If there are more groups than colours, only the most accurate groups are coloured; the others are thin and grey.
+    If there are more groups than colours, only the best groups are coloured; the others are thin and grey.
     """
 
     groups: tuple[Group, ...]
@@ -65,6 +76,11 @@ class ColouredGroups:
         return (*rows, *(((REST, f"{more} more, in grey"),) if more else ()))
 
     @property
+    def score(self) -> str:
+        """What the score of the runs is called."""
+        return score_word(record for group in self.groups for record in group.records)
+
+    @property
     def repeated(self) -> bool:
         """Whether a group has more than one run."""
         return any(len(group.records) > 1 for group in self.groups)
@@ -77,7 +93,7 @@ class ColouredGroups:
 def coloured(records: Sequence[RunRecord]) -> ColouredGroups:
     """The groups of these runs with their colours."""
     groups = tuple(group_runs(records))
-    best = sorted(groups, key=lambda group: group.accuracy, reverse=True)[: len(SERIES)]
+    best = sorted(groups, key=lambda group: group.score, reverse=True)[: len(SERIES)]
     shown = [group for group in groups if group in best]
     return ColouredGroups(groups, {group.label: number for number, group in enumerate(shown)})
 
@@ -86,7 +102,7 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     """Every picture that the runs have numbers for, in the order of the page."""
     runs, guarantees = coloured(records), guarantee_names(records)
     return [
-        _per_round(runs, "accuracy", "Accuracy after each round"),
+        _per_round(runs, SCORE, f"{runs.score.capitalize()} after each round"),
         _per_round(runs, "loss", "Loss after each round"),
         *(_epsilon_per_round(runs, name) for name in guarantees),
         *_clip_norm(runs),
@@ -103,7 +119,7 @@ def _per_round(runs: ColouredGroups, column: str, title: str) -> Picture:
         # A run that diverges must not press all others flat.
         if values and min(values) > 0 and max(values) > DIVERGED * min(values) and max(values) > 1:
             log_axis(axes, "y", values)
-        axes.set_ylabel(f"{column}, public test set")
+        axes.set_ylabel(f"{runs.score if column == SCORE else column}, public test set")
         _count_rounds(axes, runs)
         return Picture(
             title, to_svg(figure, title), runs.legend, _MEANS if runs.repeated else "", aside=column == "loss"
@@ -172,24 +188,25 @@ def _clip_norm(runs: ColouredGroups) -> Iterator[Picture]:
 
 
 def _trade_off(runs: ColouredGroups, guarantee: str) -> Picture:
-    title = f"Accuracy against epsilon: {guarantee}-level"
+    title = f"{runs.score.capitalize()} against epsilon: {guarantee}-level"
     paying = [group for group in runs.groups if group.records[0].series(f"epsilon_{guarantee}")]
     with canvas() as (figure, (axes,)):
         for group in paying:
             for record in group.records:
-                accuracies, spent = dict(record.series("accuracy")), record.series(f"epsilon_{guarantee}")
-                path = [(epsilon, accuracies[number]) for number, epsilon in spent if number in accuracies]
+                scores, spent = dict(record.series(SCORE)), record.series(f"epsilon_{guarantee}")
+                path = [(epsilon, scores[number]) for number, epsilon in spent if number in scores]
                 if len(runs.groups) == 1:
                     draw_line(axes, path, runs.number(group))
-                elif (accuracy := record.of_model("accuracy")) is not None:
-                    drawing.draw_dots(axes, [(record.epsilon(guarantee), accuracy)], runs.number(group))
-            drawing.draw_spread(axes, group.epsilon(guarantee), group.values("accuracy"))
+                elif (score := record.of_model(SCORE)) is not None:
+                    drawing.draw_dots(axes, [(record.epsilon(guarantee), score)], runs.number(group))
+            drawing.draw_spread(axes, group.epsilon(guarantee), group.values(SCORE))
         if len(runs.groups) > 1:
-            _mark_frontier(axes, [(group.epsilon(guarantee), group.accuracy) for group in paying])
+            _mark_frontier(axes, [(group.epsilon(guarantee), group.score) for group in paying])
         baseline = _draw_baseline(axes, runs.groups)
         axes.set_xlabel("epsilon")
-        axes.set_ylabel("accuracy")
-        note = f"{_ONE_RUN if len(runs.groups) == 1 else _FRONTIER} {baseline}".strip()
+        axes.set_ylabel(runs.score)
+        words = _ONE_RUN if len(runs.groups) == 1 else _FRONTIER.format(score=runs.score)
+        note = f"{words} {baseline}".strip()
         return Picture(title, to_svg(figure, title), runs.legend, note)
 
 
@@ -219,14 +236,14 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
-    """A dashed line at the best accuracy without any guarantee; gives the words on it, or none if there is no such
+    """A dashed line at the best score without any guarantee; gives the words on it, or none if there is no such
     group among several."""
     plain = [group for group in groups if not any(each.enabled for each in group.records[0].guarantees)]
     if not plain or len(groups) == 1:
         return ""
-    best = max(plain, key=lambda group: group.accuracy)
-    axes.axhline(best.accuracy, color=INK, linewidth=0.9, linestyle="dashed")
-    return f"Dashed: without privacy, {best.accuracy:.4f} ({best.label})."
+    best = max(plain, key=lambda group: group.score)
+    axes.axhline(best.score, color=INK, linewidth=0.9, linestyle="dashed")
+    return f"Dashed: without privacy, {best.score:.4f} ({best.label})."
 
 
 def _effects(records: Sequence[RunRecord], groups: Sequence[Group]) -> Iterator[Picture]:
@@ -235,7 +252,7 @@ def _effects(records: Sequence[RunRecord], groups: Sequence[Group]) -> Iterator[
     numeric = [name for name in tried if len({v for g in groups if (v := _number(g, name)) is not None}) > 1]
     numeric.sort(key=lambda name: not name.startswith(("privacy", "sampling", "data")))
     for name in numeric[:MOST_EFFECTS]:
-        yield _effect(groups, name, tried, "accuracy")
+        yield _effect(groups, name, tried, SCORE)
     if QUANTILE in numeric:
         yield _effect(groups, QUANTILE, tried, "clip_norm")
 
@@ -250,7 +267,8 @@ def _number(group: Group, name: str) -> float | None:
 
 
 def _effect(groups: Sequence[Group], name: str, tried: Sequence[str], column: str) -> Picture:
-    outcome = {"accuracy": "Accuracy", "clip_norm": "Last clip norm"}[column]
+    score = score_word(record for group in groups for record in group.records)
+    outcome = {SCORE: score.capitalize(), "clip_norm": "Last clip norm"}[column]
     short, lines = short_names(tried)[name], _lines(groups, name, tried, column)
     title, named = f"{outcome} against {short}", len(lines) <= len(SERIES)
     with canvas() as (figure, (axes,)):
@@ -261,7 +279,7 @@ def _effect(groups: Sequence[Group], name: str, tried: Sequence[str], column: st
         for group in groups:
             if (value := _number(group, name)) is not None:
                 drawing.draw_spread(axes, value, group.values(column))
-        baseline = _draw_baseline(axes, groups) if column == "accuracy" else ""
+        baseline = _draw_baseline(axes, groups) if column == SCORE else ""
         if not named:
             draw_line(axes, mean_line(list(lines.values())), 0)
         _scale(axes, sorted({value for pairs in lines.values() for value, _ in pairs}))

@@ -15,10 +15,12 @@ from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings import described
+from discreet.tasks.metrics import main_score
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri")
+SCORE = "score"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +55,27 @@ class RunRecord:
         """Whether its noise can be drawn again from a seed."""
         return self.config.seed is not None
 
+    @property
+    def score_name(self) -> str:
+        """The column by which its models are compared: what the name "score" stands for in the methods below."""
+        return main_score(self.rounds[0])
+
+    def _column(self, name: str) -> str:
+        return self.score_name if name == SCORE else name
+
     def series(self, name: str) -> Pairs:
         """(round, value) of a column of metrics.csv, without values that are missing or not finite."""
+        name = self._column(name)
         pairs = [(row["round"], row.get(name)) for row in self.rounds]
         return [(number, value) for number, value in pairs if number and value is not None and math.isfinite(value)]
 
     def last(self, name: str) -> float | None:
         """The value of a column after the last round, or None."""
-        return self.rounds[-1].get(name)
+        return self.rounds[-1].get(self._column(name))
 
     def of_model(self, name: str) -> float | None:
         """The value of a column after the round that the run's model is of; None if that is the untrained one."""
-        return model_row(self.privacy, self.rounds).get(name)
+        return model_row(self.privacy, self.rounds).get(self._column(name))
 
     def total(self, name: str) -> float:
         """The sum of a column."""
@@ -74,6 +85,12 @@ class RunRecord:
         """After the last round, by the run's own accountant; infinity if the guarantee is off."""
         value = self.last(f"epsilon_{guarantee}")
         return math.inf if value is None else value
+
+
+def score_word(records: Iterable[RunRecord]) -> str:
+    """What the score of these runs is called: accuracy, r2, or score if it is not the same for all."""
+    names = {record.score_name for record in records}
+    return names.pop() if len(names) == 1 else SCORE
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -209,14 +226,14 @@ class Group:
     records: tuple[RunRecord, ...]
 
     def values(self, column: str) -> list[float]:
-        """The value of a column in each run: accuracy and loss of its model, otherwise after its last round."""
-        of_model = column in ("accuracy", "loss")
+        """The value of a column in each run: score and loss of its model, otherwise after its last round."""
+        of_model = column in (SCORE, "loss")
         return [(record.of_model(column) if of_model else record.last(column)) or 0.0 for record in self.records]
 
     @property
-    def accuracy(self) -> float:
-        """The mean over the runs of the accuracy of their models."""
-        return statistics.fmean(self.values("accuracy"))
+    def score(self) -> float:
+        """The mean over the runs of the score of their models."""
+        return statistics.fmean(self.values(SCORE))
 
     def epsilon(self, guarantee: str) -> float:
         """The largest epsilon of the runs."""

@@ -10,7 +10,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from discreet.federated.guarantees import GUARANTEES
-from discreet.reporting.records import Group, RunRecord, group_runs, matters, setting_text, short_names, tried_settings
+from discreet.reporting.records import (
+    SCORE,
+    Group,
+    RunRecord,
+    group_runs,
+    matters,
+    score_word,
+    setting_text,
+    short_names,
+    tried_settings,
+)
+from discreet.tasks.metrics import SCORES
 
 
 @dataclass(frozen=True)
@@ -46,15 +57,16 @@ class Table:
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
-    """A row for each run: accuracy and loss of its model, what it spent, what was tried, and the rest."""
+    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest."""
     tried = tried_settings(records)
     short = short_names(tried)
-    columns = ("run", *_RESULTS, *(short[name] for name in tried), *_REST)
-    rows = ((record.name, *_results(record), *_tried(record, tried), *_rest(record)) for record in records)
+    scores = [name for name in SCORES if any(name in record.rounds[-1] for record in records)]
+    columns = ("run", *scores, *_SPENT, *(short[name] for name in tried), *_REST)
+    rows = ((record.name, *_results(record, scores), *_tried(record, tried), *_rest(record)) for record in records)
     return Table(columns, tuple(rows))
 
 
-_RESULTS = ("accuracy", *(f"epsilon {name}" for name in GUARANTEES))
+_SPENT = tuple(f"epsilon {name}" for name in GUARANTEES)
 _REST = ("loss", "rounds", "delta", "accountant", "clip norm", "replies", "seconds", "noise")
 
 
@@ -62,9 +74,9 @@ def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
     return [setting_text(record.settings.get(name)) if matters(record, name) else "" for name in tried]
 
 
-def _results(record: RunRecord) -> tuple[str, ...]:
+def _results(record: RunRecord, scores: Sequence[str]) -> tuple[str, ...]:
     spent = (_number(record.epsilon(name), ".4g") for name in GUARANTEES)
-    return (_number(record.of_model("accuracy"), ".4f"), *spent)
+    return (*(_number(record.of_model(name), ".4f") for name in scores), *spent)
 
 
 def _rest(record: RunRecord) -> tuple[str, ...]:
@@ -97,12 +109,12 @@ def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
     repeated = [group for group in group_runs(records) if len(group.records) > 1]
     if not repeated:
         return None
-    columns = ("setting", "runs", "accuracy, mean", "standard deviation", "lowest", "highest")
+    columns = ("setting", "runs", f"{score_word(records)}, mean", "standard deviation", "lowest", "highest")
     return Table(columns, tuple(_spread(group) for group in repeated))
 
 
 def _spread(group: Group) -> tuple[str, ...]:
-    values = group.values("accuracy")
+    values = group.values(SCORE)
     numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
     return (group.label, str(len(values)), *(f"{value:.4f}" for value in numbers))
 

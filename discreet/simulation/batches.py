@@ -93,7 +93,7 @@ class Batch:
 
     Attributes:
         inputs: (k, width, *input_shape).
-        targets: (k, width), int64.
+        targets: (k, width), int64; or (k, width, labels or numbers), float32.
         weights: (k, width), what each example's gradient counts; 0 for padding.
     """
 
@@ -123,7 +123,7 @@ def _number(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Batch:
     if present is not None:
         weights = weights * present
     numbers = numbers.to(targets.device)
-    found = targets.index_select(0, numbers.flatten()).view(numbers.shape)
+    found = targets.index_select(0, numbers.flatten()).view(*numbers.shape, *targets.shape[1:])
     return Batch(numbers, found, weights.to(targets.device))
 
 

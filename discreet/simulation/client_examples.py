@@ -27,7 +27,7 @@ class SharedExamples:
 
     Attributes:
         inputs: (n, *input_shape): float32, int64, or bytes that count 255ths.
-        targets: (n,), int64.
+        targets: (n,), int64, or (n, labels or numbers), float32.
     """
 
     inputs: Tensor

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.config import RunConfig
+from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.simulation.client_examples import ClientExamples, SharedExamples, client_examples_of, shared_examples
 from discreet.simulation.dual_form import dual_is_cheaper
 from discreet.simulation.layer_sequence import LayerSequence
@@ -19,6 +20,7 @@ from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings
+from discreet.training.task_loss import loss_of
 
 logger = logging.getLogger("discreet")
 
@@ -61,7 +63,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         ValueError: a layer of the model has no pass by hand.
     """
     device = torch.device(run.device)
-    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=0).to(device)
+    model = build_model(run.model.name, task.input_shape, task.num_outputs, seed=0).to(device)
     fixed, learned = split_fixed(model)
     if fixed is None:
         data = shared_examples(task.train, device)
@@ -70,7 +72,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         data = shared_examples(features_of(fixed, task.train), device)
     if client_examples is None:
         client_examples = client_examples_of(task, run.data)
-    layers = learned_layers(model, task.input_shape)
+    layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
@@ -92,10 +94,12 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     )
 
 
-def learned_layers(model: nn.Module, input_shape: tuple[int, ...]) -> LayerSequence | None:
-    """The layers of a model that learn; None if one of them has no pass by hand."""
+def learned_layers(
+    model: nn.Module, input_shape: tuple[int, ...], *, loss: Loss = cross_entropy
+) -> LayerSequence | None:
+    """The layers of a model that learn by a loss; None if one of them has no pass by hand."""
     fixed, learned = split_fixed(model)
-    return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,))
+    return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,), loss=loss)
 
 
 def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0) -> int:

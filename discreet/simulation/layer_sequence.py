@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.clipping import clip_factors
-from discreet.privacy.rules.objective import softmax_minus_one_hot
+from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_one_hot
 from discreet.simulation.batches import Batch
 from discreet.simulation.layers import Layer, Use
 
@@ -91,6 +91,7 @@ class LayerSequence:
     layers: tuple[Layer, ...]
     layout: ParameterLayout
     first: int  # the first layer with parameters: no gradient is needed before it
+    loss: Loss = cross_entropy
 
     def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
         """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
@@ -132,7 +133,7 @@ class LayerSequence:
         for layer in self.layers[first:]:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
-        grads: Tensor | None = _cross_entropy_gradients(outputs, batch)
+        grads: Tensor | None = output_gradients(outputs, batch, self.loss)
         uses: list[Use] = []
         for number in reversed(range(max(first, self.first), len(self.layers))):
             assert grads is not None
@@ -149,9 +150,15 @@ def add_bias(bias: Tensor, grads: Tensor, *, keep: float, rate: float) -> None:
     bias.add_(grads.sum(1), alpha=rate)
 
 
-def _cross_entropy_gradients(logits: Tensor, batch: Batch) -> Tensor:
-    """weight * (softmax - one-hot), (k, n, classes): the gradients of the weighted cross entropies."""
-    return softmax_minus_one_hot(logits, batch.targets).mul_(batch.weights.unsqueeze(2))
+def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+    """The gradients of weight times loss at outputs (k, n, out). Of the cross entropy they are weight * (softmax -
+    one-hot); of any other loss PyTorch computes them."""
+    if loss is cross_entropy:
+        return softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
+    with torch.enable_grad():
+        given = outputs.detach().flatten(0, 1).requires_grad_()
+        losses = loss(given, batch.targets.flatten(0, 1))
+    return torch.autograd.grad(losses, given, batch.weights.flatten())[0].view_as(outputs)
 
 
 def _squared_norms(use: Use) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from discreet.privacy.rules.convolution import Geometry
+from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
@@ -24,11 +25,8 @@ class _Uncovered(Exception):
     """A layer has no pass by hand."""
 
 
-def sequence_of(model: nn.Module, input_shape: Shape) -> LayerSequence | None:
-    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
-
-    The loss is the cross entropy.
-    """
+def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered."""
     if type(model) is not nn.Sequential:
         return None
     builder = _Builder(input_shape)
@@ -39,7 +37,7 @@ def sequence_of(model: nn.Module, input_shape: Shape) -> LayerSequence | None:
     if not builder.shapes:
         return None
     first = next(number for number, layer in enumerate(builder.layers) if isinstance(layer, TRAINED))
-    return LayerSequence(tuple(builder.layers), layout_of(builder.shapes, builder.orders), first)
+    return LayerSequence(tuple(builder.layers), layout_of(builder.shapes, builder.orders), first, loss)
 
 
 class _Builder:

@@ -1,6 +1,6 @@
 """Data sets by name: each a function of a path (or None) that gives a Task, loading libraries when called.
 
-Two small ones come with scikit-learn, so that a first run needs no download.
+Small ones come with scikit-learn, so that a first run needs no download.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task, task_of
 from discreet.tasks.folder import FOLDER, load_folder
 from discreet.tasks.images import load_cifar10, load_femnist, load_mnist
 from discreet.tasks.text import load_shakespeare
 
-# The split is part of the data set: fixed, public and stratified, the same in every run.
+# The split is part of the data set: fixed, public and stratified by class if there are classes, the same in every run.
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 20937
 
@@ -39,6 +39,14 @@ _CELL_RANGES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[fl
 }
 # In the order of the columns: ten means, ten standard errors, ten worst values.
 BREAST_CANCER_RANGES = tuple(ranges[part] for part in range(3) for ranges in _CELL_RANGES.values())
+
+
+# As above, rounded, of the data set's ten features; sex is 1 or 2.
+DIABETES_RANGES = (
+    *((18, 80), (1, 2), (15, 45), (60, 140)),  # age, sex, body mass index, blood pressure
+    *((90, 310), (40, 250), (20, 100), (1, 10), (3, 6.5), (50, 130)),  # six blood measurements
+)
+_LABELLED, _LABEL_SEED = 1500, 40813  # examples that are made, and from which seed
 
 
 def load_digits(path: str | None) -> Task:
@@ -73,6 +81,35 @@ def scale_breast_cancer(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
 
 
+def load_diabetes(path: str | None) -> Task:
+    """Diabetes of scikit-learn: 442 patients, 10 features, and a number, how far the disease has gone a year later.
+
+    Features are scaled by `DIABETES_RANGES`, and the number, in 0..400, to -1..1: public constants. scikit-learn's own
+    scaling is computed from the data. No `path`.
+    """
+    from sklearn.datasets import load_diabetes as load
+
+    _refuse_path("diabetes", path)
+    features, values = load(return_X_y=True, scaled=False)
+    low, high = np.asarray(DIABETES_RANGES).T
+    target = SHAPES["diabetes"].target
+    inputs = np.clip((features - low) / (high - low) * 2 - 1, -1, 1)
+    return _split("diabetes", inputs, target.scaled(torch.from_numpy(values[:, None])).numpy())
+
+
+def load_multilabel(path: str | None) -> Task:
+    """Made-up documents of scikit-learn's `make_multilabel_classification`, the same at every call: 1500 counts of 20
+    words each, and which of 5 topics they are about, any number of them. Counts are divided by 10 and cut at 1.
+    """
+    from sklearn.datasets import make_multilabel_classification
+
+    _refuse_path("multilabel", path)
+    counts, labels = make_multilabel_classification(
+        _LABELLED, n_features=20, n_classes=5, n_labels=2, random_state=_LABEL_SEED
+    )
+    return _split("multilabel", np.minimum(counts / 10, 1), labels.astype(np.float32))
+
+
 def _refuse_path(name: str, path: str | None) -> None:
     if path is not None:
         raise ValueError(f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})")
@@ -81,9 +118,11 @@ def _refuse_path(name: str, path: str | None) -> None:
 def _split(name: str, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> Task:
     from sklearn.model_selection import train_test_split
 
-    parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=targets)
+    classes = targets if targets.ndim == 1 else None
+    parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes)
     train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-    return task_of(name, Examples(train_x.float(), train_y.long()), Examples(test_x.float(), test_y.long()))
+    kind = torch.float32 if classes is None else torch.int64
+    return task_of(name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)))
 
 
 DATASETS: dict[str, Callable[[str | None], Task]] = {
@@ -94,6 +133,8 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
     "cifar10": load_cifar10,
     "femnist": load_femnist,
     "shakespeare": load_shakespeare,
+    "diabetes": load_diabetes,
+    "multilabel": load_multilabel,
     FOLDER: load_folder,
 }
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from discreet.tasks.targets import CLASS, CLASSES, LABELS, NUMBERS, Target
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """One table of examples; row i of `inputs` belongs to entry i of `targets`.
 
-    inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class numbers.
-    n may be 0. Raises ValueError if the lengths or the types do not fit.
+    inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class numbers; or (n, k),
+    float32: k labels that are 0 or 1, or k numbers. n may be 0. Raises ValueError if lengths or types do not fit.
 
     >>> table = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> len(table), len(table.subset(torch.tensor([2])))
@@ -25,9 +27,9 @@ class Examples:
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (torch.float32, torch.int64):
             raise ValueError(f"inputs must be float32 or int64, not {self.inputs.dtype}")
-        if self.targets.dtype != torch.int64 or self.targets.ndim != 1:
-            shape = tuple(self.targets.shape)
-            raise ValueError(f"targets must be int64 of shape (n,), not {self.targets.dtype} of shape {shape}")
+        if (self.targets.dtype, self.targets.ndim) not in ((torch.int64, 1), (torch.float32, 2)):
+            found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
+            raise ValueError(f"targets must be int64 of shape (n,), or float32 of shape (n, k), not {found}")
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
             raise ValueError(f"{tuple(self.inputs.shape)} inputs do not fit {len(self.targets)} targets")
 
@@ -45,15 +47,22 @@ class TaskShape:
 
     Attributes:
       input_shape: of one input, without the batch.
-      num_classes: targets lie in [0, num_classes).
+      num_classes: targets that are classes lie in [0, num_classes); 0 if labels or numbers are predicted.
       scale: the range of inputs that are numbers.
       tokens: inputs are whole numbers in [0, num_classes), as in text.
+      target: what is predicted.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     scale: tuple[float, float] = (0.0, 1.0)
     tokens: bool = False
+    target: Target = CLASS
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model gives for an example: a logit for each class or label, or the numbers."""
+        return self.num_classes or len(self.target.names)
 
 
 # Known without loading the data: a node with data of its own does not have them.
@@ -65,6 +74,8 @@ SHAPES = {
     "cifar10": TaskShape((3, 32, 32), 10),
     "femnist": TaskShape((1, 28, 28), 62),
     "shakespeare": TaskShape((80,), 98, tokens=True),
+    "diabetes": TaskShape((10,), 0, scale=(-1.0, 1.0), target=Target(NUMBERS, ("progression",), (0.0,), (400.0,))),
+    "multilabel": TaskShape((20,), 0, target=Target(LABELS, tuple(f"topic{number}" for number in range(5)))),
 }
 
 
@@ -72,8 +83,8 @@ SHAPES = {
 class Task:
     """A data set ready to be learned: what the clients hold, and the public test set that the server holds.
 
-    num_classes, input_shape: as in `TaskShape`. owners: (len(train),) int64, the natural user of each training example,
-    numbered from 0, or None if the data have no natural users. Raises ValueError if the parts do not fit.
+    num_classes, input_shape, target: as in `TaskShape`. owners: (len(train),) int64, the natural user of each training
+    example, numbered from 0, or None if the data have no natural users. Raises ValueError if the parts do not fit.
     """
 
     name: str
@@ -82,6 +93,7 @@ class Task:
     num_classes: int
     input_shape: tuple[int, ...]
     owners: torch.Tensor | None = None
+    target: Target = CLASS
 
     def __post_init__(self) -> None:
         for part, table in (("train", self.train), ("test", self.test)):
@@ -95,11 +107,35 @@ class Task:
         if tuple(table.inputs.shape[1:]) != self.input_shape:
             shape = tuple(table.inputs.shape[1:])
             raise ValueError(f"{self.name}: {part} inputs have shape {shape}, not {self.input_shape}")
+        if self.target.kind != CLASSES:
+            self._check_columns(part, table)
+            return
+        if table.targets.ndim != 1:
+            raise ValueError(f"{self.name}: {part} targets must be classes, of shape (n,)")
         low, high = int(table.targets.min()), int(table.targets.max())
         if low < 0 or high >= self.num_classes:
             raise ValueError(f"{self.name}: {part} targets lie in [{low}, {high}], not in [0, {self.num_classes})")
 
+    def _check_columns(self, part: str, table: Examples) -> None:
+        """Labels and numbers are columns."""
+        kind, wanted = self.target.kind, (len(table), len(self.target.names))
+        if self.num_classes or tuple(table.targets.shape) != wanted:
+            shape = tuple(table.targets.shape)
+            raise ValueError(
+                f"{self.name}: {part} targets must be {kind} of shape {wanted}, not {shape}, and no classes"
+            )
+        if not torch.isfinite(table.targets).all():
+            raise ValueError(f"{self.name}: a {part} target is NaN or infinite")
+        if kind == LABELS and not ((table.targets == 0) | (table.targets == 1)).all():
+            raise ValueError(f"{self.name}: {part} labels must be 0 or 1")
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model gives for an example."""
+        return self.num_classes or len(self.target.names)
+
 
 def task_of(name: str, train: Examples, test: Examples, owners: torch.Tensor | None = None) -> Task:
     """The task of a data set of `SHAPES`."""
-    return Task(name, train, test, SHAPES[name].num_classes, SHAPES[name].input_shape, owners)
+    shape = SHAPES[name]
+    return Task(name, train, test, shape.num_classes, shape.input_shape, owners, shape.target)

@@ -2,7 +2,7 @@
 
     format = "csv"                  # csv, parquet, npz, idx
     file = "train.csv"              # for idx: the file of the inputs
-    target = "label"                # the column or array of the classes; for idx: the file of the labels
+    target = "label"                # the column or array of what is predicted; for idx: the file of the labels
     inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
     low = 0                         # public ranges, one for all inputs or one for each: low..high becomes what the
     high = 16                       # task's inputs lie in, 0..1 or -1..1
@@ -14,6 +14,10 @@ and for `data.name=folder`, a task that only these data have (its inputs lie in 
     test = "test.csv"               # the public test set, of the same form
     test_target = "test-labels"     # for idx: the file of its labels
     num_classes = 3                 # if classes are numbers
+    target_low = 0                  # in place of classes, the public range of a target that is a number: regression
+    target_high = 500
+    targets = ["mild", "severe"]    # in place of target: several columns or arrays. Without a range they are labels,
+                                    # each 0 or 1; with target_low and target_high, one or several, numbers
     shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
     owner = "patient"               # the column or array of whose each example is, for data.partition=natural
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
@@ -24,14 +28,12 @@ what occurs would be a release without an account.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
-import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,70 +41,25 @@ import numpy as np
 import torch
 
 from discreet.extras import require
+from discreet.tasks.description import DESCRIPTION, DataDescription
+from discreet.tasks.description import read_description as read_description
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
+from discreet.tasks.targets import CLASS, targets_of
+from discreet.tasks.targets import FolderError as FolderError
 
 logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
-DESCRIPTION = "data.toml"
 SCALE = (-1.0, 1.0)
-FORMATS = ("csv", "parquet", "npz", "idx")
 _COLUMNS = ("csv", "parquet")  # the formats whose inputs are columns
-_REQUIRED = ("format", "file", "target")
-_TEXTS = (*_REQUIRED, "test", "test_target", "owner", "model")
-
-
-class FolderError(ValueError):
-    """Data in a folder are missing, can't be read, or do not fit. The message may hold values of the data."""
-
-
-@dataclass(frozen=True)
-class DataDescription:
-    """What `data.toml` says: see the head of this file."""
-
-    format: str
-    file: str
-    target: str
-    inputs: str | tuple[str, ...] | None = None
-    low: float | tuple[float, ...] | None = None
-    high: float | tuple[float, ...] | None = None
-    classes: tuple[str, ...] = ()
-    task: str | None = None
-    test: str | None = None
-    test_target: str | None = None
-    num_classes: int | None = None
-    shape: tuple[int, ...] | None = None
-    owner: str | None = None
-    model: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise FolderError(f"format must be one of {', '.join(FORMATS)} (got {self.format!r})")
-        if (self.low is None) != (self.high is None):
-            raise FolderError("low and high must be given together")
-        if self.low is not None and self.high is not None:
-            low, high = np.asarray(self.low, float), np.asarray(self.high, float)
-            if len({low.size, high.size} - {1}) > 1:
-                raise FolderError("low and high must be one number, or equally many")
-            if not np.all(high > low):
-                raise FolderError(f"high must be above low (got {self.high} and {self.low})")
-        if any(not isinstance(name, str) for name in self.classes):
-            raise FolderError("classes must be a list of texts; classes that are numbers need none")
-        if self.num_classes is not None and self.classes:
-            raise FolderError("num_classes and classes are both given: give one")
-        if self.num_classes is not None and not (isinstance(self.num_classes, int) and self.num_classes > 1):
-            raise FolderError(f"num_classes must be a whole number of at least 2 (got {self.num_classes!r})")
-        sizes = self.shape or ()
-        if not isinstance(sizes, tuple) or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise FolderError(f"shape must be a list of whole numbers above 0 (got {self.shape!r})")
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """What a file holds: inputs (n, ...), numbered targets (n,) and owners (n,), None if it has none."""
+    """What a file holds: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None if it has none."""
 
     inputs: Array
     targets: Array | None
@@ -133,6 +90,7 @@ def load_folder(path: str | None) -> Task:
         num_classes=shape.num_classes,
         input_shape=shape.input_shape,
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
+        target=shape.target,
     )
 
 
@@ -166,50 +124,27 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
     inputs = _inputs_of(table.inputs, description, shape, str(file))
-    return inputs, None if table.targets is None else classes_of(table.targets, shape.num_classes, str(file))
-
-
-def read_description(folder: Path) -> DataDescription:
-    """`data.toml` of a folder.
-
-    Raises:
-      FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
-    """
-    path = folder / DESCRIPTION
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FolderError(f"{path} is not TOML: {error}") from error
-    known = [field.name for field in fields(DataDescription)]
-    for key in settings:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            raise FolderError(f"{path} has an unknown key {key}" + (f"; did you mean {close[0]}?" if close else ""))
-    for key in _TEXTS:
-        if not isinstance(settings.get(key, None if key in _REQUIRED else ""), str):
-            raise FolderError(f"{path} must give {key} as a text")
-    try:
-        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-        return DataDescription(**values)
-    except (TypeError, ValueError) as error:
-        raise FolderError(f"{path}: {error}") from error
+    return inputs, None if table.targets is None else _targets_of(table.targets, shape, str(file))
 
 
 def _shape_of(description: DataDescription, table: _Table, folder: Path) -> TaskShape:
-    num_classes = description.num_classes or len(description.classes)
-    if num_classes < 2:
-        raise FolderError(f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public")
-    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE)
+    num_classes, target = description.num_classes or len(description.classes), description.predicted
+    if target == CLASS and num_classes < 2:
+        raise FolderError(
+            f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
+            "a number, it must give target_low and target_high, its public range"
+        )
+    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE, target=target)
 
 
 def _examples_of(table: _Table, description: DataDescription, shape: TaskShape, what: str) -> Examples:
     """A table with targets as a task of this shape reads it, scaled; `what` names it in errors."""
     assert table.targets is not None
-    return Examples(
-        _inputs_of(table.inputs, description, shape, what), classes_of(table.targets, shape.num_classes, what)
-    )
+    return Examples(_inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, shape, what))
+
+
+def _targets_of(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
+    return targets_of(values, shape.target, num_classes=shape.num_classes, what=what)
 
 
 def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
@@ -244,28 +179,10 @@ def _scale(numbers: Array, description: DataDescription, scale: tuple[float, flo
     return np.asarray(scale[0] + share * (scale[1] - scale[0]))
 
 
-def classes_of(values: Array, num_classes: int, what: str) -> torch.Tensor:
-    """Targets (n,) as class numbers, int64; `what` names them in errors.
-
-    Raises:
-      FolderError: one is missing, or is not a whole number in [0, num_classes).
-    """
-    if values.ndim != 1 or values.dtype.kind not in "fiu":
-        raise FolderError(f"{what}: targets must be one number a row, not {values.dtype} of shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
-    whole = values.astype(np.int64)
-    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= num_classes))
-    if len(outside):
-        row = int(outside[0])
-        raise FolderError(f"{what}: the class in row {row} is {values[row]:g}, not one of 0 to {num_classes - 1}")
-    return torch.from_numpy(whole)
-
-
 def _read_labelled(folder: Path, description: DataDescription) -> _Table:
     path, table = folder / description.file, _read(folder, description)
     if table.targets is None:
-        raise FolderError(f"{path} has no column or array {description.target}")
+        raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
     if len(table.inputs) != len(table.targets):
         raise FolderError(f"{path} has {len(table.inputs)} rows of inputs and {len(table.targets)} targets")
     return table
@@ -276,6 +193,8 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.format == "idx":
         if owner is not None:
             raise FolderError("owner must be left out with idx, which holds one array a file")
+        if description.target is None:
+            raise FolderError("targets must be left out with idx, which holds one array a file: give target")
         images, labels = (_bytes_of(file) for file in (path, _file(folder, description.target)))
         return _Table(images, _numbered(labels, description))
     found = open_table(path, description.format)
@@ -284,9 +203,17 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no {kind} {name}")
     inputs = stack_columns(found, names, path) if kind == "column" else found[names[0]]
-    given = found.get(description.target) if description.target not in names else None
-    targets = None if given is None else _numbered(np.asarray(given), description)
+    targets = _given_targets(found, description, names)
     return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
+
+
+def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
+    """The targets of an open table; None if it does not have all of them."""
+    wanted = description.target_names
+    if not all(name in found and name not in inputs for name in wanted):
+        return None
+    columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
+    return columns[0] if description.target is not None else np.stack(columns, axis=1)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -335,7 +262,7 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
             raise FolderError("inputs must be the name of one array in an npz file")
         return (description.inputs or "inputs",)
     if description.inputs is None:
-        return tuple(name for name in found if name not in (description.target, description.owner))
+        return tuple(name for name in found if name not in (*description.target_names, description.owner))
     return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
 
 
@@ -384,4 +311,6 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:
-        raise FolderError(f"{description.file}: classes that are words must be listed in classes") from error
+        raise FolderError(
+            f"{description.file}: classes that are words must be listed in classes, and other targets be numbers"
+        ) from error

@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 
+from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.tasks.examples import Examples
+from discreet.tasks.targets import CLASS, CLASSES, LABELS, Target
+
+# What a round's row says beside the loss, and by which of them models are compared: larger is better.
+SCORES = ("accuracy", "auc", "r2", "mae")
+MAIN = ("accuracy", "r2")
+
+
+def main_score(names: Iterable[str]) -> str:
+    """The name of the score by which models with these columns are compared; accuracy if there is none yet."""
+    given = {*names}
+    return next((name for name in MAIN if name in given), MAIN[0])
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """loss: mean cross entropy in nats an example. accuracy: fraction in [0, 1]. num_examples: at least 1."""
+    """How good a model is.
+
+    Attributes:
+      loss: the mean loss of an example; cross entropy is in nats.
+      scores: by their names in `SCORES`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
+        of all labels that is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of
+        numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
+      num_examples: at least 1.
+    """
 
     loss: float
-    accuracy: float
+    scores: Mapping[str, float]
     num_examples: int
+
+    @property
+    def accuracy(self) -> float:
+        """Of classes or labels, in [0, 1]."""
+        return self.scores["accuracy"]
+
+    @property
+    def score(self) -> float:
+        """By which models are compared: larger is better."""
+        return self.scores[main_score(self.scores)]
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, *, batch_size: int = 1024) -> Evaluation:
-    """Mean cross entropy and accuracy of `model` on `examples`, without gradients and in evaluation mode.
+def evaluate(
+    model: nn.Module,
+    examples: Examples,
+    *,
+    loss: Loss = cross_entropy,
+    target: Target = CLASS,
+    batch_size: int = 1024,
+) -> Evaluation:
+    """Mean loss and scores of `model` on `examples`, without gradients and in evaluation mode.
 
-    Runs on the device of the model's parameters and leaves the model's training mode as it was. Logits that
-    are not finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong.
-    Raises ValueError for empty examples or batch_size < 1.
+    Runs on the device of the model's parameters and leaves the model's training mode as it was. Outputs that are not
+    finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong. Raises ValueError for
+    empty examples or batch_size < 1.
     """
     if len(examples) == 0:
         raise ValueError("cannot evaluate on no examples")
@@ -37,18 +73,70 @@ def evaluate(model: nn.Module, examples: Examples, *, batch_size: int = 1024) ->
     was_training = model.training
     model.eval()
     try:
-        loss, correct = 0.0, 0
-        for start in range(0, len(examples), batch_size):
-            inputs = examples.inputs[start : start + batch_size].to(device)
-            targets = examples.targets[start : start + batch_size].to(device)
-            logits = model(inputs)
-            loss += functional.cross_entropy(logits.double(), targets, reduction="sum").item()
-            # argmax takes a NaN for the largest value, which would count as right by luck.
-            right = (logits.argmax(dim=1) == targets) & ~logits.isnan().any(dim=1)
-            correct += int(right.sum())
+        parts = [model(inputs.to(device)).cpu() for inputs in torch.split(examples.inputs, batch_size)]
     finally:
         model.train(was_training)
-    return Evaluation(loss / len(examples), correct / len(examples), len(examples))
+    total, truth = 0.0, examples.targets.cpu()
+    for outputs, targets in zip(parts, torch.split(truth, batch_size), strict=True):
+        total += loss(outputs.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
+    return Evaluation(total / len(examples), scores(torch.cat(parts), truth, target), len(examples))
+
+
+def scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:
+    """The scores of outputs (n, k) for targets as examples hold them: see `Evaluation`."""
+    if target.kind == CLASSES:
+        # argmax takes a NaN for the largest value, which would count as right by luck.
+        right = (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
+        return {"accuracy": int(right.sum()) / len(targets)}
+    if target.kind == LABELS:
+        right = ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
+        return {"accuracy": int(right.sum()) / targets.numel(), "auc": mean_auc(outputs, targets)}
+    each = number_scores(target.in_units(outputs), target.in_units(targets))
+    return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+
+
+def mean_auc(outputs: Tensor, targets: Tensor) -> float:
+    """The mean AUC of the labels (n, k) that are 0 somewhere and 1 somewhere; NaN without any and with NaN outputs."""
+    from sklearn.metrics import roc_auc_score
+
+    both = (targets.min(dim=0).values < targets.max(dim=0).values).nonzero().flatten()
+    if not len(both) or outputs.isnan().any():
+        return float("nan")
+    finite = outputs.double().nan_to_num()  # infinite ones stay the first and the last
+    return float(roc_auc_score(targets[:, both].numpy(), finite[:, both].numpy(), average="macro"))
+
+
+def number_scores(said: Tensor, truth: Tensor) -> list[dict[str, float]]:
+    """R2 and the mean absolute error of each of k numbers, of predictions and truth (n, k) in their own units. NaN if a
+    prediction is not finite, and R2 also for a single example. R2 of a truth that is always the same is 0, or 1 if it
+    is met.
+    """
+    from sklearn.metrics import mean_absolute_error, r2_score
+
+    if not said.isfinite().all():
+        return [{"r2": float("nan"), "mae": float("nan")}] * said.shape[1]
+    found = []
+    for true, given in zip(truth.T.numpy(), said.T.numpy(), strict=True):
+        r2 = float(r2_score(true, given)) if len(true) > 1 else float("nan")
+        found.append({"r2": r2, "mae": float(mean_absolute_error(true, given))})
+    return found
+
+
+def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
+    """Of labels (n, k): accuracy of single labels, the share of examples with all labels right (subset_accuracy), mean
+    auc, and precision, recall and f1 over all labels together. A probability of at least 1/2 says that a label holds.
+    """
+    from sklearn import metrics
+
+    truth, said = targets.numpy(), (probabilities >= 0.5).numpy()
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, said, average="micro", zero_division=0.0)
+    loss = nn.functional.binary_cross_entropy(probabilities.double(), targets.double())
+    return {
+        "accuracy": float((said == truth).mean()),
+        "subset_accuracy": float(metrics.accuracy_score(truth, said)),
+        "auc": mean_auc(probabilities, targets),
+        **{"precision": float(precision), "recall": float(recall), "f1": float(f1), "loss": float(loss)},
+    }
 
 
 def indicators(targets: torch.Tensor | Sequence[int], scores: torch.Tensor | Sequence[float]) -> dict[str, float]:

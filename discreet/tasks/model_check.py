@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from discreet.tasks.examples import Task
 from discreet.tasks.models import MODELS, build_model, check_model
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
 
 _TEXT_MODELS = frozenset({"lstm"})
 
@@ -15,6 +16,7 @@ _TRIAL_SEED = 7
 
 
 _TRIAL_EXAMPLES = 3
+_OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers"}
 
 
 def check_fits(name: str, task: Task) -> None:
@@ -29,7 +31,7 @@ def check_fits(name: str, task: Task) -> None:
         words = {True: "text", False: "numbers"}
         raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
     try:
-        model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+        model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
         check_model(model)
         _check_sequence(name, model)
         _try_model(name, model, task)
@@ -39,7 +41,7 @@ def check_fits(name: str, task: Task) -> None:
 
 def num_params_of(name: str, task: Task) -> int:
     """How many parameters model `name` has for a task."""
-    model = build_model(name, task.input_shape, task.num_classes, seed=_TRIAL_SEED)
+    model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -64,10 +66,11 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
             alone = [model(one) for one in torch.split(inputs, 1)]
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
-    wanted = (len(inputs), task.num_classes)
+    wanted = (len(inputs), task.num_outputs)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not logits of shape {wanted}")
+        what = f"{_OUTPUTS[task.target.kind]} of shape {wanted}"
+        raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not {what}")
     if not torch.equal(logits, again):
         raise ValueError(f"model.name: {name} draws random numbers (dropout), which no seed here controls")
     if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):

@@ -107,6 +107,7 @@ MODELS: dict[str, Builder] = {
     "cnn": _cnn,
     "scattering": _scattering,
     "lstm": _lstm,
+    "linear": _perceptron(),  # of regression: logistic_regression by its usual name
 }
 
 
@@ -115,10 +116,11 @@ OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
-    """The model `name` for inputs (n, *input_shape), giving logits (n, num_classes), on the CPU.
+    """The model `name` for inputs (n, *input_shape), giving (n, num_classes), on the CPU: logits of classes or
+    labels, or numbers.
 
     `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
-    number of classes to a module. The same `seed` gives the same initial parameters; the global random generator is
+    number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
     left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
     builder = MODELS.get(name) or _own_builder(name)

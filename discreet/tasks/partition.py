@@ -16,6 +16,7 @@ from discreet.tasks.examples import Examples, Task
 _Parts = list[np.ndarray[Any, Any]]
 _SHARDS_PER_CLIENT = 2
 SAMPLED = "sampled"
+BY_CLASS = ("dirichlet", "shards")
 
 
 def partition_indices(
@@ -23,7 +24,8 @@ def partition_indices(
 ) -> list[torch.Tensor]:
     """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0, n).
 
-    targets: (n,) class numbers. `data.partition_seed` decides the draw; "natural" draws nothing. `data.partition`:
+    targets: (n,) class numbers, or (n, k) labels or numbers. `data.partition_seed` decides the draw; "natural" draws
+    nothing. `data.partition`:
 
     - "iid": shuffled and dealt; sizes differ by at most 1.
     - "dirichlet": each class is shared out in proportions from Dirichlet(alpha): small alpha, skewed clients
@@ -32,7 +34,8 @@ def partition_indices(
       al. 2017, section 3). If the examples do not divide, the rest makes more shards, a third for some.
     - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of owners.
 
-    Raises ValueError for more clients than examples (twice as many for "shards"), natural owners that are missing or
+    Raises ValueError for more clients than examples (twice as many for "shards"), a partition by classes of data that
+    have none, natural owners that are missing or
     of another number, and "sampled" clients, who share nothing out: see `sampled_indices`.
     """
     if data.num_clients > len(targets):
@@ -44,6 +47,8 @@ def partition_indices(
         # in every client process.
         order = np.random.default_rng(data.partition_seed).permutation(len(targets))
         parts = np.array_split(order, data.num_clients)
+    elif data.partition in BY_CLASS and targets.ndim > 1:
+        raise ValueError(f"data.partition: {data.partition} shares out by classes, and these data have none: take iid")
     elif data.partition == SAMPLED:
         raise ValueError("data.partition=sampled shares nothing out: each client's view is drawn by its number")
     else:

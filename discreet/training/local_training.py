@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from discreet.client_settings import TaskConfig
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters
+from discreet.training.task_loss import loss_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -46,15 +49,25 @@ class ExamplePrivacy:
         return Gaussian(self.noise_multiplier, draws=self.draws)
 
 
+PLAIN = TaskConfig()
+
+
 @dataclass(frozen=True)
 class LocalSettings:
-    """What a client does with its examples in one round. `example` None: plain SGD on shuffled batches."""
+    """What a client does with its examples in one round. `example` None: plain SGD on shuffled batches. `task` has the
+    loss."""
 
     epochs: int
     batch_size: int
     learning_rate: float
     momentum: float
     example: ExamplePrivacy | None = None
+    task: TaskConfig = PLAIN
+
+    @property
+    def loss(self) -> Loss:
+        """What is learned by, one value an example."""
+        return loss_of(self.task)
 
 
 class Stepping(Protocol):
@@ -246,7 +259,8 @@ class _Client:
     ) -> None:
         # Not torch.optim: importing it costs each client process 1.5 s.
         with torch.enable_grad():
-            loss = nn.functional.cross_entropy(self.model(self.examples.inputs[batch]), self.examples.targets[batch])
+            outputs, targets = self.model(self.examples.inputs[batch]), self.examples.targets[batch]
+            loss = self.settings.loss(outputs, targets).mean()
             gradients = torch.autograd.grad(loss, list(self.model.parameters()))
         for values, gradient in zip(into, gradients, strict=True):
             values.mul_(keep).add_(gradient, alpha=rate)
@@ -256,7 +270,9 @@ class _Client:
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, l2_norm_clip: float) -> Tensor:
         inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
-        return clipped_gradient_sum(self.model, inputs, targets=targets, l2_norm_clip=l2_norm_clip)[0].unsqueeze(0)
+        loss = self.settings.loss
+        total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, l2_norm_clip=l2_norm_clip, loss=loss)
+        return total.unsqueeze(0)
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         assert self.settings.example is not None

@@ -14,9 +14,9 @@ from sklearn.datasets import load_breast_cancer
 
 from discreet.cli.predict import main
 from discreet.config import load_config
+from discreet.federated.prediction_tables import indicators_of
 from discreet.federated.predictions import (
     feature_names,
-    indicators_of,
     load_model,
     predict,
     read_inputs,

@@ -99,7 +99,7 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
         ran.append(accuracies[len(ran) % 4])
 
     monkeypatch.setattr(tune, "simulate", simulated)
-    monkeypatch.setattr(tune, "_accuracy", lambda _: ran[-1])
+    monkeypatch.setattr(tune, "_score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
     assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1"]) == 0
     assert ran == accuracies

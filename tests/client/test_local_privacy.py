@@ -19,6 +19,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
 from discreet.privacy.randomness import seeded_source
 from discreet.settings import client_settings
+from discreet.training.local_training import LocalSettings
 from tests.client.clients import (
     OFF,
     SIZE,
@@ -87,7 +88,9 @@ def test_laplace_noise_is_drawn_for_twice_the_clip_norm(noise: str) -> None:
 def step(count: int, noise_multiplier: float, *, dims: int = 5, classes: int = 3) -> Tensor:
     model = linear(dims=dims, classes=classes)
     data, privacy = examples(count, dims=dims, classes=classes), LocalPrivacy("laplace_step", CLIP, noise_multiplier)
-    return release_step(model, data, learning_rate=RATE, privacy=privacy, source=seeded_source(5437))
+    return release_step(
+        model, data, training=LocalSettings(1, 1, RATE, 0.0), privacy=privacy, source=seeded_source(5437)
+    )
 
 
 def test_a_laplace_step_is_one_step_against_the_mean_of_gradients_clipped_in_l1() -> None:

@@ -33,6 +33,7 @@ from discreet.settings import (
     OperationsConfig,
     PrivacyConfig,
     RunConfig,
+    TaskConfig,
     UserPrivacyConfig,
     client_settings,
 )
@@ -87,6 +88,7 @@ SCHEDULED = RunConfig(
 REQUESTS = {
     "of the default run": REQUEST,
     "with every client-side guarantee": TrainRequest(1, 0.3, client_settings(SCHEDULED)),
+    "with weights of classes": replace(REQUEST, run=replace(REQUEST.run, task=TaskConfig(class_weights=[1.0, 2.5]))),
     "of a simulation": replace(REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")),
 }
 
@@ -101,11 +103,13 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 TRAVELS = {
     *("version", "round", "clip_norm", "rounds", "model", "delta", "accountant", "noise"),
     *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+    "task.huber_delta",
     *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
     *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
 }
 IF_GIVEN = {
+    *("task.loss", "task.class_weights"),
     *("data.examples_per_client", "data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"),
     *("example.noise_multiplier", "example.target_epsilon", "example.max_epsilon"),
     *("local.epsilon", "local.noise_multiplier", "local.max_epsilon"),
@@ -135,9 +139,11 @@ def names_of(record: object, prefix: str = "") -> Iterator[str]:
 
 
 UNREADABLE = {
-    "train request has version 2, this client reads version 1": {"version": 2},
-    "train request has version None, this client reads version 1": {"version": None},
+    "train request has version 1, this client reads version 2": {"version": 1},
+    "train request has version None, this client reads version 2": {"version": None},
     "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
+    "task.loss must be one of": {"task.loss": "hinge"},
+    "task.class_weights must be a list of finite numbers above 0": {"task.class_weights": [1.0, -1.0]},
     "round must be a whole number of at least 1": {"round": 0},
     "clip_norm must be above 0 (got -1": {"clip_norm": -1.0},
     "clip_norm must be above 0 (got nan": {"clip_norm": math.nan},

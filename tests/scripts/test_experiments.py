@@ -27,6 +27,8 @@ ALONE = {
     "gaussian_local": (["data.num_clients=10"], {"local"}),
     "homo_lr_dpsgd": ([], {"example"}),
     "laplace_local": ([], {"local"}),
+    "multilabel": ([], {"user"}),
+    "regression": ([], {"example"}),
     "silos": ([], {"example"}),
 }
 FEW_OF_MNIST = ["data.num_clients=600", "sampling.kind=poisson", "sampling.probability=0.01"]

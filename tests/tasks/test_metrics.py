@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 
 from discreet.tasks.examples import Examples
 from discreet.tasks.metrics import Evaluation, evaluate, indicators
+from discreet.tasks.targets import LABELS, NUMBERS, Target
+from discreet.training.losses import binary_cross_entropy, squared
 
 NAN, INF = float("nan"), float("inf")
 
@@ -52,7 +55,7 @@ def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> No
 
 def test_an_infinite_loss_is_reported_as_infinite() -> None:
     result = evaluate(Logits(), logits([-INF, 0.0], targets=[0]))
-    assert result == Evaluation(loss=INF, accuracy=0.0, num_examples=1)
+    assert result == Evaluation(loss=INF, scores={"accuracy": 0.0}, num_examples=1)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -128,3 +131,35 @@ def test_a_sure_and_wrong_score_has_a_finite_loss() -> None:
 def test_what_is_not_a_binary_prediction_is_refused(targets: list[int], scores: list[float]) -> None:
     with pytest.raises(ValueError, match=r"targets|scores"):
         indicators(targets, scores)
+
+
+def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
+    price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
+    table = Examples(torch.tensor([[-0.5], [0.0], [1.0]]), price.scaled(torch.tensor([[40.0], [110.0], [190.0]])))
+    result = evaluate(Logits(), table, loss=squared, target=price)
+    said, truth = [50.0, 100.0, 200.0], [40.0, 110.0, 190.0]
+    assert result.scores == pytest.approx({"r2": r2_score(truth, said), "mae": 10.0}, rel=1e-6)
+    assert result.loss == pytest.approx(0.01, rel=1e-5)
+    assert result.score == result.scores["r2"]
+
+
+def test_a_number_that_is_not_finite_leaves_no_score() -> None:
+    price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
+    result = evaluate(Logits(), Examples(torch.tensor([[NAN], [0.0]]), torch.zeros(2, 1)), loss=squared, target=price)
+    assert math.isnan(result.loss)
+    assert all(map(math.isnan, result.scores.values()))
+
+
+def test_labels_are_right_one_by_one_and_auc_leaves_out_a_label_that_never_changes() -> None:
+    topics = Target(LABELS, ("sport", "art", "always"))
+    outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, 3.0, 1.0], [1.0, 0.5, -1.0], [0.5, -2.0, 1.0]])
+    table = Examples(outputs, torch.tensor([[1.0, 0, 1], [0, 1, 1], [0, 0, 1], [1, 0, 1]]))
+    result = evaluate(Logits(), table, loss=binary_cross_entropy, target=topics)
+    aucs = [roc_auc_score(table.targets[:, column], outputs[:, column]) for column in (0, 1)]
+    assert result.scores == pytest.approx({"accuracy": 9 / 12, "auc": sum(aucs) / 2})
+    assert result.loss == pytest.approx(log_loss_of(outputs, table.targets), rel=1e-6)
+
+
+def log_loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    chances = 1 / (1 + torch.exp(-outputs.double()))
+    return float(-torch.where(targets == 1, chances.log(), (1 - chances).log()).mean())

@@ -1,0 +1,121 @@
+"""What is predicted of an example: its class, labels of which any number may hold, or numbers in public ranges."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("discreet")
+
+Array = np.ndarray[Any, Any]
+
+CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"
+KINDS = (CLASSES, LABELS, NUMBERS)
+
+
+class FolderError(ValueError):
+    """Data in a folder are missing, can't be read, or do not fit. The message may hold values of the data."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted of an example.
+
+    Attributes:
+      kind: classes (one of several), labels (each of several holds or does not), or numbers.
+      names: of the labels or numbers, at least one; of classes none.
+      low, high: the public range of each number. A model learns numbers as -1..1, which is low..high. A value outside
+        is set to the nearer end: how far outside it is must not be told.
+
+    >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
+    >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist(), price.in_units(torch.tensor([[-0.5]])).tolist()
+    ([[-0.5], [1.0]], [[50.0]])
+    """
+
+    kind: str = CLASSES
+    names: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
+        if (self.kind == CLASSES) != (not self.names):
+            raise ValueError(f"names must be given for labels and numbers, and for nothing else (got {self.names})")
+        wanted = len(self.names) if self.kind == NUMBERS else 0
+        if (len(self.low), len(self.high)) != (wanted, wanted):
+            raise ValueError(f"low and high must be {wanted} numbers (got {self.low} and {self.high})")
+        if not all(-math.inf < low < high < math.inf for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"high must be above low, and both finite (got {self.high} and {self.low})")
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Numbers (n, k) in their own units as what a model learns, float32 in -1..1."""
+        low, high = self._range()
+        share: Tensor = (values.double() - low) / (high - low)
+        return (share.clamp(0, 1) * 2 - 1).float()
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The inverse of `scaled`, float64; what lies beyond -1..1 is not cut."""
+        low, high = self._range()
+        return low + (outputs.double() + 1) / 2 * (high - low)
+
+    def _range(self) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.low, dtype=torch.float64), torch.tensor(self.high, dtype=torch.float64)
+
+
+CLASS = Target()
+
+
+def targets_of(values: Array, target: Target, *, num_classes: int, what: str) -> Tensor:
+    """Targets as examples hold them: class numbers (n,) int64; otherwise (n, k) float32, labels as 0 and 1, numbers
+    scaled. `values` are (n,), or (n, k) for labels and numbers; `what` names them in errors.
+
+    Raises:
+      FolderError: one is missing, or is none of what is predicted.
+    """
+    if target.kind == CLASSES:
+        return classes_of(values, num_classes, what)
+    columns = values.reshape(len(values), -1) if values.dtype.kind in "fiub" else np.zeros((0, 0))
+    if columns.shape[1] != len(target.names):
+        raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
+    numbers = columns.astype(np.float64)
+    _refuse_row(~np.isfinite(numbers), "is missing or not finite", target, what)
+    if target.kind == LABELS:
+        _refuse_row((numbers != 0) & (numbers != 1), "is not 0 or 1", target, what)
+        return torch.from_numpy(numbers).float()
+    outside = np.count_nonzero((numbers < np.array(target.low)) | (numbers > np.array(target.high)))
+    if outside:
+        logger.warning(
+            "%s: %d of %d targets lie outside target_low..target_high, and are set to it", what, outside, numbers.size
+        )
+    return target.scaled(torch.from_numpy(numbers))
+
+
+def _refuse_row(wrong: Array, how: str, target: Target, what: str) -> None:
+    if wrong.any():
+        row, column = (int(place) for place in np.argwhere(wrong)[0])
+        raise FolderError(f"{what}: {target.names[column]} in row {row} {how}")
+
+
+def classes_of(values: Array, num_classes: int, what: str) -> Tensor:
+    """Targets (n,) as class numbers, int64; `what` names them in errors.
+
+    Raises:
+      FolderError: one is missing, or is not a whole number in [0, num_classes).
+    """
+    if values.ndim != 1 or values.dtype.kind not in "fiu":
+        raise FolderError(f"{what}: targets must be one number a row, not {values.dtype} of shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
+    whole = values.astype(np.int64)
+    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= num_classes))
+    if len(outside):
+        row = int(outside[0])
+        raise FolderError(f"{what}: the class in row {row} is {values[row]:g}, not one of 0 to {num_classes - 1}")
+    return torch.from_numpy(whole)
