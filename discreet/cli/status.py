@@ -14,7 +14,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
-from discreet.tasks.metrics import SCORES, main_score
+from discreet.tasks.scores import SCORES, score_columns
 
 EXAMPLES = """examples:
   discreet status outputs/first
@@ -42,8 +42,7 @@ def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
         facts["seconds_since_update"] = round(((now or datetime.now(UTC)) - updated).total_seconds())
         facts |= {"reason": status.reason, "nodes": status.nodes, "failures": dict(status.failures)}
         facts |= {"last_failure": status.last_failure, "last_failure_round": status.last_failure_round}
-    scores = [name for name in SCORES if name in row] or [main_score(row)]
-    facts |= {name: row.get(name) for name in (*scores, "loss", "cohort", "replies")}
+    facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
     facts["epsilon"] = {
         name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
     }

@@ -40,7 +40,7 @@ from discreet.logs import log_to
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.selection import SHAPES, TrialCount
 from discreet.simulation.in_process import simulate
-from discreet.tasks.metrics import main_score
+from discreet.tasks.scores import main_score
 
 EXAMPLES = """examples:
   discreet tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned

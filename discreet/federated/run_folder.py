@@ -39,7 +39,7 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings, described
-from discreet.tasks.metrics import SCORES, main_score
+from discreet.tasks.scores import score_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -388,8 +388,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
     text = io.StringIO(newline="")
-    scores = [name for name in SCORES if any(name in row for row in rows)] or [main_score(())]
-    columns = ("round", "loss", *scores, *METRICS)
+    columns = ("round", "loss", *score_columns(rows), *METRICS)
     writer = csv.DictWriter(text, columns)
     if header:
         writer.writeheader()

@@ -26,7 +26,7 @@ from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
-from discreet.tasks.metrics import SCORES, main_score
+from discreet.tasks.scores import SCORES, main_score
 
 logger = logging.getLogger("discreet")
 
@@ -71,7 +71,7 @@ class Scores(Protocol):
 
     @property
     def scores(self) -> Mapping[str, float | None]:
-        """By their names in `discreet.tasks.metrics.SCORES`; the higher the `main_score`, the better."""
+        """By their names in `discreet.tasks.scores.SCORES`; the higher the `main_score`, the better."""
 
 
 class BudgetSpentError(RuntimeError):

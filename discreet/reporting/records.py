@@ -15,7 +15,7 @@ from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings import described
-from discreet.tasks.metrics import main_score
+from discreet.tasks.scores import main_score
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.

@@ -21,7 +21,7 @@ from discreet.reporting.records import (
     short_names,
     tried_settings,
 )
-from discreet.tasks.metrics import SCORES
+from discreet.tasks.scores import score_columns
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest."""
     tried = tried_settings(records)
     short = short_names(tried)
-    scores = [name for name in SCORES if any(name in record.rounds[-1] for record in records)]
+    scores = score_columns(record.rounds[-1] for record in records)
     columns = ("run", *scores, *_SPENT, *(short[name] for name in tried), *_REST)
     rows = ((record.name, *_results(record, scores), *_tried(record, tried), *_rest(record)) for record in records)
     return Table(columns, tuple(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.tasks.examples import Examples
+from discreet.tasks.scores import main_score
 from discreet.tasks.targets import CLASS, CLASSES, LABELS, Target
-
-# What a round's row says beside the loss, and by which of them models are compared: larger is better.
-SCORES = ("accuracy", "auc", "r2", "mae")
-MAIN = ("accuracy", "r2")
-
-
-def main_score(names: Iterable[str]) -> str:
-    """The name of the score by which models with these columns are compared; accuracy if there is none yet."""
-    given = {*names}
-    return next((name for name in MAIN if name in given), MAIN[0])
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -29,7 +19,7 @@ class Evaluation:
 
     Attributes:
       loss: the mean loss of an example; cross entropy is in nats.
-      scores: by their names in `SCORES`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
+      scores: by their names in `discreet.tasks.scores.SCORES`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
         of all labels that is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of
         numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
       num_examples: at least 1.
