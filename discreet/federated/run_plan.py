@@ -13,7 +13,7 @@ from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
 from discreet.federated.training_run import Plan, TrainingRun
 from discreet.federated.transport import Transport
-from discreet.training.task_loss import chance_loss
+from discreet.training.fitting_loss import chance_loss
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:

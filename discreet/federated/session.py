@@ -32,7 +32,8 @@ from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
 from discreet.tasks.targets import Target
-from discreet.training.task_loss import loss_of, resolved_task
+from discreet.training.fitting_loss import resolved_task
+from discreet.training.task_loss import loss_of
 
 logger = logging.getLogger("discreet")
 

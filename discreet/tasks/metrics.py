@@ -13,6 +13,7 @@ from discreet.tasks.examples import Examples
 from discreet.tasks.scores import main_score
 from discreet.tasks.targets import CLASS, CLASSES, LABELS, Target
 
+
 @dataclass(frozen=True)
 class Evaluation:
     """How good a model is.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.tasks.examples import Task
-from discreet.tasks.models import MODELS, build_model, check_model
+from discreet.tasks.models import MODELS, build_model
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
 
 _TEXT_MODELS = frozenset({"lstm"})
@@ -17,6 +17,41 @@ _TRIAL_SEED = 7
 
 _TRIAL_EXAMPLES = 3
 _OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers"}
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ValueError with the reason if `model` cannot be trained with per-example clipping.
+
+    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists;
+    any other buffer that is saved with the model, since it would leave a client outside the clipped update;
+    no trainable parameters; parameters that are NaN or infinite from the start; frozen parameters, since they are
+    part of the vector that travels; parameters that are not floats.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BATCH_NORMS):
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
+                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model)"
+            )
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]
+    if saved:
+        raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
+    if not any(parameter.numel() for parameter in model.parameters()):
+        raise ValueError("the model has no trainable parameters")
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
+        if not parameter.requires_grad:
+            raise ValueError(
+                f"the parameter {name} is frozen, and noise would be added to it all the same. Train it, or "
+                "compute the frozen part once as features of the data"
+            )
 
 
 def check_fits(name: str, task: Task) -> None:

@@ -8,13 +8,14 @@ gradient of each value bounds what the example can change.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.privacy.rules.objective import Loss
+from discreet.training.named_losses import LOSSES, absolute, binary_cross_entropy, huber, numbers_of, squared
+
+__all__ = ["LOSSES", "absolute", "binary_cross_entropy", "huber", "per_example_loss", "squared"]
 
 # torch.nn's losses by what they give with reduction="none": a value for each number of the outputs, which must then
 # have the shape of the targets; one for each position; one for each example.
@@ -24,67 +25,6 @@ _BY_NUMBER = (
 )
 _BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
 _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
-
-
-def _numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (n, numbers) of the outputs' type: (n,) and (n, 1) are the same. Nothing is broadcast over examples."""
-    count = len(outputs)
-    left, right = outputs.reshape(count, -1), targets.reshape(len(targets), -1).to(outputs.dtype)
-    if left.shape != right.shape:
-        raise ValueError(
-            f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have {tuple(targets.shape)}: "
-            "this loss needs as many outputs as targets an example"
-        )
-    return left, right
-
-
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared error, (n,), the mean over an example's targets: outputs and targets (n,) or (n, k).
-
-    >>> import torch
-    >>> squared(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]))
-    tensor([1., 4.])
-    """
-    left, right = _numbers(outputs, targets)
-    return (left - right).square().mean(1)
-
-
-def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The absolute error, (n,), the mean over an example's targets."""
-    left, right = _numbers(outputs, targets)
-    return (left - right).abs().mean(1)
-
-
-def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Huber's loss with delta 1, (n,): squared/2 up to an error of 1, linear beyond; the mean over targets.
-
-    >>> import torch
-    >>> huber(torch.tensor([0.5, 3.0]), torch.tensor([0.0, 0.0]))
-    tensor([0.1250, 2.5000])
-    """
-    return functional.huber_loss(*_numbers(outputs, targets), reduction="none").mean(1)
-
-
-def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of yes-or-no labels, (n,), the mean over an example's labels.
-
-    outputs are logits (n,), (n, 1) or (n, labels), targets 0 or 1 (or between) in as many numbers: one for a binary
-    task, several for a multi-label one.
-
-    >>> import torch
-    >>> binary_cross_entropy(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [1, 0, 0]]))
-    tensor([0.6931, 0.6931])
-    """
-    return functional.binary_cross_entropy_with_logits(*_numbers(outputs, targets), reduction="none").mean(1)
-
-
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared": squared,
-    "absolute": absolute,
-    "huber": huber,
-}
 
 
 def per_example_loss(criterion: nn.Module) -> Loss:
@@ -113,7 +53,7 @@ def per_example_loss(criterion: nn.Module) -> Loss:
     single, summed = copy.copy(criterion), criterion.reduction in ("sum", "batchmean")
     single.__dict__["reduction"] = "none"
     if kind in _BY_NUMBER:
-        return lambda outputs, targets: _reduced(single(*_numbers(outputs, targets)), summed)
+        return lambda outputs, targets: _reduced(single(*numbers_of(outputs, targets)), summed)
     if kind in _BY_EXAMPLE:
         return lambda outputs, targets: single(outputs, targets)
     return lambda outputs, targets: _class_values(single, outputs, targets, summed=summed)

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.client_settings import ConfigError, TaskConfig
+from discreet.client_settings import TaskConfig
 from discreet.privacy.rules.objective import Loss, cross_entropy
-from discreet.tasks.examples import Task
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
-from discreet.training.losses import LOSSES
-
-# The losses for each kind of targets, the usual one first.
-FITTING = {
-    CLASSES: ("cross_entropy",),
-    LABELS: ("binary_cross_entropy",),
-    NUMBERS: ("squared", "absolute", "huber"),
-}
+from discreet.training.named_losses import LOSSES
 
 
 def loss_of(task: TaskConfig) -> Loss:
@@ -43,29 +33,3 @@ def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[f
 def huber(outputs: Tensor, targets: Tensor, *, delta: float) -> Tensor:
     """Huber's loss of each example, (n,), the mean over its numbers (n, k): squared / 2 up to an error of `delta`."""
     return functional.huber_loss(outputs, targets, reduction="none", delta=delta).mean(1)
-
-
-def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name.
-
-    Raises:
-      ConfigError: the loss does not fit what is predicted, or the class weights do not fit the classes.
-    """
-    kind = task.target.kind
-    fitting = FITTING[kind]
-    if asked.loss is not None and asked.loss not in fitting:
-        named = " or ".join(fitting)
-        raise ConfigError(f"task.loss must be {named} for {task.name}, whose targets are {kind} (got {asked.loss})")
-    weights = asked.class_weights
-    if weights is not None and len(weights) != task.num_classes:
-        has = f"{task.num_classes} classes" if kind == CLASSES else f"{kind} and no classes"
-        raise ConfigError(f"task.class_weights must be one number a class: {task.name} has {has} (got {len(weights)})")
-    return TaskConfig(asked.loss or fitting[0], weights, asked.huber_delta)
-
-
-def chance_loss(settings: TaskConfig, task: Task) -> float:
-    """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
-    the middle of every range. log(classes) for cross entropy without weights."""
-    outputs = torch.zeros(len(task.test), task.num_outputs, dtype=torch.float64)
-    targets = task.test.targets
-    return float(loss_of(settings)(outputs, targets if task.num_classes else targets.double()).mean())

@@ -14,12 +14,11 @@ from torch.nn.functional import cross_entropy
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.model_check import check_fits
+from discreet.tasks.model_check import check_fits, check_model
 from discreet.tasks.models import (
     MODELS,
     build_model,
     character_lstm,
-    check_model,
     flatten_parameters,
     load_parameters,
     named_parameters_of,

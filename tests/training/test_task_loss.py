@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional
 
 from discreet.client_settings import ConfigError, TaskConfig
+from discreet.privacy.rules.objective import cross_entropy
 from discreet.tasks.datasets import load_task
-from discreet.training.losses import cross_entropy
-from discreet.training.task_loss import chance_loss, loss_of, resolved_task
+from discreet.training.fitting_loss import chance_loss, resolved_task
+from discreet.training.task_loss import loss_of
 
 DRAW = torch.Generator().manual_seed(70217)
 
