@@ -20,7 +20,7 @@ class Evaluation:
 
     Attributes:
       loss: the mean loss of an example; cross entropy is in nats.
-      scores: by their names in `discreet.tasks.scores.SCORES`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
+      scores: see `discreet.tasks.scores`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
         of all labels that is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of
         numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
       num_examples: at least 1.
