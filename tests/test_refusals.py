@@ -25,7 +25,12 @@ VALUE_ERRORS = (
     *("discreet/privacy/per_example.py", "discreet/privacy/rules/", "discreet/tasks/datasets.py"),
     "discreet/federated/round.py",
     *("discreet/tasks/examples.py", "discreet/tasks/images.py", "discreet/tasks/model", "discreet/tasks/partition.py"),
-    *("discreet/tasks/text.py", "discreet/training/group_norm.py", "discreet/training/losses.py"),
+    *(
+        "discreet/tasks/text.py",
+        "discreet/training/group_norm.py",
+        "discreet/training/losses.py",
+        "discreet/training/named_losses.py",
+    ),
     "discreet/deployment/compose_nodes.py",
 )
 NOT_FOR_A_USER = ("a part must have", "expected_cohort must be")  # of round.py: a program's mistakes
