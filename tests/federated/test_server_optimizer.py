@@ -88,7 +88,7 @@ def by_discreet(optimizer: ServerOptimizer) -> Tensor:
         (ServerYogi(), FedYogi),
         (ServerYogi(0.3, 0.8, 0.95, 0.1), lambda: FedYogi(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
     ],
-    ids=str,
+    ids=["sgd", "momentum", "adam", "adam-given", "yogi", "yogi-given"],
 )
 def test_rounds_without_noise_and_clip_are_those_of_flowers_strategy(
     ours: ServerOptimizer, flowers: Callable[[], FedAvg], monkeypatch: pytest.MonkeyPatch
