@@ -49,7 +49,7 @@ WRONG = {
     "privacy.local.kind=gaussian": "both missing with privacy.local.kind=gaussian: give one, for instance",
     "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
     "resume=true": "output_dir must be given with resume=true",
-    "experiment=silo": "there is no experiment=silo; did you mean silos? There are adaptive_clipping, ",
+    "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
     "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
