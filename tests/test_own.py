@@ -169,8 +169,17 @@ def norm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, num_classes))
 
 
+class Jitter(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(inputs, 0.5, self.training)
+
+
+def jitter(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), Jitter(), nn.Linear(8, num_classes))
+
+
 def dropout(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, num_classes))
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, num_classes))
 
 
 def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -227,7 +236,7 @@ REFUSED = {
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
     "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
-    "tests.test_own:dropout": "draws random numbers",
+    "tests.test_own:jitter": "draws random numbers by itself",
     "tests.test_own:shared": "nn.Sequential with shared parameters or hooks",
     "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
@@ -263,6 +272,18 @@ def test_an_own_model_has_example_level_privacy_too(tmp_path: Path) -> None:
     few = ["sampling.kind=everyone", "training.batch_size=64", f"output_dir={tmp_path / 'run'}"]
     simulate(load_config([*QUICK, *off, *data, *few]))
     assert 0 < (RunFolder(tmp_path / "run").read_metrics()[-1]["epsilon_example"] or 0) < 10
+
+
+def test_a_model_with_dropout_is_evaluated_and_predicts_without_masks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, model = tmp_path / "run", "model.name=tests.test_own:dropout"
+    simulate(load_config([*QUICK, "data.name=folder", f"data.path={OWN}", model, f"output_dir={out}"]))
+    accuracy = RunFolder(out).read_metrics()[-1]["accuracy"]
+    for said in ("one.csv", "two.csv"):
+        assert predict([str(out), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / said)]) == 0
+        assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def test_a_model_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

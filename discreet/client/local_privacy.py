@@ -26,6 +26,7 @@ from discreet.privacy.mechanisms import (
 )
 from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
+from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters
 from discreet.training.local_training import LocalSettings
@@ -116,9 +117,10 @@ def release_step(
         return torch.zeros_like(flatten_parameters(model))
     model.train()
     inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
-    total, _ = l1_clipped_gradient_sum(
-        model, inputs, targets=targets, l1_norm_clip=privacy.norm_clip, loss=training.loss
-    )
+    with masks_from(source, model):
+        total, _ = l1_clipped_gradient_sum(
+            model, inputs, targets=targets, l1_norm_clip=privacy.norm_clip, loss=training.loss
+        )
     step = -learning_rate * total / len(examples)
     sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)

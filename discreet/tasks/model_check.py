@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
 from discreet.tasks.models import MODELS, build_model
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
@@ -59,7 +60,8 @@ def check_fits(name: str, task: Task) -> None:
 
     Shapes are tried on three examples of the public test set. Text models read token ids and the others numbers, which
     a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of logits for each
-    example, an example that changes the outputs of another, and a model that draws random numbers.
+    example, an example that changes the outputs of another, and a model that draws random numbers outside dropout
+    layers of torch.nn.
     """
     reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
@@ -95,6 +97,8 @@ def _check_sequence(name: str, model: nn.Module) -> None:
 def _try_model(name: str, model: nn.Module, task: Task) -> None:
     inputs = task.test.inputs[:_TRIAL_EXAMPLES]
     model.train()
+    for layer in dropout_layers(model):
+        layer.eval()  # what still draws is something else
     with torch.random.fork_rng(devices=[]):
         try:
             logits, again = model(inputs), model(inputs)
@@ -107,7 +111,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         what = f"{_OUTPUTS[task.target.kind]} of shape {wanted}"
         raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not {what}")
     if not torch.equal(logits, again):
-        raise ValueError(f"model.name: {name} draws random numbers (dropout), which no seed here controls")
+        raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")
     if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
         raise ValueError(
             f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"

@@ -22,6 +22,7 @@ from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
+from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters
 from discreet.training.task_loss import loss_of
@@ -224,7 +225,7 @@ def local_update(
       examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
         takes its steps and draws its noise all the same, since one example less must not be seen.
       settings: epochs, batch size, rates.
-      source: of batches and noise.
+      source: of batches, noise and, if the model has them, the masks of dropout (`masks_from`).
     """
     start = params.to(torch.float32)
     if steps_of(len(examples), settings) == 0:
@@ -234,10 +235,11 @@ def local_update(
     client = _Client(model, examples, settings, source)
     # Views of the model's own parameters: as the loops move these in place, the model has moved.
     rows = [parameter.detach().unsqueeze(0) for parameter in model.parameters()]
-    if settings.example:
-        dp_sgd(client, rows, [len(examples)], settings)
-    else:
-        sgd(client, rows, settings)
+    with masks_from(source, model):
+        if settings.example:
+            dp_sgd(client, rows, [len(examples)], settings)
+        else:
+            sgd(client, rows, settings)
     return flatten_parameters(model) - start
 
 

@@ -55,6 +55,7 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     ("engine", "guarantees"),
     [
         ("one_by_one", []),
+        pytest.param("auto", ["model.name='tests.tasks.test_dropout:sequence'"], marks=slow),
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
     ],

@@ -1,0 +1,49 @@
+"""Dropout: the one kind of layer that may draw random numbers as a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from discreet.privacy.randomness import RandomSource
+
+_DROPOUTS = {
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    nn.MultiheadAttention,  # which drops by itself
+}
+
+
+def dropout_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of torch.nn that draw masks as `model` trains. A class derived from one may draw in another way, and
+    is none of them.
+
+    >>> dropout_layers(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2), nn.Dropout(0.0)))
+    [Dropout(p=0.2, inplace=False)]
+    """
+    return [layer for layer in model.modules() if type(layer) in _DROPOUTS and _chance(layer) > 0]
+
+
+def _chance(layer: nn.Module) -> float:
+    return float(layer.dropout if isinstance(layer, nn.MultiheadAttention) else layer.p)  # type: ignore[arg-type]
+
+
+@contextmanager
+def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+    """Within it, the model's dropout draws as `source` says: the same masks again for a seeded source, others each time
+    for a secure one. PyTorch's generator on the CPU, which draws them, is left as it was, and is not touched if the
+    model has no dropout.
+
+    Masks are not noise that protects: they need not be secret, and no guarantee counts on them. Each example has masks
+    of its own, which do not depend on any other example's data, and what one example adds to a clipped sum is at most
+    the clip norm for each fixed choice of all masks.
+    """
+    if not dropout_layers(model):
+        yield
+        return
+    seed = int(source.child("dropout").words(1)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
