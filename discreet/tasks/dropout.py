@@ -36,9 +36,10 @@ def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     for a secure one. PyTorch's generator on the CPU, which draws them, is left as it was, and is not touched if the
     model has no dropout.
 
-    Masks are not noise that protects: they need not be secret, and no guarantee counts on them. Each example has masks
-    of its own, which do not depend on any other example's data, and what one example adds to a clipped sum is at most
-    the clip norm for each fixed choice of all masks.
+    Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
+    example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
+    choice of everybody's masks. Of a secure source the seed never leaves this function: who knew it could compute which
+    masks go to which place in a batch, and places shift if an example is missing.
     """
     if not dropout_layers(model):
         yield
