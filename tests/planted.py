@@ -318,6 +318,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "dropout in DPSGD follows a seed that anybody may know",
+        "discreet/tasks/dropout.py",
+        "        torch.default_generator.manual_seed(seed)\n",
+        "",
+        ("tests/central/test_dpsgd.py::test_a_seed_of_torch_that_others_know_does_not_tell_the_masks",),
+    ),
+    Mutant(
         "DPSGD lets a batch be skipped",
         "discreet/central/dpsgd.py",
         "            if self.steps_taken == step:\n",

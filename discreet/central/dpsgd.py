@@ -22,6 +22,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.accountants import PLD
 from discreet.privacy.per_example import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.tasks.dropout import torch_draws_from
 from discreet.training.local_training import (
     ExamplePrivacy,
     counted_examples,
@@ -101,7 +102,7 @@ class DPSGD:
       max_physical_batch: a larger batch is worked on in pieces of so many examples. It stays one batch.
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader.
       noise: "float", or "secure_sum": each value the sum of 4 draws (Holohan and Braghin 2021).
-      seed: makes batches and noise reproducible; they then protect nobody. None: the operating system's randomness.
+      seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
 
     Raises:
       ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't be served.
@@ -223,7 +224,9 @@ class DPSGD:
         """
         self._check_drawn(inputs, targets)
         params: list[Tensor] = [value for value in self._model.parameters() if value.requires_grad]
-        means = noised_means(self._gradients, params, (inputs, targets), settings=self.settings, step=self.steps_taken)
+        step = self.steps_taken
+        with torch_draws_from(self._gradients.source.child("step", step), self._model):
+            means = noised_means(self._gradients, params, (inputs, targets), settings=self.settings, step=step)
         pieces = torch.split_with_sizes(means[0], [value.numel() for value in params])
         self._model.zero_grad()  # of frozen parameters too
         for value, piece in zip(params, pieces, strict=True):

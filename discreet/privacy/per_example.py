@@ -93,8 +93,9 @@ def clipped_gradient_sum(
         other types or on several devices; a loss that is not (n,).
 
     Dropout and other layers that draw for each example by itself are allowed. The bound on what an example adds holds
-    for each fixed choice of all masks, and the masks of the others do not depend on it: so they need not be secret, and
-    come from PyTorch's own generator. Whoever wants the same masks again seeds it.
+    for each fixed choice of all masks. They come from PyTorch's own generator, whose seed must be secret where the sum
+    is released: who knew it could compute the mask of each place in a batch, and places shift if an example is missing.
+    Discreet's clients and DPSGD see to that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)

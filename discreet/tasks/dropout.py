@@ -32,19 +32,28 @@ def _chance(layer: nn.Module) -> float:
 
 @contextmanager
 def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
-    """Within it, the model's dropout draws as `source` says: the same masks again for a seeded source, others each time
-    for a secure one. PyTorch's generator on the CPU, which draws them, is left as it was, and is not touched if the
-    model has no dropout.
-
-    Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
-    example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
-    choice of everybody's masks. Of a secure source the seed never leaves this function: who knew it could compute which
-    masks go to which place in a batch, and places shift if an example is missing.
-    """
+    """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not touched."""
     if not dropout_layers(model):
         yield
         return
+    with torch_draws_from(source, model):
+        yield
+
+
+@contextmanager
+def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+    """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded source, others each time
+    for a secure one. Afterwards those of the CPU and of the model's devices are as they were.
+
+    Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
+    example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
+    choice of everybody's masks. But their seed must be secret, and of a secure source it never leaves this function:
+    who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
+    """
     seed = int(source.child("dropout").words(1)[0])
-    with torch.random.fork_rng(devices=[]):
+    devices = sorted({value.device.index for value in model.parameters() if value.is_cuda})
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         yield

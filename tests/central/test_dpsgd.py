@@ -411,3 +411,24 @@ def test_it_trains_on_a_gpu() -> None:
     run(private(on_gpu))
     run(private(on_cpu))
     assert close(params_of(on_gpu).cpu(), params_of(on_cpu), 1e-4)
+
+
+def dropped_gradient(known_seed: int, **settings: Any) -> Tensor:
+    """The gradient of a step over all examples without noise, of a model whose chance is dropout alone."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), linear())
+    torch.manual_seed(known_seed)
+    loop = private(model, batch_size=SIZE, noise_multiplier=0.0, **settings)
+    loop.step(*next(iter(loop)))
+    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+
+
+def test_a_seed_of_torch_that_others_know_does_not_tell_the_masks() -> None:
+    assert not torch.equal(dropped_gradient(40, seed=None), dropped_gradient(40, seed=None))
+
+
+def test_masks_come_again_with_the_loops_own_seed_and_leave_torchs_generator_alone() -> None:
+    one = dropped_gradient(40)
+    before = torch.get_rng_state()
+    torch.manual_seed(40)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(one, dropped_gradient(41))
