@@ -153,9 +153,14 @@ class TrainingConfig:
     batch_size: int = setting(8, at_least(1))
     learning_rate: float = setting(0.2, LEARNING_RATE)
     momentum: float = setting(0.0, MOMENTUM)
+    optimizer: str = setting("sgd", one_of("sgd", "adam", "adamw"))
+    weight_decay: float = setting(0.0, NOT_NEGATIVE)
+    schedule: str = setting("constant", one_of("constant", "cosine", "linear"))
 
     def __post_init__(self) -> None:
         check(self, "training.")
+        rule = f"0 with training.optimizer={self.optimizer}"
+        require(self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum)
 
 
 @dataclass(frozen=True)
@@ -307,6 +312,9 @@ class ClientSettings:
             require(not self.example.enabled, "privacy.example.enabled", "false with laplace_step", True)
             rule = "1 with laplace_step: its sensitivity 2 * eta * C / n holds for a single full-batch step"
             require(self.training.epochs == 1, "training.epochs", rule, self.training.epochs)
+            optimizer, decay = self.training.optimizer, self.training.weight_decay
+            require(optimizer == "sgd", "training.optimizer", "sgd with laplace_step, a plain step", optimizer)
+            require(decay == 0, "training.weight_decay", "0 with laplace_step, a plain step", decay)
         if kind != "none" and isinstance(schedule, list):
             rule = f"a list of {self.rounds} numbers, one a round"
             require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")

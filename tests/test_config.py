@@ -40,7 +40,12 @@ WRONG = {
     "server.round_timeout=0": "server.round_timeout must be",
     "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005, for instance 0.001 (got 0.005)",
     "data.num_clients=1000": "privacy.delta must be below 1 / population_size = 0.001, for instance 0.0001 (got 0.001)",
-    "training.optimizer=adam": "unknown setting training.optimizer; there are training.batch_size, training.epochs, ",
+    "training.optimiser=adam": "unknown setting training.optimiser; did you mean training.optimizer?",
+    "training.dropout=0.5": "unknown setting training.dropout; there are training.batch_size, training.epochs, ",
+    "training.optimizer=yogi": "training.optimizer must be one of sgd, adam, adamw (got yogi)",
+    "training={optimizer:adamw,momentum:0.9}": "training.momentum must be 0 with training.optimizer=adamw (got 0.9)",
+    "training.weight_decay=-1": "training.weight_decay must be a finite number of at least 0",
+    "training.schedule=step": "training.schedule must be one of constant, cosine, linear",
     "privacy.accountant=moments": "privacy.accountant must be one of pld, rdp",
     "privacy.user.enabled=maybe": "setting privacy.user.enabled",
     "privacy.user.target_epsilon=null": "privacy.user.target_epsilon are both missing",
@@ -94,6 +99,10 @@ def test_laplace_step_takes_one_local_step() -> None:
     assert load_config([*words, "training.epochs=1"]).privacy.local.kind == "laplace_step"
     with pytest.raises(ConfigError, match=r"training\.epochs must be 1 with laplace_step: its sensitivity"):
         load_config([*words, "training.epochs=2"])
+    with pytest.raises(ConfigError, match=r"training\.optimizer must be sgd with laplace_step, a plain step"):
+        load_config([*words, "training.epochs=1", "training.optimizer=adam"])
+    with pytest.raises(ConfigError, match=r"training\.weight_decay must be 0 with laplace_step, a plain step"):
+        load_config([*words, "training.epochs=1", "training.weight_decay=0.1"])
 
 
 @pytest.mark.parametrize("declared", [7, 1000])

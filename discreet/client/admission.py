@@ -24,6 +24,7 @@ from discreet.training.local_training import (
     counted_examples,
     example_event,
     sampling_probability,
+    settings_without_noise,
     steps_of,
 )
 
@@ -164,10 +165,7 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     `privacy.example.target_epsilon` is met by the noise for taking part in every planned round: a client that is
     sampled less often spends less.
     """
-    training, example = run.training, run.example
-    settings = LocalSettings(
-        training.epochs, training.batch_size, training.learning_rate, training.momentum, task=run.task
-    )
+    example, settings = run.example, settings_without_noise(run.training, run.task)
     if not example.enabled:
         return settings
     draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples

@@ -51,7 +51,9 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
         return NoiseOutlook(ratio, 0.0, math.inf)
     training = config.training
-    work = training.epochs * training.learning_rate / (1 - training.momentum)
+    # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
+    full = training.optimizer != "sgd"
+    work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
     drive = noise_drive(ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work)
     adaptive = user.clip.kind == "adaptive"
     limit = largest_drive(config.rounds, shrinking=optimizer.shrink_with_noise) if adaptive else math.inf

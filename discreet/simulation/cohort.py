@@ -143,7 +143,7 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
     if settings.example:
         dp_sgd(chunk, params, sizes, settings)
     else:
-        sgd(chunk, params, settings)
+        sgd(chunk, params, sizes, settings)
     return chunk.model.layout.change(params, start)
 
 

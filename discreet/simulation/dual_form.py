@@ -26,7 +26,7 @@ from discreet.simulation.batches import BatchNumbers, number_mean
 from discreet.simulation.chunk import Chunk
 from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
 from discreet.simulation.layers import Dense
-from discreet.training.local_training import LocalSettings, sgd
+from discreet.training.local_training import LocalSettings, plain_sgd
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -36,8 +36,8 @@ GAIN = 0.75
 
 def dual_is_cheaper(model: LayerSequence, examples: int, settings: LocalSettings) -> bool:
     """Whether clients of so many examples are better trained in the dual form: plain SGD, and a linear first layer that
-    is large for them."""
-    if settings.example or not isinstance(model.layers[0], Dense):
+    is large for them. Other optimizers, weight decay and schedules have no dual form here."""
+    if settings.example or not settings.is_plain or not isinstance(model.layers[0], Dense):
         return False
     out, width = model.layout.blocks[0].shape[:2]
     steps = -(-examples // settings.batch_size)
@@ -100,7 +100,7 @@ def dual_sgd(chunk: Chunk, start: Tensor) -> Tensor:
     gram, outputs = torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1), inputs.flatten(0, 1) @ weight.t()
     rest = ParameterLayout(layout.blocks[1:], layout.size)
     added, others = inputs.new_zeros(clients, examples, len(weight)), rest.copies(start, clients)
-    sgd(
+    plain_sgd(
         DualForm(chunk, inputs, chunk.data.targets.index_select(0, numbers), gram, outputs),
         [added, *others],
         chunk.settings[0],

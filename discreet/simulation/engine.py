@@ -19,7 +19,7 @@ from discreet.simulation.sequence_builder import sequence_of
 from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import build_model
-from discreet.training.local_training import LocalSettings
+from discreet.training.local_training import settings_without_noise
 from discreet.training.task_loss import loss_of
 
 logger = logging.getLogger("discreet")
@@ -76,7 +76,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
-    settings = LocalSettings(training.epochs, training.batch_size, training.learning_rate, training.momentum)
+    settings = settings_without_noise(training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
     in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, settings)

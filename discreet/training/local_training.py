@@ -1,7 +1,7 @@
 """A client's local work, plain SGD or DP-SGD: parameters in, update out.
 
-The two loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix
-the order of things, and ask the clients for batches, gradients and noise. `noised_means` is the inner step of DP-SGD,
+The loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix the
+order of things, and ask the clients for batches, gradients and noise. `noised_means` is the inner step of DP-SGD,
 which the loop of one's own (`discreet.central`) takes too.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig
+from discreet.client_settings import TaskConfig, TrainingConfig
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import clipped_gradient_sum
@@ -25,6 +25,7 @@ from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters
+from discreet.training.local_optimizer import LocalOptimizer, apply, init
 from discreet.training.task_loss import loss_of
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ PLAIN = TaskConfig()
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What a client does with its examples in one round. `example` None: plain SGD on shuffled batches. `task` has the
-    loss."""
+    """What a client does with its examples in one round. `example` None: shuffled batches, neither clip nor noise.
+    `task` has the loss; `optimizer`, `weight_decay` and `schedule` are those of `LocalOptimizer`."""
 
     epochs: int
     batch_size: int
@@ -64,11 +65,29 @@ class LocalSettings:
     momentum: float
     example: ExamplePrivacy | None = None
     task: TaskConfig = PLAIN
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """What a gradient is given to."""
+        return LocalOptimizer(self.optimizer, self.learning_rate, self.momentum, self.weight_decay, self.schedule)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps are those of SGD, with momentum or without, at one learning rate."""
+        return (self.optimizer, self.weight_decay, self.schedule) == ("sgd", 0.0, "constant")
 
     @property
     def loss(self) -> Loss:
         """What is learned by, one value an example."""
         return loss_of(self.task)
+
+
+def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -> LocalSettings:
+    """What the settings of a run ask for, but for DP-SGD's clip and noise."""
+    return LocalSettings(**asdict(training), task=task)
 
 
 class Stepping(Protocol):
@@ -175,8 +194,24 @@ def noised_means(
 
 
 @torch.no_grad()
-def sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
-    """Moves the parameters (k, ...) of clients by SGD, in place."""
+def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
+    """Moves the parameters (k, ...) of clients with `sizes` examples by their optimizer, in place."""
+    if settings.is_plain:
+        plain_sgd(clients, params, settings)
+        return
+    optimizer = settings.local_optimizer
+    state = init(optimizer, params, [steps_of(size, settings) for size in sizes])
+    for epoch in range(settings.epochs):
+        for active, batch in clients.shuffled_batches(epoch):
+            current = [values[:active] for values in params]
+            gradients = [torch.zeros_like(values) for values in current]
+            clients.add_mean_gradients(current, batch, gradients, keep=1.0, rate=1.0)
+            apply(optimizer, state, current, gradients)
+
+
+@torch.no_grad()
+def plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
+    """As `sgd` for settings that are plain (`LocalSettings.is_plain`)."""
     velocities, keep, rate = [torch.zeros_like(values) for values in params], settings.momentum, 1.0
     if not settings.momentum:
         # A gradient goes to the parameters as it is computed: nothing of their size is written and read again.
@@ -186,7 +221,8 @@ def sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSetting
             current, moving = ([values[:active] for values in tensors] for tensors in (params, velocities))
             clients.add_mean_gradients(current, batch, moving, keep=keep, rate=rate)
             if settings.momentum:
-                _descend(current, moving, settings)
+                for values, velocity in zip(current, moving, strict=True):
+                    values.sub_(velocity, alpha=settings.learning_rate)
 
 
 @torch.no_grad()
@@ -194,18 +230,13 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
     """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
     steps = [steps_of(size, settings) for size in sizes]
     probabilities = [sampling_probability(size, settings) for size in sizes]
-    velocity = params[0].new_zeros(len(sizes), sum(values[0].numel() for values in params))
+    state = init(settings.local_optimizer, params, steps)
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
-        current, moving = [values[:active] for values in params], velocity[:active]
+        current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        moving.mul_(settings.momentum).add_(noised_means(clients, current, batch, settings=settings, step=step))
-        _descend(current, clients.views(moving), settings)
-
-
-def _descend(params: list[Tensor], velocities: list[Tensor], settings: LocalSettings) -> None:
-    for values, velocity in zip(params, velocities, strict=True):
-        values.sub_(velocity, alpha=settings.learning_rate)
+        noised = noised_means(clients, current, batch, settings=settings, step=step)
+        apply(settings.local_optimizer, state, current, clients.views(noised))
 
 
 def local_update(
@@ -216,8 +247,8 @@ def local_update(
     Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
     per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
     its gradient is clipped to `l2_norm_clip`, noise of `noise_multiplier * l2_norm_clip` is drawn for the sum also if
-    the batch is empty, and the sum is divided by `batch_size`, a constant. Momentum and the sum over steps are
-    post-processing. Which neighbours that is for: see `example_event`.
+    the batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer, whichever it is, and the sum
+    over steps are post-processing. Which neighbours that is for: see `example_event`.
 
     Args:
       model: the architecture; its parameters are overwritten.
@@ -239,7 +270,7 @@ def local_update(
         if settings.example:
             dp_sgd(client, rows, [len(examples)], settings)
         else:
-            sgd(client, rows, settings)
+            sgd(client, rows, [len(examples)], settings)
     return flatten_parameters(model) - start
 
 

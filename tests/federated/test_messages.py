@@ -105,6 +105,7 @@ TRAVELS = {
     *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
     "task.huber_delta",
     *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
+    *("training.optimizer", "training.weight_decay", "training.schedule"),
     *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
 }

@@ -31,6 +31,10 @@ WAYS = {
     "dp-sgd by a declared number": replace(SGD, example=replace(EXAMPLE, public_num_examples=11)),
     "whole batches": replace(SGD, batch_size=64, example=EXAMPLE),
     "batches of one": replace(SGD, batch_size=1, epochs=1),
+    "weight decay and a schedule": replace(SGD, momentum=0.6, weight_decay=0.3, schedule="cosine"),
+    "adamw": replace(SGD, learning_rate=0.01, optimizer="adamw", weight_decay=0.3, schedule="linear"),
+    "dp-sgd with adam": replace(SGD, learning_rate=0.01, optimizer="adam", weight_decay=0.3, example=EXAMPLE),
+    "dp-sgd with a schedule": replace(SGD, momentum=0.6, schedule="linear", example=EXAMPLE),
 }
 MODELS = {
     "logistic_regression": (1, 8, 8),

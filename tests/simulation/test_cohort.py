@@ -46,6 +46,8 @@ RUNS = {
     "secure mode": ("privacy.noise=secure_sum", *EXAMPLE),
     "no privacy": ("privacy.user.enabled=false",),
     "momentum, epochs": ("training.momentum=0.5", "training.epochs=3", FLOAT),
+    "adam": ("training.optimizer=adam", "training.learning_rate=0.01", "data.partition=dirichlet", FLOAT),
+    "example level, adamw": (*EXAMPLE, "training={optimizer:adamw,weight_decay:0.1,learning_rate:0.01}", FLOAT),
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
     "example level": (*EXAMPLE, FLOAT),
     "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT),

@@ -1,0 +1,112 @@
+"""The optimizers of local steps against torch.optim, for one client and for the rows of several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.privacy.randomness import seeded_source
+from discreet.training.local_optimizer import LocalOptimizer, apply, init
+from discreet.training.local_training import LocalSettings, local_update
+from tests.client.clients import examples, linear, params_of
+
+RATE, STEPS = 0.05, 7
+SHAPES = ((3, 4), (5,))
+WAYS = {
+    "sgd": LocalOptimizer("sgd", RATE),
+    "sgd with momentum": LocalOptimizer("sgd", RATE, momentum=0.9),
+    "sgd with weight decay": LocalOptimizer("sgd", RATE, weight_decay=0.3),
+    "sgd with both": LocalOptimizer("sgd", RATE, momentum=0.9, weight_decay=0.3),
+    "adam": LocalOptimizer("adam", RATE),
+    "adam with weight decay": LocalOptimizer("adam", RATE, weight_decay=0.3),
+    "adamw": LocalOptimizer("adamw", RATE, weight_decay=0.3),
+}
+
+
+def of_torch(how: LocalOptimizer, params: list[nn.Parameter], steps: int) -> tuple[torch.optim.Optimizer, Any]:
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[how.name]
+    more = {"momentum": how.momentum} if how.name == "sgd" else {}
+    optimizer = kind(params, lr=how.learning_rate, weight_decay=how.weight_decay, **more)
+    schedulers = torch.optim.lr_scheduler
+    return optimizer, {
+        "constant": schedulers.ConstantLR(optimizer, 1.0),
+        "cosine": schedulers.CosineAnnealingLR(optimizer, steps),
+        "linear": schedulers.LinearLR(optimizer, 1.0, 0.0, steps),
+    }[how.schedule]
+
+
+def by_torch(how: LocalOptimizer, start: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
+    """Where torch.optim leads with these gradients, one list a step."""
+    params = [nn.Parameter(values.clone()) for values in start]
+    optimizer, scheduler = of_torch(how, params, len(gradients))
+    for step in gradients:
+        for values, gradient in zip(params, step, strict=True):
+            values.grad = gradient.clone()
+        optimizer.step()
+        scheduler.step()
+    return [values.detach() for values in params]
+
+
+def drawn(clients: int, steps: int = STEPS) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Parameters (clients, ...), and gradients of each step."""
+    generator = torch.Generator().manual_seed(70123)
+    first, *rest = [[torch.randn(clients, *shape, generator=generator) for shape in SHAPES] for _ in range(steps + 1)]
+    return first, rest
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_are_those_of_torch_optim(way: str, schedule: str) -> None:
+    how, (params, gradients) = replace(WAYS[way], schedule=schedule), drawn(1)
+    expected = by_torch(how, params, gradients)
+    state = init(how, params, [STEPS])
+    for step in gradients:
+        apply(how, state, params, step)
+    torch.testing.assert_close(params, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone(way: str, schedule: str) -> None:
+    """Client 1 has no batch in steps 2, 3 and 6, as at the end of an epoch: its own steps are what counts for it."""
+    how, (params, gradients) = replace(WAYS[way], schedule=schedule), drawn(2)
+    own = {0: list(range(STEPS)), 1: [0, 1, 4, 5]}
+    expected = {
+        row: by_torch(how, [values[row] for values in params], [[part[row] for part in gradients[n]] for n in steps])
+        for row, steps in own.items()
+    }
+    state = init(how, params, [len(own[0]), len(own[1])])
+    for number, step in enumerate(gradients):
+        active = 2 if number in own[1] else 1
+        apply(how, state, [values[:active] for values in params], [part[:active] for part in step])
+    for row, wanted in expected.items():
+        torch.testing.assert_close([values[row] for values in params], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_stay_as_they_are() -> None:
+    for how in WAYS.values():
+        params, (step, *_) = drawn(1)
+        before = [gradient.clone() for gradient in step]
+        apply(how, init(how, params, [1]), params, step)
+        assert all(torch.equal(*pair) for pair in zip(before, step, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str) -> None:
+    data, model, how = examples(7), linear(), replace(WAYS[way], schedule="cosine")
+    optimizer, scheduler = of_torch(how, list(model.parameters()), 6)
+    for epoch in range(2):
+        for batch in torch.split(seeded_source(5119).child("epoch", epoch).permutation(7), 3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+    settings = LocalSettings(
+        *(2, 3, RATE, how.momentum), optimizer=how.name, weight_decay=how.weight_decay, schedule="cosine"
+    )
+    update = local_update(linear(), params_of(linear()), data, settings=settings, source=seeded_source(5119))
+    torch.testing.assert_close(update, params_of(model) - params_of(linear()), rtol=1e-4, atol=1e-5)
