@@ -26,13 +26,13 @@ RESULTS = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "experiments.md"
 DEFAULT, SWEEP = "default", "_sweep"
 MNIST_DAY = "2026-11-21"  # of results/mnist.csv, as results.md says
-COLUMNS = ("run", "measured", "accuracy", "epsilon user", "epsilon example", "epsilon local", "seconds", "noise")
+COLUMNS = ("run", "measured", "accuracy", "r2", "epsilon user", "epsilon example", "epsilon local", "seconds", "noise")
 HEAD = """# All experiments
 
 `python -m benchmarks.experiments_page` made this page from the files in `docs/results`, and a test holds it to them.
 
 - Protected is all data of a client, or one example of a client, by the guarantee in brackets.
-- Accuracy is that of the run's model on the public test set.
+- Accuracy is that of the run's model on the public test set; R2 stands there if numbers are predicted.
 - Epsilon is that of the guarantee in the row, by PLD; with two guarantees each is named. Epsilons of different
   guarantees describe different things and cannot be compared ([what is guaranteed](privacy.md)).
 - Seconds are those of the rounds, in one process on two cores beside other work.
@@ -78,7 +78,7 @@ def row_of(record: RunRecord) -> dict[str, str]:
     return {
         "run": record.path.name,
         "measured": ended.date().isoformat(),
-        "accuracy": f"{record.of_model('accuracy') or math.nan:.4f}",
+        **{name: "" if (score := record.of_model(name)) is None else f"{score:.4f}" for name in ("accuracy", "r2")},
         **{f"epsilon {name}": f"{record.epsilon(name):.4g}" for name in ("user", "example", "local")},
         "seconds": f"{record.total('seconds'):.1f}",
         "noise": "secure" if record.config.seed is None else f"seed {record.config.seed}",
@@ -136,13 +136,17 @@ def measured(name: str, rows: Sequence[Mapping[str, str]]) -> Measured:
     seconds = [float(row["seconds"]) for row in rows]
     return Measured(
         epsilon=_epsilons(rows),
-        accuracy=_accuracies([100 * float(row["accuracy"]) for row in rows], spread=sweep),
+        accuracy=_scores(rows, spread=sweep),
         seconds=f"{sum(seconds) if sweep else statistics.mean(seconds):.0f}",
         day=rows[0].get("measured") or ("-" if sweep else MNIST_DAY),
     )
 
 
-def _accuracies(values: Sequence[float], *, spread: bool) -> str:
+def _scores(rows: Sequence[Mapping[str, str]], *, spread: bool) -> str:
+    """Accuracies in per cent, or R2 if the runs have that."""
+    if all(row.get("r2") for row in rows):
+        return f"R2 {statistics.mean(float(row['r2']) for row in rows):.2f}"
+    values = [100 * float(row["accuracy"] or math.nan) for row in rows]
     if not all(map(math.isfinite, values)):
         return "-"
     return f"{min(values):.0f} to {max(values):.0f} %" if spread else f"{statistics.mean(values):.1f} %"

@@ -24,6 +24,7 @@ def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[f
     """Each example's cross entropy times the weight of its class, (n,). Nothing divides by the weights of a batch, as
     torch.nn.CrossEntropyLoss does: an example's gradient would then depend on others.
 
+    >>> import torch
     >>> weighted_cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), weights=(1.0, 3.0))
     tensor([0.6931, 2.0794])
     """

@@ -38,6 +38,7 @@ from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
 from discreet.simulation.in_process import simulate
+from discreet.tasks.scores import SCORES
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 
@@ -168,7 +169,7 @@ def test_metrics_before_the_first_round_are_few_and_valid(tmp_path: Path) -> Non
 
 
 def test_every_number_of_a_round_is_a_metric() -> None:
-    assert set(METRICS) == {*GAUGES, "epsilon_user", "epsilon_example", "epsilon_local"}
+    assert {"round", "loss", *SCORES, *METRICS} == {*GAUGES, "epsilon_user", "epsilon_example", "epsilon_local"}
 
 
 def test_metrics_are_served_while_the_run_goes_on_and_not_after_it(done: RunFolder) -> None:
