@@ -39,6 +39,14 @@ def test_every_service_is_locked_down(name: str) -> None:
     assert service["restart"] == "unless-stopped"
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_healthcheck_runs_is_in_the_image(name: str) -> None:
+    # The Dockerfile copies the folders of this tree to /opt/discreet.
+    (program,) = (word for word in SERVICES[name]["healthcheck"]["test"] if word.endswith(".py"))
+    assert program.startswith("/opt/discreet/")
+    assert (ROOT / program.removeprefix("/opt/discreet/")).is_file()
+
+
 @pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node-")])
 def test_every_node_has_a_key_a_ledger_and_a_partition_of_its_own(name: str) -> None:
     number, service = name.removeprefix("node-"), SERVICES[name]
