@@ -9,8 +9,6 @@ from discreet.client_settings import PRIVACY_DRAWS
 from discreet.privacy.mechanisms import Gaussian
 from discreet.training.local_training import ExamplePrivacy
 
-FLOAT = "float"
-
 
 @dataclass(frozen=True)
 class LoopSettings:

@@ -78,7 +78,7 @@ def _with_settings(text: str) -> str:
 def project_name(folder: Path) -> str:
     """A project's name, which is that of its folder.
 
-    >>> project_name(Path("/home/me/my-trial"))
+    >>> project_name(Path("work/my-trial"))
     'my-trial'
 
     Raises:

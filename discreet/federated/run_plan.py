@@ -68,7 +68,7 @@ def training_run(session: Session, transport: Transport) -> TrainingRun:
     return TrainingRun(
         plan,
         session.folder,
-        ledger=session.ledger,
+        ledger=session.opened.ledger,
         transport=transport,
         evaluate=lambda after: evaluate(after.params),
     )

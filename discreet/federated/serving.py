@@ -137,7 +137,7 @@ def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, stra
         min_nodes=config.sampling.min_nodes,
     )
     made = strategy(session, transport, meanwhile=_metrics(session))
-    arrays = parameters_record(session.checkpoint.params)
+    arrays = parameters_record(session.opened.checkpoint.params)
     made.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)
 
 

@@ -7,22 +7,19 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from torch import Tensor, nn
 
 import discreet
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.predictions import write_indicators, write_predictions
-from discreet.federated.run_folder import Checkpoint, RunFolder
-from discreet.federated.tracking import Tracking
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.training_run import Outcome
-from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
@@ -42,21 +39,25 @@ COUNTED = ("natural", "shards")  # partitions that the data allow only for some 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A run that is ready to start: configuration resolved, data and model there, run folder open."""
+    """A run that is ready to start: configuration resolved, data and model there, run folder open.
 
-    config: RunConfig
-    folder: RunFolder
-    ledger: DurableLedger
+    Attributes:
+      opened: what it has in common with runs of other clients.
+    """
+
+    opened: OpenedRun
     task: Task
     model: nn.Module
-    checkpoint: Checkpoint
-    source: RandomSource
-    tracking: Tracking = field(default_factory=Tracking)
 
     @property
-    def opened(self) -> OpenedRun:
-        """What it has in common with runs of other clients."""
-        return OpenedRun(self.config, self.folder, self.ledger, self.checkpoint, self.source, self.tracking)
+    def config(self) -> RunConfig:
+        """Resolved."""
+        return self.opened.config
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is written."""
+        return self.opened.folder
 
     def evaluation(self) -> Callable[[Tensor], Evaluation]:
         """Of parameters, on the test set, whose fixed features are computed once."""
@@ -85,8 +86,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     model = build_model(config.model.name, task.input_shape, task.num_outputs, seed=seed)
     params = flatten_parameters(model)
     opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
-    start = (opened.checkpoint, opened.source, opened.tracking)
-    return Session(config, opened.folder, opened.ledger, task, model, *start)
+    return Session(opened, task, model)
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:
@@ -136,9 +136,8 @@ def finish(session: Session, outcome: Outcome) -> None:
         "num_classes": str(session.task.num_classes),
         "target": json.dumps(asdict(session.task.target)),
     }
-    opened = session.opened
-    close_run(opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
+    close_run(session.opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if config.operations.predictions:
         write_predictions(folder.path)
         write_indicators(folder.path)
-    say_how_it_ended(opened, outcome)
+    say_how_it_ended(session.opened, outcome)

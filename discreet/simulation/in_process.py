@@ -75,7 +75,7 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         else:
             transport = stack.enter_context(batched(session))
         text = config.operations.log_format == "text"
-        outcome = training_run(session, transport).run(session.checkpoint, progress=progress if text else None)
+        outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
 

@@ -230,13 +230,14 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
     """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
     steps = [steps_of(size, settings) for size in sizes]
     probabilities = [sampling_probability(size, settings) for size in sizes]
-    state = init(settings.local_optimizer, params, steps)
+    optimizer = settings.local_optimizer
+    state = init(optimizer, params, steps)
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
         noised = noised_means(clients, current, batch, settings=settings, step=step)
-        apply(settings.local_optimizer, state, current, clients.views(noised))
+        apply(optimizer, state, current, clients.views(noised))
 
 
 def local_update(

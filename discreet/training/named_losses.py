@@ -39,14 +39,14 @@ def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
     return (left - right).abs().mean(1)
 
 
-def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Huber's loss with delta 1, (n,): squared/2 up to an error of 1, linear beyond; the mean over targets.
+def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
+    """Huber's loss, (n,): squared/2 up to an error of `delta`, linear beyond; the mean over targets.
 
     >>> import torch
     >>> huber(torch.tensor([0.5, 3.0]), torch.tensor([0.0, 0.0]))
     tensor([0.1250, 2.5000])
     """
-    return functional.huber_loss(*numbers_of(outputs, targets), reduction="none").mean(1)
+    return functional.huber_loss(*numbers_of(outputs, targets), reduction="none", delta=delta).mean(1)
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

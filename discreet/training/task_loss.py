@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional
 
 from discreet.client_settings import TaskConfig
 from discreet.privacy.rules.objective import Loss, cross_entropy
-from discreet.training.named_losses import LOSSES
+from discreet.training.named_losses import LOSSES, huber
 
 
 def loss_of(task: TaskConfig) -> Loss:
@@ -29,8 +28,3 @@ def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[f
     tensor([0.6931, 2.0794])
     """
     return cross_entropy(outputs, targets) * outputs.new_tensor(weights)[targets]
-
-
-def huber(outputs: Tensor, targets: Tensor, *, delta: float) -> Tensor:
-    """Huber's loss of each example, (n,), the mean over its numbers (n, k): squared / 2 up to an error of `delta`."""
-    return functional.huber_loss(outputs, targets, reduction="none", delta=delta).mean(1)

@@ -123,7 +123,7 @@ def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkey
     config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        training_run(session, Late()).run(session.checkpoint)
+        training_run(session, Late()).run(session.opened.checkpoint)
     assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
 
 
