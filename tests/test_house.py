@@ -25,7 +25,8 @@ FOLDERS = (
 )
 ROOMS = (
     *("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting"),
-    *("discreet.client", "discreet.central", "discreet.simulation", "discreet.deployment", "discreet.cli"),
+    *("discreet.client", "discreet.central", "discreet.simulation", "discreet.deployment", "discreet.audit"),
+    "discreet.cli",
 )
 
 # Who may import whom: a folder may import itself and what is listed. "discreet" alone means its settings and its log.
@@ -43,6 +44,7 @@ MAY = {
     "discreet.central": BELOW_REPORTING,
     "discreet.simulation": BELOW_REPORTING | {"discreet.client"},
     "discreet.deployment": BELOW_REPORTING | {"discreet.client"},
+    "discreet.audit": LIBRARY - {"discreet.audit", "discreet.cli"},
     "discreet.cli": LIBRARY - {"discreet.cli"},
     "strategies": LIBRARY - {"discreet.cli"},
     "client_app": LIBRARY - {"discreet.cli"},

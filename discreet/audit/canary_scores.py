@@ -1,0 +1,117 @@
+"""What an audit observed: a score for each canary, and whether the canary was in. The statistics read nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a ledger says of the releases that were scored.
+
+    Attributes:
+      epsilon: at or above 0; `math.inf` if there is no guarantee.
+      delta: within (0, 1).
+      adjacency: in words, for instance "add or remove one client".
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: str
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon must be at or above 0 (got {self.epsilon})")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be within (0, 1) (got {self.delta})")
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryScores:
+    """The scores of k canaries in one run, each in or out by its own fair coin.
+
+    Attributes:
+      scores: (k,) finite; higher says "in".
+      included: (k,) bool, how the coins fell. The bounds of one run hold only for independent fair coins.
+    """
+
+    scores: NDArray[np.float64]
+    included: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        _check("scores", self.scores)
+        if self.included.shape != self.scores.shape or self.included.dtype != np.bool_:
+            raise ValueError(f"included must be {self.scores.shape} bool (got {self.included.shape})")
+
+    @property
+    def seen(self) -> NDArray[np.float64]:
+        """The scores of the canaries that were in."""
+        return self.scores[self.included]
+
+    @property
+    def unseen(self) -> NDArray[np.float64]:
+        """The scores of the canaries that were out."""
+        return self.scores[~self.included]
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedScores:
+    """The scores of one canary in many independent runs, some with it and some without.
+
+    Attributes:
+      seen: (n,) finite, of the runs with the canary; higher says "in".
+      unseen: (m,) finite, of the runs without it.
+    """
+
+    seen: NDArray[np.float64]
+    unseen: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        _check("seen", self.seen)
+        _check("unseen", self.unseen)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The scores from one release, or from all releases of a run, and what is claimed of exactly these releases.
+
+    Attributes:
+      name: "round 3", or "run" for all releases together.
+      claim: of the ledger, for these releases.
+      scores: of one run with many canaries, or of many runs with one.
+    """
+
+    name: str
+    claim: Claim
+    scores: CanaryScores | RepeatedScores
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything an audit observed.
+
+    Attributes:
+      mechanism: what was audited, in words, for instance "user level".
+      observations: at least one; the last is of the whole run.
+      settings: name to value, as they are shown and written to audit.json.
+    """
+
+    mechanism: str
+    observations: tuple[Observation, ...]
+    settings: dict[str, str | int | float | bool]
+
+    def __post_init__(self) -> None:
+        if not self.observations:
+            raise ValueError("observations must hold at least that of the run")
+        bad = [name for name, value in self.settings.items() if isinstance(value, float) and not math.isfinite(value)]
+        if bad:
+            raise ValueError(f"settings must be finite (got {', '.join(bad)})")
+
+
+def _check(name: str, values: NDArray[np.float64]) -> None:
+    if values.ndim != 1 or values.dtype != np.float64 or not np.isfinite(values).all():
+        raise ValueError(f"{name} must be a vector of finite float64 (got {values.dtype}, {values.shape})")
