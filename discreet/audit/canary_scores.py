@@ -98,11 +98,13 @@ class Experiment:
       mechanism: what was audited, in words, for instance "user level".
       observations: at least one; the last is of the whole run.
       settings: name to value, as they are shown and written to audit.json.
+      gaussian: whether the mechanism's noise is Gaussian; if not, statistics that assume so are left out.
     """
 
     mechanism: str
     observations: tuple[Observation, ...]
     settings: dict[str, str | int | float | bool]
+    gaussian: bool = True
 
     def __post_init__(self) -> None:
         if not self.observations:

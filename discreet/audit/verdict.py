@@ -1,0 +1,150 @@
+"""The verdict: what a ledger claims beside what an audit found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, RepeatedScores
+from discreet.audit.fdp_bound import fdp_bound, fdp_shift_bound
+from discreet.audit.gaussian_fit import GaussianFit, fit_gaussians
+from discreet.audit.gaussian_tradeoff import shift_of_epsilon
+from discreet.audit.guesses import guess, planned_number
+from discreet.audit.one_run_bound import one_run_bound
+from discreet.audit.repeated_bound import repeated_bound
+
+SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
+FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
+WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
+
+ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP, one run", "any scores", "Gaussian fit"
+ASSUMES = {
+    ONE_RUN: "fair and independent coins",
+    FDP: "fair and independent coins, and a mechanism as private as a Gaussian one with the claimed epsilon",
+    REPEATED: "independent runs",
+    FIT: "Gaussian scores",
+}
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """A lower bound of epsilon by one method.
+
+    Attributes:
+      method: ONE_RUN, FDP, REPEATED or FIT; `ASSUMES` says what each assumes.
+      epsilon: at 95 %.
+      strict: at the level of the verdict, at most `epsilon`.
+    """
+
+    method: str
+    epsilon: float
+    strict: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found of one observation.
+
+    Attributes:
+      name, claimed, delta, adjacency: of the observation.
+      estimate, interval: of the Gaussian fit, at 95 %; None if the noise or the scores are not Gaussian.
+      bounds: lower bounds, strongest assumption last.
+    """
+
+    name: str
+    claimed: float
+    delta: float
+    adjacency: str
+    estimate: float | None
+    interval: tuple[float, float] | None
+    bounds: tuple[LowerBound, ...]
+
+    @property
+    def refuted_by(self) -> tuple[str, ...]:
+        """The methods whose bound passes the claim at the level of the verdict."""
+        return tuple(bound.method for bound in self.bounds if bound.strict > self.claimed)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit found.
+
+    Attributes:
+      mechanism: what was audited.
+      judgements: one for each observation; the last is of the whole run.
+      false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
+    """
+
+    mechanism: str
+    judgements: tuple[Judgement, ...]
+    false_alarm: float
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a lower bound passes a claim. If none does, that shows no privacy: another audit may find more."""
+        return any(judgement.refuted_by for judgement in self.judgements)
+
+
+def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:
+    """Sets each claim beside the estimate and the lower bounds.
+
+    The false-alarm rate is shared out evenly over all bounds of all observations (Bonferroni).
+
+    Raises:
+      ValueError: `false_alarm` outside (0, SIGNIFICANCE], or too few scores.
+    """
+    if not 0 < false_alarm <= SIGNIFICANCE:
+        raise ValueError(f"false_alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
+    tests = len(experiment.observations) * 3
+    judged = (
+        _judged(seen, gaussian=experiment.gaussian, level=false_alarm / tests) for seen in experiment.observations
+    )
+    return Verdict(experiment.mechanism, tuple(judged), false_alarm)
+
+
+def _judged(seen: Observation, *, gaussian: bool, level: float) -> Judgement:
+    claim, fit = seen.claim, fit_gaussians(seen.scores) if gaussian else None
+    if fit is not None and not fit.gaussian:
+        fit = None
+    bounds = tuple(
+        LowerBound(method, bound(significance=SIGNIFICANCE), bound(significance=level))
+        for method, bound in _methods(seen, fit, gaussian=gaussian)
+    )
+    return Judgement(
+        *(seen.name, claim.epsilon, claim.delta, claim.adjacency),
+        estimate=fit.epsilon(delta=claim.delta) if fit else None,
+        interval=fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE) if fit else None,
+        bounds=bounds,
+    )
+
+
+def _methods(
+    seen: Observation, fit: GaussianFit | None, *, gaussian: bool
+) -> Iterator[tuple[str, Callable[..., float]]]:
+    delta = seen.claim.delta
+    if isinstance(seen.scores, RepeatedScores):
+        yield REPEATED, partial(repeated_bound, seen.scores, delta=delta)
+    else:
+        yield ONE_RUN, partial(_from_guesses, seen, ONE_RUN)
+        if gaussian:
+            yield FDP, partial(_from_guesses, seen, FDP)
+    if fit is not None:
+        yield FIT, partial(fit.lower_bound, delta=delta)
+
+
+def _from_guesses(seen: Observation, method: str, *, significance: float) -> float:
+    assert isinstance(seen.scores, CanaryScores)
+    claim = seen.claim
+    made = _planned(len(seen.scores.scores), claim.epsilon, claim.delta, method)
+    bound = one_run_bound if method == ONE_RUN else fdp_bound
+    return bound(guess(seen.scores, made=made), delta=claim.delta, significance=significance)
+
+
+@lru_cache(maxsize=64)
+def _planned(canaries: int, epsilon: float, delta: float, method: str) -> int:
+    """The number of guesses, from the claim alone."""
+    shift = shift_of_epsilon(epsilon, delta=delta) if 0 < epsilon < float("inf") else WITHOUT_CLAIM
+    return planned_number(
+        canaries, shift=shift, bound=partial(one_run_bound, delta=delta) if method == ONE_RUN else fdp_shift_bound
+    )
