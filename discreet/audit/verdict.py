@@ -16,6 +16,7 @@ from discreet.audit.repeated_bound import repeated_bound
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
+MOST_BOUNDS = 3  # of one observation
 WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
 
 ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP, one run", "any scores", "Gaussian fit"
@@ -89,7 +90,8 @@ class Verdict:
 def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:
     """Sets each claim beside the estimate and the lower bounds.
 
-    The false-alarm rate is shared out evenly over all bounds of all observations (Bonferroni).
+    The last observation, that of the run, has half of the false-alarm rate and the others share the other half, each
+    evenly over its bounds (Bonferroni). If there is only one, it has all.
 
     Raises:
       ValueError: `false_alarm` outside (0, SIGNIFICANCE], or too few scores.

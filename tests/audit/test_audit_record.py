@@ -1,0 +1,61 @@
+"""What an audit leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from discreet.audit.audit_record import PICTURE, RECORD, write_audit
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.verdict import judge
+from tests.audit.made_scores import gaussian_scores
+
+CLAIM = Claim(3.139, 1e-3, "add or remove one client")
+EXPERIMENT = Experiment(
+    "user level",
+    (
+        Observation("round 1", CLAIM, gaussian_scores(np.random.default_rng(1), canaries=300, noise=1.0)),
+        Observation("run", CLAIM, gaussian_scores(np.random.default_rng(2), canaries=300, noise=0.5)),
+    ),
+    {"canaries": 300},
+)
+
+
+def test_the_record_holds_the_claim_beside_what_was_found(tmp_path: Path) -> None:
+    verdict = judge(EXPERIMENT)
+    write_audit(tmp_path / "new", EXPERIMENT, verdict)
+    record = json.loads((tmp_path / "new" / RECORD).read_text())
+    first, run = record["observations"]
+    assert (first["name"], first["claimed"], first["delta"]) == ("round 1", 3.139, 1e-3)
+    assert first["interval"][0] < first["estimate"] < first["interval"][1]
+    assert (first["refuted_by"], run["refuted_by"], record["refuted"]) == ([], ["Gaussian fit"], True)
+    assert set(run["bounds"]) <= set(record["assumes"])
+
+
+def test_what_is_infinite_or_not_known_is_written_as_json_can(tmp_path: Path) -> None:
+    included = np.arange(400) % 2 == 0
+    scores = CanaryScores(np.random.default_rng(3).laplace(size=400) + included, included)
+    experiment = Experiment("Laplace", (Observation("run", Claim(math.inf, 1e-5, "replace"), scores),), {})
+    write_audit(tmp_path, experiment, judge(experiment))
+    found = json.loads((tmp_path / RECORD).read_text())["observations"][0]
+    assert (found["claimed"], found["estimate"], found["interval"]) == ("inf", None, None)
+
+
+def test_the_picture_counts_both_kinds_and_draws_the_fit(tmp_path: Path) -> None:
+    write_audit(tmp_path, EXPERIMENT, judge(EXPERIMENT))
+    drawn = (tmp_path / PICTURE).read_text()
+    scores = EXPERIMENT.observations[-1].scores
+    assert all(f"{name}: {len(kind)}" in drawn for name, kind in (("in", scores.seen), ("out", scores.unseen)))
+    lines = [path for path in ElementTree.fromstring(drawn).iter() if path.attrib.get("d", "").count("L") > 20]
+    assert len(lines) == 2
+
+
+def test_scores_that_are_all_equal_are_drawn_too(tmp_path: Path) -> None:
+    scores = RepeatedScores(np.ones(50), np.ones(50))
+    experiment = Experiment("none", (Observation("run", CLAIM, scores),), {}, gaussian=False)
+    write_audit(tmp_path, experiment, judge(experiment))
+    assert (tmp_path / PICTURE).exists()
