@@ -65,7 +65,7 @@ def rows(nodes: int = 20, rounds: int = 3, *, folder: Path | None = None) -> Row
     with _folder(folder) as scratch:
         words = ["--data", str(make_data(scratch / "data")), "--task", "digits"]
         for how, cold in (("started anew", True), ("ready", False)):
-            with federation_of(nodes, scratch / ("cold" if cold else "warm"), words=words, cold=cold) as federation:
+            with federation_of([words] * nodes, scratch / ("cold" if cold else "warm"), cold=cold) as federation:
                 found.append(_row(f"floor, apps {how}", nodes, **_floor(federation, nodes=nodes, rounds=rounds)))
                 found.append(_row(f"ours, apps {how}", nodes, **_discreet(federation, nodes=nodes, rounds=rounds)))
     return [row | {"ratio": row["seconds"] / found[0]["seconds"]} for row in found]

@@ -33,7 +33,7 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with MNIST and Shakespeare, which the project does not ship; skips where it is missing."""
+    """The folder with MNIST, Shakespeare and hospitals, which the project does not ship; skips where it is missing."""
     folder = Path(os.environ.get("DISCREET_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip("needs MNIST in IDX files: name their parent folder in DISCREET_TEST_DATA")

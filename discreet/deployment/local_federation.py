@@ -3,6 +3,8 @@
 TLS and node authentication are on, with keys made for the occasion. To try it without containers:
 
     python -m discreet.deployment.local_federation rounds=3
+
+With `--data FOLDER` the nodes are the folders in it, each with the data and, if it has one, the policy of its owner.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ from discreet.federated.run_folder import OVER, RunFolder, check_output, read_st
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
 from discreet.places import app_folder
+from discreet.tasks.description import DESCRIPTION
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
+POLICY = "policy.json"  # in a node's folder, if its owner has one
 SERVERS = ("httpx", "starlette", "uvicorn")  # what the gate is made of
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
@@ -225,24 +229,43 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
+def demonstration(count: int) -> list[list[str]]:
+    """What tells each of `count` nodes its share of the demonstration data."""
+    return [["--partition", str(number), "--of", str(count)] for number in range(count)]
+
+
+def owned(parent: Path) -> list[list[str]]:
+    """What tells a node of its owner's data and policy, for each folder in `parent` with a `data.toml`, by name.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    folders = sorted(file.parent.resolve() for file in parent.glob(f"*/{DESCRIPTION}"))
+    if not folders:
+        raise ConfigError(f"--data: {parent} has no folder with a {DESCRIPTION}; each node needs one")
+    return [
+        ["--data", str(folder), *(["--policy", str(folder / POLICY)] if (folder / POLICY).is_file() else [])]
+        for folder in folders
+    ]
+
+
 @contextmanager
 def federation_of(
-    count: int, folder: Path, *, words: Sequence[str] = (), cold: bool = False, ledgers: Path | None = None
+    nodes: Sequence[Sequence[str]], folder: Path, *, cold: bool = False, ledgers: Path | None = None
 ) -> Iterator[Federation]:
-    """A started federation of `count` nodes; every process ends with the block.
+    """A started federation; every process ends with the block.
 
-    `words` tell each node of its data; by default they share the demonstration data. `cold`: every ClientApp starts
-    from nothing, as Flower does it. `ledgers`: the nodes' accounts lie there instead, and outlive the federation.
+    `nodes` tell each node of its data, as `demonstration` and `owned` do. `cold`: every ClientApp starts from nothing,
+    as Flower does it. `ledgers`: the nodes' accounts lie there instead, and outlive the federation.
     """
-    names = [f"node-{number}" for number in range(count)]
-    pause = max(1, count) * SHORTEST_PAUSE
+    names = [f"node-{number}" for number in range(len(nodes))]
+    pause = max(1, len(nodes)) * SHORTEST_PAUSE
     federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
     try:
         federation.start_superlink()
         if not cold:
             federation.start_warm_clients()
-        for number, name in enumerate(names):
-            data = words or ("--partition", str(number), "--of", str(count))
+        for name, data in zip(names, nodes, strict=True):
             ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
             federation.start_node(name, *data, *ledger, *(["--cold"] if cold else []))
         federation.wait_for_nodes(names)
@@ -258,9 +281,20 @@ def main(words: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.local_federation", description=__doc__)
     parser.add_argument("--nodes", type=int, default=DEMONSTRATION_NODES)
+    parser.add_argument("--data", type=Path, help="instead: the folder with a folder for each node")
     parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN")
     arguments = parser.parse_args(words)
-    count = arguments.nodes
+    try:
+        nodes = demonstration(arguments.nodes) if arguments.data is None else owned(arguments.data)
+    except ConfigError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    return _federation(arguments, nodes)
+
+
+def _federation(arguments: argparse.Namespace, nodes: Sequence[Sequence[str]]) -> int:
+    """Starts the nodes, trains, and ends them."""
+    count = len(nodes)
     ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
     log_to(sys.stderr)
     try:
@@ -276,12 +310,13 @@ def main(words: Sequence[str]) -> int:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
-    with resumable(run, *PROGRAM, "--nodes", str(count)), tempfile.TemporaryDirectory() as folder:
+    which = ("--nodes", str(count)) if arguments.data is None else ("--data", str(arguments.data.resolve()))
+    with resumable(run, *PROGRAM, *which), tempfile.TemporaryDirectory() as folder:
         for ledger in node_ledgers(run, count) if not config.resume else ():
             if not ledger.exists():  # they are there if an earlier try ended before the run began
                 DurableLedger.create(ledger)
         overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
-        return _train(count, overrides, run, folder=Path(folder))
+        return _train(nodes, overrides, run, folder=Path(folder))
 
 
 def node_ledgers(run: RunFolder, count: int) -> list[Path]:
@@ -289,9 +324,9 @@ def node_ledgers(run: RunFolder, count: int) -> list[Path]:
     return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
 
 
-def _train(count: int, overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
+def _train(nodes: Sequence[Sequence[str]], overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
     before = read_status(run)
-    with federation_of(count, folder, ledgers=run.path / "nodes") as federation:
+    with federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
         federation.run("run", *overrides, output=run.path)
         log, processes = federation.log("run-run"), federation.processes
         follow(processes["run-run"], log, superlink=processes["superlink"])

@@ -14,6 +14,7 @@ import torch
 
 from discreet.tasks.examples import SHAPES, Examples, Task, task_of
 from discreet.tasks.folder import FOLDER, load_folder
+from discreet.tasks.heart import load_heart
 from discreet.tasks.images import load_cifar10, load_femnist, load_mnist
 from discreet.tasks.text import load_shakespeare
 
@@ -135,6 +136,7 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
     "shakespeare": load_shakespeare,
     "diabetes": load_diabetes,
     "multilabel": load_multilabel,
+    "heart": load_heart,
     FOLDER: load_folder,
 }
 

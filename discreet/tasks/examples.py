@@ -75,6 +75,7 @@ SHAPES = {
     "femnist": TaskShape((1, 28, 28), 62),
     "shakespeare": TaskShape((80,), 98, tokens=True),
     "diabetes": TaskShape((10,), 0, scale=(-1.0, 1.0), target=Target(NUMBERS, ("progression",), (0.0,), (400.0,))),
+    "heart": TaskShape((13,), 2, scale=(-1.0, 1.0)),
     "multilabel": TaskShape((20,), 0, target=Target(LABELS, tuple(f"topic{number}" for number in range(5)))),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.new import main as new
-from discreet.deployment.local_federation import federation_of
+from discreet.deployment.local_federation import demonstration, federation_of
 from discreet.federated.run_folder import state_of
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ WORDS = (
 
 def test_a_project_trains_on_real_nodes(tmp_path: Path) -> None:
     assert new([str(tmp_path / "trial")]) == 0
-    with federation_of(2, tmp_path / "federation") as federation:
+    with federation_of(demonstration(2), tmp_path / "federation") as federation:
         run = federation.run("run", *WORDS, app=tmp_path / "trial")
         federation.finish(run)
     rows = run.read_metrics()

@@ -1,0 +1,133 @@
+"""The four hospitals: prepared as FLamby prepares them, and scaled by constants that the data have no part in."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.client_settings import DataConfig
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Examples
+from discreet.tasks.heart import HEART_RANGES, HOSPITALS, load_hospitals, read_hospital, scale_heart
+from discreet.tasks.partition import client_examples
+
+TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)  # FLamby's table of Fed-Heart-Disease
+BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")
+
+
+@pytest.fixture(scope="module")
+def folder(shared_data: Path) -> Path:
+    return shared_data / "heart"
+
+
+def raw_rows(folder: Path, name: str) -> list[list[str]]:
+    """The lines of a hospital's file without a missing value in the columns that are kept."""
+    with (folder / f"processed.{name}.data").open(newline="") as file:
+        return [row for row in csv.reader(file) if "?" not in (*row[:10], row[13])]
+
+
+def by_hand(row: list[str]) -> list[float]:
+    """A line of the file as the model should see it, written out feature by feature."""
+    age, sex, kind, pressure, cholesterol, sugar, ecg, rate, angina, depression = map(float, row[:10])
+    scaled = [
+        (age - 55) / 35,  # 20 to 90
+        sex,
+        (pressure - 140) / 60,  # 80 to 200
+        (cholesterol - 250) / 150,  # 100 to 400
+        sugar,
+        (rate - 140) / 80,  # 60 to 220
+        angina,
+        (depression - 2.5) / 2.5,  # 0 to 5
+        *(1.0 if kind == number else 0.0 for number in (2, 3, 4)),
+        *(1.0 if ecg == number else 0.0 for number in (1, 2)),
+    ]
+    return [min(1.0, max(-1.0, value)) for value in scaled]
+
+
+def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> None:
+    task = load_task("heart", path=str(folder))
+    assert task.owners is not None
+    assert tuple(task.owners.bincount().tolist()) == TRAIN
+    assert tuple(len(client_examples(task, BY_HOSPITAL, client)) for client in range(4)) == TRAIN
+    hospitals = load_hospitals(str(folder))
+    assert tuple(len(hospital.labels) for hospital in hospitals) == (303, 261, 46, 130)
+    assert tuple(len(hospital.split()[1]) for hospital in hospitals) == TEST
+    assert len(task.test) == sum(TEST)
+
+
+def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
+    for hospital in load_hospitals(str(folder)):
+        rows = raw_rows(folder, hospital.name)
+        every = hospital.examples(np.arange(len(rows)))
+        for number in (0, 1, 17, len(rows) - 1):
+            assert every.inputs[number].tolist() == pytest.approx(by_hand(rows[number]), abs=1e-6)
+        assert every.targets.tolist() == [int(float(row[13]) > 0) for row in rows]
+
+
+def test_the_test_set_is_the_hospitals_test_parts_one_after_the_other(folder: Path) -> None:
+    pooled = load_task("heart", path=str(folder)).test
+    parts = [hospital.examples(hospital.split()[1]) for hospital in load_hospitals(str(folder))]
+    assert torch.equal(pooled.inputs, torch.cat([part.inputs for part in parts]))
+    assert torch.equal(pooled.targets, torch.cat([part.targets for part in parts]))
+
+
+def test_no_line_of_a_file_is_in_both_parts_and_each_is_in_one(folder: Path) -> None:
+    for hospital in load_hospitals(str(folder)):
+        train, test = hospital.split()
+        assert sorted([*train, *test]) == list(range(len(hospital.labels)))
+
+
+def test_labels_are_in_equal_shares_in_both_parts_if_each_has_three_patients(folder: Path) -> None:
+    for hospital in load_hospitals(str(folder)):
+        shares = [hospital.labels[rows].mean() for rows in hospital.split()]
+        assert hospital.name == "switzerland" or abs(shares[0] - shares[1]) < 0.02
+
+
+def test_scaling_depends_on_no_other_patient() -> None:
+    rows = np.random.default_rng(50111).uniform(-10, 500, (6, 13))
+    together = scale_heart(rows)
+    assert np.array_equal(together, np.concatenate([scale_heart(rows[place : place + 1]) for place in range(6)]))
+
+
+def test_scaling_maps_each_public_range_to_the_ends_and_clamps_outside() -> None:
+    low, high = np.array(tuple(HEART_RANGES.values())).T
+    scaled = scale_heart(np.stack([low - 1, low, (low + high) / 2, high, high * 3]))
+    assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
+
+
+def test_a_change_of_one_patient_changes_nothing_of_another(folder: Path, tmp_path: Path) -> None:
+    def cleveland(lines: list[str]) -> Examples:
+        (tmp_path / "processed.cleveland.data").write_text("\n".join(lines) + "\n")
+        return read_hospital(tmp_path / "processed.cleveland.data").examples(np.arange(303))
+
+    lines = (folder / "processed.cleveland.data").read_text().splitlines()
+    outlier = "9999.0,1.0,1.0,9999.0,9999.0,1.0,2.0,9999.0,0.0,9999.0,3.0,0.0,6.0,4.0"
+    before, after = cleveland(lines), cleveland([outlier, *lines[1:]])
+    assert torch.equal(before.inputs[1:], after.inputs[1:])
+    assert float(after.inputs.abs().max()) <= 1
+
+
+def test_a_missing_file_is_one_line_that_says_what_is_expected(folder: Path, tmp_path: Path) -> None:
+    for name in HOSPITALS[:3]:
+        (tmp_path / f"processed.{name}.data").write_text((folder / f"processed.{name}.data").read_text())
+    with pytest.raises(
+        FileNotFoundError, match=r"^data\.path: .*processed\.va\.data is missing; heart expects"
+    ) as error:
+        load_task("heart", path=str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["1.0,2.0", "sixty" + ",0.0" * 13], ids=["too few columns", "a word"])
+def test_a_file_of_another_form_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "processed.va.data").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"data\.path: .* does not hold 14 numbers or \? a line"):
+        read_hospital(tmp_path / "processed.va.data")
+
+
+def test_without_a_path_it_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
+        load_task("heart")
