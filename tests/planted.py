@@ -509,6 +509,20 @@ MUTANTS = (
         ("tests/federated/test_strategy_refusals.py::test_frozen_arrays_are_no_part_of_the_vector",),
     ),
     Mutant(
+        "frozen parameters are noised and sent like the others",
+        "discreet/tasks/models.py",
+        "return [parameter for parameter in model.parameters() if parameter.requires_grad]",
+        "return list(model.parameters())",
+        ("tests/tasks/test_frozen.py::test_dp_sgd_is_that_of_a_loop_over_single_examples",),
+    ),
+    Mutant(
+        "frozen values that server and clients do not share are taken",
+        "discreet/tasks/model_check.py",
+        "parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter])",
+        "parameter not in one or parameter not in other",
+        ("tests/tasks/test_frozen.py::test_frozen_values_that_server_and_clients_would_not_share_are_refused",),
+    ),
+    Mutant(
         "a run of another app that goes on may take other settings",
         "discreet/federated/resuming.py",
         "and not _is_changeable(name) and value != was[name]",

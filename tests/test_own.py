@@ -183,11 +183,6 @@ def dropout(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, num_classes))
 
 
-def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    layer = nn.Linear(4, 4)
-    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, num_classes))
-
-
 def not_numbers(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     model = nn.Linear(input_shape[0], num_classes)
     nn.init.constant_(model.bias, float("nan"))
@@ -238,7 +233,6 @@ REFUSED = {
     "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
     "tests.test_own:jitter": "draws random numbers by itself",
-    "tests.test_own:shared": "nn.Sequential with shared parameters or hooks",
     "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
 }

@@ -14,6 +14,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import PADDING
+from discreet.tasks.models import trainable_part
 from discreet.training.local_training import step_noise
 from discreet.training.losses import per_example_loss
 
@@ -82,14 +83,7 @@ class PrivateGradients:
             found, _ = clipped_gradient_sum(self.model, some, targets=wanted, l2_norm_clip=l2_norm_clip, loss=loss)
             total = found if total is None else total.add_(found)
         assert total is not None  # an empty batch is one empty piece
-        return self._of_trainable(total).unsqueeze(0)
-
-    def _of_trainable(self, total: Tensor) -> Tensor:
-        parameters = list(self.model.parameters())
-        if all(value.requires_grad for value in parameters):
-            return total
-        parts = torch.split_with_sizes(total, [value.numel() for value in parameters])
-        return torch.cat([part for part, value in zip(parts, parameters, strict=True) if value.requires_grad])
+        return trainable_part(self.model, total).unsqueeze(0)
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         """Charges the step, then noises it."""

@@ -17,7 +17,7 @@ from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, Tr
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import load_parameters
+from discreet.tasks.models import load_parameters, trainable
 from discreet.training.local_training import local_update
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
@@ -28,7 +28,7 @@ class DPClient(NumPyClient):
     """Local training under a client's own guarantees, policy and account.
 
     Attributes:
-      model: the architecture; parameters are overwritten.
+      model: the architecture; trainable parameters are overwritten, frozen ones stay.
       examples: the client's own.
       accounts: where its example-level and local guarantees are charged; None if neither is on.
       policy: what its owner allows.
@@ -58,11 +58,10 @@ class DPClient(NumPyClient):
           MalformedMessage: the parameters are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
-        size = sum(parameter.numel() for parameter in self.model.parameters())
+        size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
-            raise MalformedMessage(
-                f"the model {request.run.model} has {size} parameters, the train request holds {params.numel()}"
-            )
+            name, given = request.run.model, params.numel()
+            raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
         sizes = {self.holder: len(self.examples)}
         admitted = admit(request.run, request.round, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
         if isinstance(admitted, Refused):

@@ -28,7 +28,7 @@ from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters
+from discreet.tasks.models import flatten_parameters, trainable_part
 from discreet.training.local_training import LocalSettings
 
 if TYPE_CHECKING:
@@ -121,6 +121,6 @@ def release_step(
         total, _ = l1_clipped_gradient_sum(
             model, inputs, targets=targets, l1_norm_clip=privacy.norm_clip, loss=training.loss
         )
-    step = -learning_rate * total / len(examples)
+    step = -learning_rate * trainable_part(model, total) / len(examples)
     sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)

@@ -12,6 +12,7 @@ from discreet.privacy.rules.convolution import Geometry
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
+from discreet.privacy.rules.terms import unchanged
 from discreet.simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
 from discreet.simulation.layer_sequence import LayerSequence, layout_of
 from discreet.simulation.layers import Dense, Embedding, LastStep, Layer, Recurrence, Relu, Tanh
@@ -26,8 +27,12 @@ class _Uncovered(Exception):
 
 
 def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
-    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered."""
-    if type(model) is not nn.Sequential:
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
+
+    Nor are frozen parameters, hooks, and parameters that several layers share: clients of such a model are trained one
+    by one.
+    """
+    if type(model) is not nn.Sequential or not _is_plain(model):
         return None
     builder = _Builder(input_shape)
     try:
@@ -38,6 +43,13 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
         return None
     first = next(number for number, layer in enumerate(builder.layers) if isinstance(layer, TRAINED))
     return LayerSequence(tuple(builder.layers), layout_of(builder.shapes, builder.orders), first, loss)
+
+
+def _is_plain(model: nn.Sequential) -> bool:
+    """Whether all parameters are trained, each by one layer, and layers do what their classes say."""
+    values = [value for _, value in model.named_parameters(remove_duplicate=False)]
+    shared = len({id(value) for value in values}) < len(values)
+    return not shared and all(value.requires_grad for value in values) and all(map(unchanged, model.modules()))
 
 
 class _Builder:

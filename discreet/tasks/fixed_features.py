@@ -7,14 +7,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from discreet.privacy.rules.terms import unchanged
 from discreet.tasks.examples import Examples
 from discreet.tasks.scattering import Scattering
 
 
 def split_fixed(model: nn.Module) -> tuple[Scattering | None, nn.Module]:
     """The fixed transform that a model begins with (None if there is none), and the part that learns."""
-    if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], Scattering):
-        return model[0], model[1:]
+    plain = type(model) is nn.Sequential and len(model) > 1 and unchanged(model) and unchanged(model[0])
+    if plain and isinstance(model[0], Scattering):  # type: ignore[index]
+        return model[0], model[1:]  # type: ignore[index]
     return None, model
 
 

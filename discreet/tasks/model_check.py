@@ -7,15 +7,13 @@ from torch import Tensor, nn
 
 from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
-from discreet.tasks.models import MODELS, build_model
+from discreet.tasks.models import MODELS, build_model, frozen, trainable
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
 
 _TEXT_MODELS = frozenset({"lstm"})
 
 
-_TRIAL_SEED = 7
-
-
+_TRIAL_SEED, _OTHER_SEED = 7, 24359
 _TRIAL_EXAMPLES = 3
 _OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers"}
 
@@ -28,8 +26,7 @@ def check_model(model: nn.Module) -> None:
 
     Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists;
     any other buffer that is saved with the model, since it would leave a client outside the clipped update;
-    no trainable parameters; parameters that are NaN or infinite from the start; frozen parameters, since they are
-    part of the vector that travels; parameters that are not floats.
+    no trainable parameters; parameters that are NaN or infinite from the start; parameters that are not floats.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BATCH_NORMS):
@@ -41,18 +38,13 @@ def check_model(model: nn.Module) -> None:
     saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]
     if saved:
         raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
-    if not any(parameter.numel() for parameter in model.parameters()):
+    if not any(parameter.numel() for parameter in trainable(model)):
         raise ValueError("the model has no trainable parameters")
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
         if not torch.isfinite(parameter).all():
             raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
-        if not parameter.requires_grad:
-            raise ValueError(
-                f"the parameter {name} is frozen, and noise would be added to it all the same. Train it, or "
-                "compute the frozen part once as features of the data"
-            )
 
 
 def check_fits(name: str, task: Task) -> None:
@@ -61,7 +53,8 @@ def check_fits(name: str, task: Task) -> None:
     Shapes are tried on three examples of the public test set. Text models read token ids and the others numbers, which
     a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of logits for each
     example, an example that changes the outputs of another, and a model that draws random numbers outside dropout
-    layers of torch.nn.
+    layers of torch.nn. So are frozen parameters that are not the same whenever the model is built: they are not sent,
+    and server and clients each build the model.
     """
     reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
@@ -70,27 +63,26 @@ def check_fits(name: str, task: Task) -> None:
     try:
         model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
         check_model(model)
-        _check_sequence(name, model)
+        _check_frozen(name, model, build_model(name, task.input_shape, task.num_outputs, seed=_OTHER_SEED))
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
 
 
 def num_params_of(name: str, task: Task) -> int:
-    """How many parameters model `name` has for a task."""
+    """How many parameters of model `name` are trained for a task."""
     model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in trainable(model))
 
 
-def _check_sequence(name: str, model: nn.Module) -> None:
-    """The simulation trains an nn.Sequential by its layers, each with parameters of its own and nothing around it."""
-    if type(model) is not nn.Sequential:
-        return
-    tied = sum(len(list(layer.parameters())) for layer in model) > len(list(model.parameters()))
-    if tied or any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules()):
-        raise ValueError(
-            f"model.name: {name} is an nn.Sequential with shared parameters or hooks: give it a class with a forward"
-        )
+def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
+    one, other = frozen(model), frozen(again)
+    for parameter in sorted(one.keys() | other.keys()):
+        if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
+            raise ValueError(
+                f"model.name: {name} gives the frozen parameter {parameter} other values each time it is built, and "
+                "frozen values are not sent: load them from a file, or draw them from a torch.Generator with a seed"
+            )
 
 
 @torch.no_grad()

@@ -110,7 +110,6 @@ MODELS: dict[str, Builder] = {
 
 
 OWN = ":"  # in the name of a model of one's own, `package.module:function`
-# For a model that is built only to see whether it can be.
 
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
@@ -153,35 +152,65 @@ def _own_builder(name: str) -> Builder:
     return builder
 
 
-def flatten_parameters(model: nn.Module) -> Tensor:
-    """All parameters as one float32 vector (num_params,), a detached copy in the order of model.parameters().
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones once, in the order of
+    model.parameters(). Frozen ones (requires_grad is False) stay as the model was built."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    Tied parameters are counted once. A model without parameters gives an empty vector.
+
+def frozen(model: nn.Module) -> dict[str, Tensor]:
+    """The other parameters by name."""
+    return {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+
+
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """The trainable parameters as one float32 vector (num_params,), a detached copy in their order.
+
+    Tied parameters are counted once. A model without trainable parameters gives an empty vector.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
+    >>> flatten_parameters(model).shape
+    torch.Size([3])
     """
-    parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in model.parameters()]
+    parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in trainable(model)]
     return torch.cat([torch.empty(0), *parts])
 
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
-    """Write `vector`, (num_params,) as from `flatten_parameters`, into the model's parameters, in place.
+    """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in place.
 
     Values are converted to each parameter's type and device; NaN and infinities are written as they are.
-    Raises ValueError unless the length is exactly the number of parameters; the model is then unchanged.
+    Raises ValueError unless the length is exactly the number of trainable parameters; the model is then unchanged.
     """
-    for parameter, part in zip(model.parameters(), _split(model, vector), strict=True):
+    for parameter, part in zip(trainable(model), _split(model, vector), strict=True):
         parameter.copy_(part)
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """`vector` cut into copies named and shaped like the model's parameters, tied ones once."""
-    names = (name for name, _ in model.named_parameters())
-    return {name: part.clone() for name, part in zip(names, _split(model, vector), strict=True)}
+    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the trainable ones, and
+    the frozen ones as they are in the model."""
+    parts = iter(_split(model, vector))
+    return {
+        name: (next(parts) if value.requires_grad else value.detach()).clone(memory_format=torch.contiguous_format)
+        for name, value in model.named_parameters()
+    }
+
+
+def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
+    """Of a vector over all parameters, as `clipped_gradient_sum` gives it, what belongs to the trainable ones."""
+    parameters = list(model.parameters())
+    if all(value.requires_grad for value in parameters):
+        return vector
+    parts = torch.split_with_sizes(vector, [value.numel() for value in parameters])
+    return torch.cat([part for part, value in zip(parts, parameters, strict=True) if value.requires_grad])
 
 
 def _split(model: nn.Module, vector: Tensor) -> list[Tensor]:
-    parameters = list(model.parameters())
+    parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
-        raise ValueError(f"the model has {sum(sizes)} parameters; a vector of shape {tuple(vector.shape)} does not fit")
+        raise ValueError(
+            f"the model has {sum(sizes)} trainable parameters; a vector of shape {tuple(vector.shape)} does not fit"
+        )
     return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]

@@ -24,7 +24,7 @@ from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters, load_parameters
+from discreet.tasks.models import flatten_parameters, load_parameters, trainable, trainable_part
 from discreet.training.local_optimizer import LocalOptimizer, apply, init
 from discreet.training.task_loss import loss_of
 
@@ -252,7 +252,8 @@ def local_update(
     over steps are post-processing. Which neighbours that is for: see `example_event`.
 
     Args:
-      model: the architecture; its parameters are overwritten.
+      model: the architecture; its trainable parameters are overwritten. Frozen ones have no gradient, no share in a
+        clipped norm and no noise, and are no part of the update.
       params: (num_params,), where the work starts.
       examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
         takes its steps and draws its noise all the same, since one example less must not be seen.
@@ -266,7 +267,7 @@ def local_update(
     model.train()
     client = _Client(model, examples, settings, source)
     # Views of the model's own parameters: as the loops move these in place, the model has moved.
-    rows = [parameter.detach().unsqueeze(0) for parameter in model.parameters()]
+    rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     with masks_from(source, model):
         if settings.example:
             dp_sgd(client, rows, [len(examples)], settings)
@@ -295,7 +296,8 @@ class _Client:
         with torch.enable_grad():
             outputs, targets = self.model(self.examples.inputs[batch]), self.examples.targets[batch]
             loss = self.settings.loss(outputs, targets).mean()
-            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+            # A parameter that no example of the batch has used has a gradient of zero.
+            gradients = torch.autograd.grad(loss, trainable(self.model), allow_unused=True, materialize_grads=True)
         for values, gradient in zip(into, gradients, strict=True):
             values.mul_(keep).add_(gradient, alpha=rate)
 
@@ -306,14 +308,14 @@ class _Client:
         inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
         loss = self.settings.loss
         total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, l2_norm_clip=l2_norm_clip, loss=loss)
-        return total.unsqueeze(0)
+        return trainable_part(self.model, total).unsqueeze(0)
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         assert self.settings.example is not None
         return self.settings.example.mechanism.add_noise(sums, l2_norm_clip, step_noise(self.source, step))
 
     def views(self, rows: Tensor) -> list[Tensor]:
-        shapes = [parameter.shape for parameter in self.model.parameters()]
+        shapes = [parameter.shape for parameter in trainable(self.model)]
         parts = torch.split(rows, [shape.numel() for shape in shapes], dim=1)
         return [part.view(1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 

@@ -195,7 +195,7 @@ def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
 
 def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db")
-    with pytest.raises(MalformedMessage, match="has 18 parameters, the train request holds 17"):
+    with pytest.raises(MalformedMessage, match="has 18 trainable parameters, the train request holds 17"):
         who.fit([np.zeros(17, dtype=np.float32)], request_items(request(config(*EXAMPLE))))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 

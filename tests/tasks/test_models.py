@@ -209,7 +209,7 @@ def test_loading_changes_what_the_model_computes() -> None:
 def test_a_vector_of_another_size_is_refused_and_changes_nothing(shape: tuple[int, ...]) -> None:
     model = nn.Linear(2, 1)
     before = flatten_parameters(model)
-    with pytest.raises(ValueError, match="the model has 3 parameters"):
+    with pytest.raises(ValueError, match="the model has 3 trainable parameters"):
         load_parameters(model, torch.ones(shape))
     assert torch.equal(flatten_parameters(model), before)
 
@@ -269,17 +269,25 @@ def test_a_buffer_that_would_be_saved_is_refused() -> None:
     check_model(Counting(persistent=False))
 
 
-@pytest.mark.parametrize("model", [nn.ReLU(), nn.ParameterList([torch.empty(0)])])
-def test_a_model_without_parameters_is_refused(model: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "model", [nn.ReLU(), nn.ParameterList([torch.empty(0)]), nn.Linear(2, 2).requires_grad_(False)]
+)
+def test_a_model_without_trainable_parameters_is_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="no trainable parameters"):
         check_model(model)
 
 
-def test_frozen_parameters_are_refused() -> None:
+def test_frozen_parameters_are_no_part_of_the_vector_but_of_the_named_ones() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[0].bias.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"0\.bias is frozen"):
-        check_model(model)
+    model[0].weight.requires_grad_(False)
+    check_model(model)
+    vector = torch.arange(8.0)
+    load_parameters(model, vector)
+    assert torch.equal(flatten_parameters(model), vector)
+    named = named_parameters_of(model, -vector)
+    assert list(named) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert torch.equal(named["0.weight"], model[0].weight)
+    assert torch.equal(torch.cat([value.flatten() for value in list(named.values())[1:]]), -vector)
 
 
 def test_parameters_that_are_not_floats_are_refused() -> None:
