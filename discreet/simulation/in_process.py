@@ -66,18 +66,27 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         torch.set_num_threads(1)
     with ExitStack() as stack:
         session = prepare(config, simulated=True, held=stack, resolved=resolved)
-        session.model.to(config.device)
-        uncovered = not_batched(config) or _unknown_layers(session)
-        _refuse_uncovered(config, uncovered)
-        if config.engine == "one_by_one" or uncovered:
-            logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
-            transport: Transport = InProcessTransport(session.config, str(session.folder.path))
-        else:
-            transport = stack.enter_context(batched(session))
+        transport = virtual_clients(session, stack)
         text = config.operations.log_format == "text"
         outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
+
+
+def virtual_clients(session: Session, held: ExitStack) -> Transport:
+    """The clients of a run that is ready to start, asked by the engine that `engine` names; `held` ends its workers.
+
+    Raises:
+      ConfigError: the engine does not cover the run.
+    """
+    config = session.config
+    session.model.to(config.device)
+    uncovered = not_batched(config) or _unknown_layers(session)
+    _refuse_uncovered(config, uncovered)
+    if config.engine == "one_by_one" or uncovered:
+        logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
+        return InProcessTransport(config, str(session.folder.path))
+    return held.enter_context(batched(session))
 
 
 def check(config: RunConfig) -> RunConfig:

@@ -1,0 +1,278 @@
+"""The audit of user-level privacy: whole runs in which canary clients take part, each in or out by a secret coin.
+
+Everything but the canaries is the run itself: its cohorts, its clipping, its noise, its ledger. The auditor sees every
+release, the noised sum and the noised count of each round, and knows what the honest clients have sent, as the
+adversary of the definition does (Nasr et al. 2021, arXiv 2101.04535; Andrew et al. 2023, arXiv 2302.03098).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from discreet.audit.canaries import Canaries, draw_canaries
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.messages import TrainReply
+from discreet.federated.round import CohortSum, RoundSettings, UserPrivacy, empty_sum
+from discreet.federated.run_folder import Checkpoint
+from discreet.federated.run_plan import plan_of
+from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.session import checked, prepare
+from discreet.federated.training_run import TrainingRun
+from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.quantile import BIT_SENSITIVITY
+from discreet.settings import client_settings
+from discreet.simulation.in_process import virtual_clients
+
+logger = logging.getLogger("discreet")
+
+Scores = NDArray[np.float64]
+Reply = TrainReply | Replies | Failure
+
+
+@dataclass(frozen=True)
+class UserAudit:
+    """What is put to the test.
+
+    Attributes:
+      canaries: how many canary clients a run has, at most the number of parameters.
+      honest: how many other clients take part, the first ones of the run; None for all that there is room for.
+      runs: how many runs, each with canaries of its own: more canaries than one run has room for.
+    """
+
+    canaries: int
+    honest: int | None = None
+    runs: int = 1
+
+
+def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
+    """Runs what `config` says with canaries, in a folder that is thrown away, and scores them.
+
+    The canaries are members of the population: `population_size`, the sampling and the noise are those of `config`. A
+    canary that is drawn into a cohort sends its direction, as long as the clip norm, and its bit; the server clips it
+    as anybody's. If neighbours differ by adding or removing a client, a canary that is out is no member. If they differ
+    by replacing one (cohorts of a fixed size), it is a member and sends the opposite of what it would send.
+
+    Raises:
+      ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
+    """
+    _check(config, audit)
+    resolved = checked(config)[0]
+    seen = [_one_run(_numbered(resolved, number), audit) for number in range(audit.runs)]
+    included = np.concatenate([run.included for run in seen])
+    rounds = [np.concatenate(scores) for scores in zip(*(run.rounds for run in seen), strict=True)]
+    event = client_settings(resolved).user.event(_noise(resolved))
+    claims = [_claim(resolved, PrivacyLedger().record(event))] * len(rounds)
+    named = zip([f"round {number + 1}" for number in range(len(rounds))], claims, rounds, strict=True)
+    return Experiment(
+        "user level",
+        (
+            *(Observation(name, claim, CanaryScores(scores, included)) for name, claim, scores in named),
+            Observation("run", _claim(resolved, seen[-1].spent), CanaryScores(np.sum(rounds, axis=0), included)),
+        ),
+        _settings(resolved, audit, len(rounds)),
+    )
+
+
+def _check(config: RunConfig, audit: UserAudit) -> None:
+    if not config.privacy.user.enabled or config.privacy.user.noise_multiplier == 0:
+        raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
+    room = config.population_size - audit.canaries
+    if audit.canaries < 1 or audit.runs < 1 or room < 0:
+        raise ConfigError(
+            f"an audit needs 1 .. {config.population_size} canaries, members of the population, and at least one run "
+            f"(got {audit.canaries} and {audit.runs})"
+        )
+    most = min(room, config.data.num_clients)
+    if audit.honest is not None and not 0 <= audit.honest <= most:
+        raise ConfigError(
+            f"beside {audit.canaries} canaries there is room for 0 .. {most} clients (got {audit.honest})"
+        )
+
+
+def _honest(config: RunConfig, audit: UserAudit) -> int:
+    most = min(config.population_size - audit.canaries, config.data.num_clients)
+    return most if audit.honest is None else audit.honest
+
+
+def _noise(config: RunConfig) -> float:
+    assert config.privacy.user.noise_multiplier is not None
+    return config.privacy.user.noise_multiplier
+
+
+def _numbered(config: RunConfig, number: int) -> RunConfig:
+    return config if config.seed is None else replace(config, seed=config.seed + number)
+
+
+def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
+    privacy = config.privacy
+    return Claim(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, guarantees_of(config)[0].adjacency)
+
+
+def _settings(config: RunConfig, audit: UserAudit, rounds: int) -> dict[str, str | int | float | bool]:
+    return {
+        "canaries": audit.canaries,
+        "runs": audit.runs,
+        "honest clients": _honest(config, audit),
+        "population_size": config.population_size,
+        "sampling": f"{config.sampling.kind}, {config.sampling_probability:g}",
+        "rounds": rounds,
+        "noise_multiplier": _noise(config),
+        "clip": config.privacy.user.clip.kind,
+        "secure": config.seed is None,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _SeenRun:
+    """The scores of each round, (k,), how the coins fell, and what the ledger holds."""
+
+    rounds: list[Scores]
+    included: NDArray[np.bool_]
+    spent: PrivacyLedger
+
+
+def _one_run(config: RunConfig, audit: UserAudit) -> _SeenRun:
+    with ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
+        config = replace(config, output_dir=f"{folder}/run", resume=False, tracking="none")
+        session = prepare(config, simulated=True, held=held, resolved=config)
+        plan, honest, start = plan_of(session.opened, chance_loss=math.inf), _honest(config, audit), session.opened
+        assert plan.settings.user is not None
+        canaries = draw_canaries(audit.canaries, start.checkpoint.params.numel(), start.source.child("canaries"))
+        inner = virtual_clients(session, held) if honest else None
+        replaced = config.sampling.kind == "fixed"
+        transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
+        auditor = Auditor(plan.settings, canaries, transport, start.checkpoint)
+        run = TrainingRun(
+            replace(plan, also=auditor.row),
+            session.folder,
+            ledger=start.ledger,
+            transport=transport,
+            evaluate=auditor.evaluate,
+        )
+        run.run(start.checkpoint)
+        return _SeenRun(auditor.rounds, canaries.included, start.ledger.spent(USER))
+
+
+class CanaryTransport:
+    """Asks honest clients by another transport, and answers for the canaries.
+
+    Clients 0 .. honest - 1 are those of `inner`; after them come the canaries. What honest clients sent in a round is
+    added up in `others`, as the auditor knows it.
+
+    Args:
+      inner: None if no honest client takes part.
+      replaced: whether a canary that is out sends the opposite instead of being no member.
+    """
+
+    def __init__(
+        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: UserPrivacy, replaced: bool = False
+    ) -> None:
+        self.inner, self.canaries, self.honest = inner, canaries, honest
+        self.user, self.replaced = user, replaced
+        self.others = empty_sum(len(canaries.signs), 1.0, user)
+
+    def members(self) -> Sequence[int]:
+        """The honest clients, and the canaries that are in; all canaries if they are replaced."""
+        there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
+        return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
+
+    def ask(self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Reply]:
+        """Replies of the honest clients of a cohort, then of its canaries."""
+        self.others = empty_sum(params.numel(), clip_norm, self.user)
+        asked = [client for client in cohort if client < self.honest]
+        if self.inner is not None:
+            replies = self.inner.ask(round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked)
+            yield from self._known(replies)
+        for client in cohort:
+            if client >= self.honest:
+                yield self._canary(client, round_number, clip_norm)
+
+    def _known(self, replies: Iterable[Reply]) -> Iterator[Reply]:
+        for reply in replies:
+            for part in RoundReport().accept([reply]):
+                self.others.take(part)
+            yield reply
+
+    def _canary(self, client: int, round_number: int, clip_norm: float) -> TrainReply:
+        index = client - self.honest
+        opposite = self.replaced and not self.canaries.included[index]
+        update = self.canaries.direction(index) * (-clip_norm if opposite else clip_norm)
+        return TrainReply(round_number, update.float(), bool(self.canaries.bits[index]) != opposite, client=client)
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """No test set is looked at: an audit asks nothing of the model."""
+
+    loss: float | None = None
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+
+
+class Auditor:
+    """Scores the canaries by what each round releases; to be told of checkpoints and rows as a run writes them.
+
+    A score is the sum over releases of the inner product of what a canary would add and what was released, over the
+    variance of the noise: the log-likelihood ratio of in and out, up to constants, if every member takes part, and its
+    best linear stand-in if cohorts are sampled.
+    """
+
+    def __init__(
+        self, settings: RoundSettings, canaries: Canaries, transport: CanaryTransport, start: Checkpoint
+    ) -> None:
+        assert settings.user is not None
+        self.settings, self.user, self.canaries, self.transport = settings, settings.user, canaries, transport
+        self.before, self.after = start, start
+        self.rounds: list[Scores] = []
+
+    def evaluate(self, after: Checkpoint) -> Unscored:
+        """Takes down the state after a round."""
+        self.before, self.after = self.after, after
+        return Unscored()
+
+    def row(self, row: Mapping[str, object]) -> None:
+        """Scores the round that a row of metrics.csv is of."""
+        others = self.transport.others
+        scores = self._of_update(others)
+        fraction = row["fraction_below"]
+        # One that was clamped to 0 or 1 hides the count.
+        if isinstance(fraction, float) and 0 < fraction < 1:
+            scores = scores + self._of_count(fraction, others)
+        self.rounds.append(scores)
+
+    def _of_update(self, others: CohortSum) -> Scores:
+        released = noised_sum(self.settings, self.before, self.after) - _in_units(others)
+        clip_norm, noise = self.before.clip_norm, self.user.update_noise_multiplier
+        return self.canaries.along(released) / (clip_norm * noise**2)
+
+    def _of_count(self, fraction: float, others: CohortSum) -> Scores:
+        assert self.user.count_stddev is not None
+        released = (fraction - 0.5) * self.settings.expected_cohort - BIT_SENSITIVITY * others.below
+        signs: Scores = np.where(self.canaries.bits, BIT_SENSITIVITY, -BIT_SENSITIVITY)
+        return signs * released / self.user.count_stddev**2
+
+
+def noised_sum(settings: RoundSettings, before: Checkpoint, after: Checkpoint) -> Tensor:
+    """What a round released of its updates, (num_params,) float64, from the first moment of the server's optimizer."""
+    optimizer = settings.optimizer
+    keep, share = (
+        (optimizer.momentum, 1.0) if isinstance(optimizer, ServerSGD) else (optimizer.beta_1, 1 - optimizer.beta_1)
+    )
+    return (after.velocity.double() - keep * before.velocity.double()) * (settings.expected_cohort / share)
+
+
+def _in_units(total: CohortSum) -> Tensor:
+    values = total.part().values
+    return values if total.grid is None else values.double() * total.grid.step
