@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.client_settings import ConfigError
 from discreet.privacy.randomness import RandomSource
 
 
@@ -51,10 +52,10 @@ def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries
     """Canaries with random directions, random bits and fair coins.
 
     Raises:
-      ValueError: `count` is not within 1 .. num_params: there are no more orthogonal directions.
+      ConfigError: `count` is not within 1 .. num_params: there are no more orthogonal directions.
     """
     if not 1 <= count <= num_params:
-        raise ValueError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
+        raise ConfigError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
     rows = source.child("rows").permutation(num_params)[:count].numpy()
     signs = np.where(coins(num_params, source.child("signs")), 1.0, -1.0)
     return Canaries(signs, rows, coins(count, source.child("bits")), coins(count, source.child("coins")))
