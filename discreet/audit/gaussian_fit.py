@@ -77,8 +77,11 @@ class GaussianFit:
         return max(centre - quantile * error, 0.0), centre + quantile * error
 
     def lower_bound(self, *, delta: float, significance: float = 0.05) -> float:
-        """A value that the epsilon is below in a share `significance` of repetitions, approximately: one-sided."""
-        return self.interval(delta=delta, level=1 - 2 * significance)[0]
+        """A value that the epsilon is below in a share `significance` of repetitions, approximately.
+
+        One-sided with one spread. With two it has half of that rate: a spread may differ either way, and both cost.
+        """
+        return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _shifts(self, quantile: float) -> tuple[float, float]:
         free = sum(self.counts) - 2
@@ -102,6 +105,11 @@ class GaussianFit:
                     values.append(epsilon_of_normals(*moved, delta=delta))
                 total += ((values[0] - values[1]) / (2 * STEP)) ** 2
         return math.sqrt(total)
+
+
+def can_fit(scores: CanaryScores | RepeatedScores) -> bool:
+    """Whether there are at least `FEWEST` scores of each kind, and they are not all one."""
+    return all(len(values) >= FEWEST and np.ptp(values) > 0 for values in (scores.seen, scores.unseen))
 
 
 def fit_gaussians(scores: CanaryScores | RepeatedScores) -> GaussianFit:

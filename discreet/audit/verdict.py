@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, RepeatedScores
 from discreet.audit.fdp_bound import fdp_bound, fdp_shift_bound
-from discreet.audit.gaussian_fit import GaussianFit, fit_gaussians
+from discreet.audit.gaussian_fit import GaussianFit, can_fit, fit_gaussians
 from discreet.audit.gaussian_tradeoff import shift_of_epsilon
 from discreet.audit.guesses import guess, planned_number
 from discreet.audit.one_run_bound import one_run_bound
@@ -19,7 +19,7 @@ FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an exper
 MOST_BOUNDS = 3  # of one observation
 WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
 
-ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP, one run", "any scores", "Gaussian fit"
+ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP", "any scores", "Gaussian fit"
 ASSUMES = {
     ONE_RUN: "fair and independent coins",
     FDP: "fair and independent coins, and a mechanism as private as a Gaussian one with the claimed epsilon",
@@ -49,7 +49,8 @@ class Judgement:
 
     Attributes:
       name, claimed, delta, adjacency: of the observation.
-      estimate, interval: of the Gaussian fit, at 95 %; None if the noise or the scores are not Gaussian.
+      estimate, interval: of the Gaussian fit, at 95 %; None if the noise or the scores are not Gaussian,
+        or if there are fewer than 20 scores of a kind.
       bounds: lower bounds, strongest assumption last.
     """
 
@@ -94,7 +95,7 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
     evenly over its bounds (Bonferroni). If there is only one, it has all.
 
     Raises:
-      ValueError: `false_alarm` outside (0, SIGNIFICANCE], or too few scores.
+      ValueError: `false_alarm` outside (0, SIGNIFICANCE].
     """
     if not 0 < false_alarm <= SIGNIFICANCE:
         raise ValueError(f"false_alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
@@ -106,7 +107,7 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
 
 
 def _judged(seen: Observation, *, gaussian: bool, level: float) -> Judgement:
-    claim, fit = seen.claim, fit_gaussians(seen.scores) if gaussian else None
+    claim, fit = seen.claim, fit_gaussians(seen.scores) if gaussian and can_fit(seen.scores) else None
     if fit is not None and not fit.gaussian:
         fit = None
     bounds = tuple(

@@ -23,6 +23,7 @@ IN_A_PROJECT = {
     "run": "an experiment on Flower's simulation runtime, as `flwr run`",
     "simulate": "an experiment in one process, and sweeps with --multirun",
     "tune": "tries settings, keeps the best run, and accounts for the choice",
+    "audit": "tries to break the privacy claim of a run, with canaries",
     "benchmark": "measures Discreet side by side with others",
 }
 

@@ -76,6 +76,17 @@ def test_nothing_refutes_a_run_without_a_guarantee() -> None:
     assert not verdict_on(scores, claim=Claim(math.inf, 1e-5, "add or remove one client")).refuted
 
 
+def test_a_release_without_any_noise_is_refuted_without_a_fit() -> None:
+    verdict = verdict_on(RepeatedScores(np.ones(2000), np.zeros(2000)))
+    assert verdict.judgements[0].estimate is None
+    assert verdict.judgements[0].refuted_by == (REPEATED,)
+
+
+def test_a_handful_of_canaries_shows_nothing_and_is_no_error() -> None:
+    scores = CanaryScores(np.arange(6.0), np.arange(6) > 2)
+    assert not verdict_on(scores).refuted
+
+
 def test_each_method_says_what_it_assumes() -> None:
     assert {*ASSUMES} == {ONE_RUN, FDP, REPEATED, FIT}
 

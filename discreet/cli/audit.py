@@ -1,0 +1,138 @@
+"""Tries to break the privacy claim of a run, and sets what it found beside the claim.
+
+The experiment has the settings that are given, or those of a run folder, and canaries that are in or out by coin. Every
+release is seen. What is printed for each round and for the run: the epsilon that the ledger claims, an estimate with
+its 95 % interval, and lower bounds at 95 %. The claim is refuted if a bound passes it at the false-alarm rate. That
+none does is no proof of privacy: an audit sees one attack.
+
+What is audited spends nothing of a real ledger: the experiment's ledger is thrown away with its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from discreet.audit.audit_record import PICTURE, RECORD, write_audit
+from discreet.audit.canary_scores import Experiment
+from discreet.audit.user_audit import UserAudit, audit_users
+from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import RunFolder
+from discreet.logs import log_to
+
+EXAMPLES = """examples:
+  discreet audit rounds=5 --canaries 500
+  discreet audit experiment=mnist_users_scattering --canaries 2000
+  discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
+"""
+REFUTED = 1  # exit code
+SHOWN = 10  # rounds that are printed; audit.json has all
+
+
+def show(verdict: Verdict, console: Console) -> None:
+    """Prints the table, what each bound assumes, and the verdict."""
+    methods = [bound.method for bound in verdict.judgements[-1].bounds]
+    table = Table("", "claimed", "estimate", "interval", *(f"bound: {method}" for method in methods), "refuted by")
+    for found in _shown(verdict.judgements):
+        table.add_row(*_cells(found, methods))
+    console.print(table)
+    run = verdict.judgements[-1]
+    left = len(verdict.judgements) - table.row_count
+    if left:
+        console.print(f"{left} more rounds are in {RECORD}")
+    console.print(f"{verdict.mechanism}, {run.adjacency}, delta {run.delta:g}; interval and bounds at 95 %")
+    for method in methods:
+        console.print(f"bound: {method} assumes {ASSUMES[method]}", highlight=False)
+    console.print(sentence(verdict), highlight=False)
+
+
+def sentence(verdict: Verdict) -> str:
+    """The verdict in one line."""
+    if not verdict.refuted:
+        return f"not refuted: no bound passes its claim (false-alarm rate {verdict.false_alarm:g}); this is no proof"
+    names = [found.name for found in verdict.judgements if found.refuted_by]
+    return f"REFUTED, at a false-alarm rate of {verdict.false_alarm:g}: {', '.join(names)}"
+
+
+def _shown(judgements: Sequence[Judgement]) -> Iterator[Judgement]:
+    *rounds, run = judgements
+    for number, found in enumerate(rounds):
+        if found.refuted_by or number < SHOWN:
+            yield found
+    yield run
+
+
+def _cells(found: Judgement, methods: Sequence[str]) -> list[str]:
+    bounds = {bound.method: f"{bound.epsilon:.3g}" for bound in found.bounds}
+    return [
+        found.name,
+        f"{found.claimed:.4g}",
+        "-" if found.estimate is None else f"{found.estimate:.3g}",
+        "-" if found.interval is None else "{:.3g} .. {:.3g}".format(*found.interval),
+        *(bounds.get(method, "-") for method in methods),
+        ", ".join(found.refuted_by) or "none",
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="discreet audit",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="as of discreet simulate")
+    made.add_argument("--run", type=Path, metavar="FOLDER", help="the settings of the run in this folder")
+    made.add_argument("--canaries", type=int, default=500, help="of each run (500)")
+    made.add_argument("--runs", type=int, default=1, help="how many runs, each with canaries of its own (1)")
+    made.add_argument("--honest", type=int, help="how many other clients train; 0 is fastest (all there is room for)")
+    made.add_argument("--output", type=Path, metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")
+    made.add_argument("--false-alarm", type=float, default=FALSE_ALARM, help=f"of the verdict ({FALSE_ALARM})")
+    return made
+
+
+def settings_of(run: Path | None, overrides: Sequence[str]) -> RunConfig:
+    """The settings to audit.
+
+    Raises:
+      ConfigError: they are wrong, or both a run folder and overrides are given.
+    """
+    if run is None:
+        return run_config(overrides)
+    if overrides:
+        raise ConfigError("--run takes the settings of that run: give no others")
+    return RunFolder(run.expanduser().resolve()).read_config()
+
+
+def main(words: Sequence[str]) -> int:
+    """Audits, writes and shows; 1 if the claim is refuted, 2 if the settings are wrong."""
+    given = parser().parse_intermixed_args(words)
+    try:
+        if not 0 < given.false_alarm <= SIGNIFICANCE:
+            raise ConfigError(f"--false-alarm must be within (0, {SIGNIFICANCE}] (got {given.false_alarm})")
+        config = settings_of(given.run, given.overrides)
+        log_to(sys.stderr, log_format=config.operations.log_format)
+        experiment = _experiment(config, given)
+        verdict = judge(experiment, false_alarm=given.false_alarm)
+        folder = given.output or Path("audits") / datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
+        write_audit(folder, experiment, verdict)
+    except (ConfigError, LedgerError, OSError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    show(verdict, Console() if sys.stdout.isatty() else Console(width=160))
+    print(f"{folder / RECORD}, {folder / PICTURE}")
+    return REFUTED if verdict.refuted else 0
+
+
+def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    return audit_users(config, UserAudit(given.canaries, honest=given.honest, runs=given.runs))

@@ -1,0 +1,102 @@
+"""`discreet audit`: what it prints and writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from discreet.audit.canary_scores import Claim, Experiment, Observation
+from discreet.cli import audit
+from discreet.cli.audit import main, settings_of
+from discreet.config import ConfigError
+from tests.audit.made_scores import gaussian_scores
+from tests.made_runs import make_run
+
+SMALL = ("model.name=linear", "data.num_clients=600", "rounds=1", "sampling.kind=everyone", "seed=7919")
+
+
+def made(noise: float, rounds: int) -> Experiment:
+    """Rounds of a Gaussian mechanism that is claimed to have noise 1."""
+    generator, claim = np.random.default_rng(515), Claim(3.139, 1e-3, "add or remove one client")
+    names = [*(f"round {number + 1}" for number in range(rounds)), "run"]
+    seen = (Observation(name, claim, gaussian_scores(generator, canaries=300, noise=noise)) for name in names)
+    return Experiment("user level", tuple(seen), {})
+
+
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
+    """What the experiment is to find, one for each call."""
+    found: list[Experiment] = []
+    monkeypatch.setattr(audit, "_experiment", lambda config, given: found.pop())
+    return found
+
+
+def test_a_run_is_audited_from_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn", "--output", str(tmp_path)]
+    assert main([*words, "--canaries", "500", "--honest", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "not refuted" in printed
+    record = json.loads((tmp_path / "audit.json").read_text())
+    run = record["observations"][-1]
+    assert run["claimed"] == pytest.approx(3.139, abs=1e-3)  # of noise 1 at delta 1e-3
+    assert run["interval"][0] < run["claimed"] < run["interval"][1] + 0.3
+    assert (tmp_path / "audit.svg").exists()
+
+
+def test_a_claim_that_does_not_hold_ends_with_code_1(
+    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audited.append(made(0.5, 2))
+    assert main(["--output", str(tmp_path)]) == 1
+    assert "REFUTED, at a false-alarm rate of 0.01: round 1, round 2, run" in capsys.readouterr().out
+
+
+def test_many_rounds_are_printed_in_part_and_written_whole(
+    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audited.append(made(1.0, 14))
+    assert main(["--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "round 10 " in printed
+    assert "round 11" not in printed
+    assert "4 more rounds are in audit.json" in printed
+    assert len(json.loads((tmp_path / "audit.json").read_text())["observations"]) == 15
+
+
+def test_every_bound_says_what_it_assumes(
+    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audited.append(made(1.0, 0))
+    main(["--output", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
+
+
+def test_the_settings_of_a_run_folder_are_taken_whole(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path
+    taken = settings_of(folder, [])
+    assert (taken.rounds, taken.privacy.user.noise_multiplier) == (3, 1.7)
+    with pytest.raises(ConfigError, match="--run takes the settings of that run"):
+        settings_of(folder, ["rounds=2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--false-alarm", "0.2"], "--false-alarm must be within"),
+        (["--canaries", "0"], "an audit needs"),
+        (["--run", "no/such/run"], "no/such/run"),
+        (["privacy.user.enabled=false"], "privacy.user"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_can_not_be_audited_is_said_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    refused = capsys.readouterr().err.splitlines()[-1]
+    assert refused.startswith("discreet: ")
+    assert said in refused
