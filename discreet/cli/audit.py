@@ -30,11 +30,12 @@ from discreet.federated.run_folder import RunFolder
 from discreet.logs import log_to
 
 EXAMPLES = """examples:
-  discreet audit rounds=5 --canaries 500
+  discreet audit rounds=5 --runs 10
   discreet audit experiment=mnist_users_scattering --canaries 2000
   discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
 """
 REFUTED = 1  # exit code
+MOST_CANARIES = 500  # unless more are asked for
 SHOWN = 10  # rounds that are printed; audit.json has all
 
 
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="as of discreet simulate")
     made.add_argument("--run", type=Path, metavar="FOLDER", help="the settings of the run in this folder")
-    made.add_argument("--canaries", type=int, default=500, help="of each run (500)")
+    made.add_argument("--canaries", type=int, help=f"of each run (half of the population, at most {MOST_CANARIES})")
     made.add_argument("--runs", type=int, default=1, help="how many runs, each with canaries of its own (1)")
     made.add_argument("--honest", type=int, help="how many other clients train; 0 is fastest (all there is room for)")
     made.add_argument("--output", type=Path, metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")
@@ -135,4 +136,5 @@ def main(words: Sequence[str]) -> int:
 
 
 def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
-    return audit_users(config, UserAudit(given.canaries, honest=given.honest, runs=given.runs))
+    canaries = min(config.population_size // 2, MOST_CANARIES) if given.canaries is None else given.canaries
+    return audit_users(config, UserAudit(canaries, honest=given.honest, runs=given.runs))
