@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -27,6 +27,7 @@ ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")
+METRICS = ("accuracy",)  # what clients can be asked of a model, on data of their own
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
@@ -69,6 +70,11 @@ def _are_weights(value: object) -> bool:
     return bool(numbers) and all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
 
 
+def _are_metrics(value: object) -> bool:
+    names = value if isinstance(value, list) else []
+    return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
+
+
 POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
 LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
@@ -78,6 +84,7 @@ OPEN_SHARE = Rule("within (0, 1)", lambda value: 0 < value < 1)
 PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
 SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
 WEIGHTS = Rule("a list of finite numbers above 0, one a class", _are_weights)
+METRIC_NAMES = Rule(f"a list of different names of {', '.join(METRICS)}", _are_metrics)
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 SAMPLING = one_of("poisson", "fixed", "everyone")
 ACCOUNTANT = one_of(*ACCOUNTANTS)
@@ -219,6 +226,42 @@ class LocalPrivacyConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """How the model is rated.
+
+    Attributes:
+      kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
+        train on; what they answer is noised, and paid for. none: not at all.
+      every: private: the model is rated after so many rounds, again and again, and after the last one.
+      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
+      metrics: what clients are asked.
+      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
+    """
+
+    kind: str = setting("public", one_of("public", "private", "none"))
+    every: int = setting(10, at_least(1))
+    share: float = setting(0.2, OPEN_SHARE)
+    metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
+    noise_multiplier: float = setting(10.0, POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation.")
+
+    @property
+    def private(self) -> bool:
+        """Whether clients rate the model."""
+        return self.kind == "private"
+
+    def joins(self, round_number: int) -> bool:
+        """Whether the cohort of a round is also asked to rate the model that it starts from."""
+        return self.private and round_number > 1 and (round_number - 1) % self.every == 0
+
+    def joined_rounds(self, rounds: int) -> int:
+        """In how many of the first `rounds` rounds."""
+        return (rounds - 1) // self.every if self.private else 0
+
+
+@dataclass(frozen=True)
 class UserTerms:
     """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
 
@@ -273,6 +316,7 @@ class ClientSettings:
     user: UserTerms = field(default_factory=UserTerms)
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
         check_value(self.rounds, "rounds", at_least(1))
@@ -282,6 +326,11 @@ class ClientSettings:
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
         self._check_local()
+        if self.evaluation.private:
+            rule = "true with evaluation.kind=private: the noise at the server pays for what clients answer"
+            require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
+            rule = "false with evaluation.kind=private, which is not noised for one example"
+            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
@@ -290,6 +339,22 @@ class ClientSettings:
     def accounts_itself(self) -> bool:
         """Whether a guarantee is on that each client accounts in a ledger of its own."""
         return self.example.enabled or self.local.kind != "none"
+
+    def user_event(self, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
+        """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
+        the model. Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        if joined:
+            noise_multiplier = joined_noise_multiplier(noise_multiplier, self.evaluation.noise_multiplier)
+        return self.user.event(noise_multiplier)
+
+    def user_releases(self, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
+        """What so many rounds cost a client at user level, with the rating of the model after the last one."""
+        joined = self.evaluation.joined_rounds(rounds)
+        plain = ((self.user_event(noise_multiplier), rounds - joined),)
+        if not self.evaluation.private:
+            return plain
+        alone = self.user.event(self.evaluation.noise_multiplier)
+        return (*plain, (self.user_event(noise_multiplier, joined=True), joined), (alone, 1))
 
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size

@@ -25,6 +25,7 @@ from discreet.client_settings import (
     ClientSettings,
     ConfigError,
     DataConfig,
+    EvaluationConfig,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Rule,
@@ -185,6 +186,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
@@ -251,6 +253,7 @@ def client_settings(config: RunConfig) -> ClientSettings:
         user=user,
         example=privacy.example,
         local=privacy.local,
+        evaluation=config.evaluation,
     )
 
 

@@ -403,7 +403,7 @@ MUTANTS = (
     Mutant(
         "a run stops after the round that passed its budget",
         "discreet/federated/training_run.py",
-        "after = self._epsilon(spent.record(user.event))",
+        "after = self._epsilon(spent.record(event))",
         "after = self._epsilon(spent)",
         ("tests/federated/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",),
     ),

@@ -82,7 +82,6 @@ def without(key: str) -> Callable[[str], str]:
 
 
 WRONG = {
-    "no public test set": (without("test"), "must give test, the file of the public test set"),
     "no classes": (
         lambda text: text.replace('classes = ["rest", "walk", "run"]', ""),
         "classes that are words must be listed",

@@ -16,6 +16,7 @@ from discreet.client.local_privacy import LocalPrivacy, round_privacy
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
 from discreet.client_settings import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER, ClientSettings
 from discreet.federated.durable_ledger import Charge
+from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import poisson_round_event
 from discreet.training.local_training import (
@@ -65,8 +66,7 @@ class Admitted:
 
 
 def admit(
-    run: ClientSettings,
-    round_number: int,
+    request: TrainRequest,
     sizes: Mapping[str, int],
     *,
     accounts: Accounts | None,
@@ -75,9 +75,8 @@ def admit(
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 
     Args:
-      run: what the run asks.
-      round_number: counted from 1.
-      sizes: how many examples each client has, by its name in the ledger.
+      request: what is asked of all of them.
+      sizes: how many examples each client trains on, by its name in the ledger.
       accounts: None for clients without a ledger.
       policy: of the owner of all these clients.
 
@@ -87,8 +86,8 @@ def admit(
     Raises:
       ConfigError: the number of examples that the owner declares does not go with the run.
     """
-    run = as_declared(run, policy)
-    asked = {size: _asked(run, round_number, num_examples=size, policy=policy) for size in set(sizes.values())}
+    request, round_number = replace(request, run=as_declared(request.run, policy)), request.round
+    asked = {size: _asked(request, num_examples=size, policy=policy) for size in set(sizes.values())}
     while True:
         found, charges = dict[str, Admitted | Refused](), list[Charge]()
         for holder, size in sizes.items():
@@ -120,15 +119,19 @@ def _enter(
     return Admitted(work, example, local, pure_epsilon_of(spent[LOCAL]) if LOCAL in spent else 0.0)
 
 
-def _asked(run: ClientSettings, round_number: int, *, num_examples: int, policy: ClientPolicy) -> RoundWork | Refused:
+def _asked(request: TrainRequest, *, num_examples: int, policy: ClientPolicy) -> RoundWork | Refused:
     """Everything that follows from the number of examples alone; refused if it may not be asked at all."""
+    run, round_number = request.run, request.round
     try:
-        if round_number > run.rounds:
+        # After the last round a cohort may be asked to rate the last model.
+        if round_number > run.rounds + (not request.work.trains):
             raise Refused(f"the train request is for round {round_number}, and the run has rounds={run.rounds}")
         work = RoundWork(local_settings(run, num_examples), round_privacy(run, round_number=round_number))
         _check(run, work, num_examples=num_examples, policy=policy)
     except Refused as refusal:
         return refusal
+    if not request.work.trains:
+        return work
     releases, steps = [], steps_of(num_examples, work.training)
     if work.training.example is not None and steps > 0:
         event = example_event(num_examples, work.training)

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import RoundWork, admit
+from discreet.client.answering import answer_to
 from discreet.client.local_privacy import release_step, release_update
 from discreet.client.policy import ClientPolicy
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
+from discreet.federated.query import query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import load_parameters, trainable
+from discreet.tasks.targets import CLASS, Target
 from discreet.training.local_training import local_update
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
@@ -29,11 +32,13 @@ class DPClient(NumPyClient):
 
     Attributes:
       model: the architecture; trainable parameters are overwritten, frozen ones stay.
-      examples: the client's own.
+      examples: the client's own, that it trains on.
       accounts: where its example-level and local guarantees are charged; None if neither is on.
       policy: what its owner allows.
       source: of all random numbers of this message.
       holder: its name in the ledger.
+      held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
+      target: what is predicted.
     """
 
     model: nn.Module
@@ -42,6 +47,8 @@ class DPClient(NumPyClient):
     policy: ClientPolicy
     source: RandomSource
     holder: str = ""
+    held_out: Examples | None = None
+    target: Target = CLASS
 
     def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
         """One round's work.
@@ -51,7 +58,7 @@ class DPClient(NumPyClient):
           params: (num_params,), float32.
 
         Returns:
-          The clipped update, its bit, and what this client has spent.
+          The clipped update, its bit, what this client has spent, and its answer to the query of the request.
 
         Raises:
           Refused: a policy or a budget forbids the work.
@@ -63,14 +70,24 @@ class DPClient(NumPyClient):
             name, given = request.run.model, params.numel()
             raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
         sizes = {self.holder: len(self.examples)}
-        admitted = admit(request.run, request.round, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
+        admitted = admit(request, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
         if isinstance(admitted, Refused):
             raise admitted
+        # Before training, which leaves other parameters in the model.
+        answer = self._answer(request, params) if request.work.query else None
+        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
+        if not request.work.trains:
+            return TrainReply(request.round, torch.zeros(0), False, *spent, answer=answer)
         update = self._update(params, admitted.work)
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         below = bool(norms[0] <= request.clip_norm)
-        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
-        return TrainReply(request.round, clipped[0], below, *spent)
+        return TrainReply(request.round, clipped[0], below, *spent, answer=answer)
+
+    def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
+        if self.held_out is None:
+            raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
+        query = query_of(request.work.query, request.run, self.target)
+        return answer_to(query, self.model, params, self.held_out)
 
     def _update(self, params: Tensor, work: RoundWork) -> Tensor:
         local, training = work.local, work.training

@@ -13,7 +13,7 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.client import DPClient
 from discreet.client.node_data import NodeDataError, node_table
 from discreet.client.policy import ClientPolicy, policy_from
-from discreet.client_settings import ClientSettings, DataConfig
+from discreet.client_settings import ClientSettings, DataConfig, EvaluationConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.simulation_ticket import finds_ticket
@@ -21,8 +21,10 @@ from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES, Examples
 from discreet.tasks.folder import FOLDER, read_description
+from discreet.tasks.holdout import split_rows
 from discreet.tasks.models import OWN, build_model
 from discreet.tasks.partition import client_examples
+from discreet.tasks.targets import Target
 
 SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
 
@@ -56,9 +58,10 @@ def virtual_client(request: TrainRequest) -> DPClient:
     accounts = None
     if run.accounts_itself:
         accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
-    examples = share_of(run.data, virtual.client_id, path=virtual.data_path)
-    model = model_of(run, path=virtual.data_path)
-    return DPClient(model, examples, accounts, ClientPolicy(), source, str(virtual.client_id))
+    number, path = virtual.client_id, virtual.data_path
+    examples, held_out = split_examples(share_of(run.data, number, path=path), run.evaluation, client_id=number)
+    model, target = model_of(run, path=path), target_of(run, path=path)
+    return DPClient(model, examples, accounts, ClientPolicy(), source, str(number), held_out, target)
 
 
 def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
@@ -80,8 +83,21 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPC
         policy = policy_from(node_config)
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
+    number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     examples = node_examples(run.data, node_config)
-    return DPClient(node_model(run, node_config), examples, accounts, policy, secure_source())
+    examples, held_out = split_examples(examples, run.evaluation, client_id=number if isinstance(number, int) else 0)
+    made = node_model(run, node_config), examples, accounts, policy, secure_source()
+    return DPClient(*made, held_out=held_out, target=node_target(run, node_config))
+
+
+def split_examples(
+    examples: Examples, evaluation: EvaluationConfig, *, client_id: int
+) -> tuple[Examples, Examples | None]:
+    """What a client trains on, and what it holds out: None unless clients rate the model."""
+    if not evaluation.private:
+        return examples, None
+    trained, held = split_rows(len(examples), client_id, share=evaluation.share)
+    return examples.subset(trained), examples.subset(held)
 
 
 def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
@@ -120,6 +136,18 @@ def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Mod
         return model_of(run)
     shape = node_table(folder, FOLDER)[1]
     return _model(run.model, shape.input_shape, shape.num_outputs)
+
+
+def target_of(run: ClientSettings, *, path: str | None = None) -> Target:
+    """What is predicted in the demonstration data."""
+    return SHAPES[run.data.name].target if run.data.name in SHAPES else load_task(run.data.name, path=path).target
+
+
+def node_target(run: ClientSettings, node_config: Mapping[str, object]) -> Target:
+    """What is predicted in a node's data."""
+    if run.data.name != FOLDER or "data" not in node_config:
+        return target_of(run)
+    return node_table(Path(str(node_config["data"])), FOLDER)[1].target
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from discreet.federated.array_layout import ArrayLayout
-from discreet.federated.messages import MalformedMessage, TrainReply, VirtualClient
+from discreet.federated.messages import TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
 from discreet.privacy.clipping import row_norms
 
 ROUND = "server-round"  # as Flower's own strategies say it to clients
@@ -29,7 +29,7 @@ class FlowerMessages:
     arrays_key: str = "arrays"
     config_key: str = "config"
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float) -> FlowerRound:
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> FlowerRound:
         """The messages of one round."""
         arrays = self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.

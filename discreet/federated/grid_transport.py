@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
-from discreet.federated.messages import REFUSED_CODE, MalformedMessage, TrainReply, VirtualClient
+from discreet.federated.messages import REFUSED_CODE, TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
 from discreet.federated.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")
@@ -65,7 +65,7 @@ class RoundMessages(Protocol):
 class Messages(Protocol):
     """What a run says to clients: Discreet's own, or those of another Flower app."""
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float) -> RoundMessages:
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
         """The messages of one round."""
 
 
@@ -144,14 +144,14 @@ class GridTransport:
         raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
 
     def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[TrainReply | Failure]:
         """Sends each client its request, and decodes replies as they come: until all are there, or the deadline.
 
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
         """
-        asked = self.messages.of_round(round_number, params, clip_norm)
+        asked = self.messages.of_round(round_number, params, clip_norm, work)
         messages = list(self._addressed(asked, round_number, cohort))
         numbers = list(self.grid.push_messages(messages)) if messages else []
         del messages

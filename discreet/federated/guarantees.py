@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER, ZERO_OUT
 from discreet.config import ConfigError, RunConfig
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.quantile import default_count_stddev
 from discreet.settings import client_settings
 
@@ -163,9 +163,15 @@ def _local(config: RunConfig) -> Guarantee:
     )
 
 
-def user_event(config: RunConfig, noise_multiplier: float) -> DpEvent:
-    """What one round costs a client, for the sampling that the configuration runs."""
-    return client_settings(config).user.event(noise_multiplier)
+def user_event(config: RunConfig, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
+    """What one round costs a client, for the sampling that the configuration runs; `joined`: one whose cohort also
+    rates the model."""
+    return client_settings(config).user_event(noise_multiplier, joined=joined)
+
+
+def evaluation_event(config: RunConfig) -> DpEvent:
+    """What it costs a client if a cohort rates the model, and is asked for nothing else."""
+    return client_settings(config).user.event(config.evaluation.noise_multiplier)
 
 
 def expected_cohort(config: RunConfig) -> float:
@@ -186,10 +192,9 @@ def resolve_noise(config: RunConfig) -> RunConfig:
     if not user.enabled or user.target_epsilon is None:
         return config
     try:
-        noise_multiplier = noise_multiplier_for_epsilon(
+        noise_multiplier = noise_multiplier_for_releases(
             user.target_epsilon,
-            make_event=lambda noise: user_event(config, noise),
-            count=config.rounds,
+            releases=lambda noise: client_settings(config).user_releases(noise, config.rounds),
             delta=config.privacy.delta,
             accountant=config.privacy.accountant,
         )
@@ -230,6 +235,7 @@ _DECIDING_EXAMPLE = (
     *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
     "data.public_num_examples",
 )
+_DECIDING_EVALUATION = tuple(f"evaluation.{name}" for name in ("kind", "every", "share", "metrics", "noise_multiplier"))
 _DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
 
 
@@ -239,6 +245,7 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
     names += _DECIDING_USER if config.privacy.user.enabled else ()
     names += _DECIDING_EXAMPLE if config.privacy.example.enabled else ()
     names += _DECIDING_LOCAL if config.privacy.local.kind != "none" else ()
+    names += _DECIDING_EVALUATION if config.evaluation.private else ()
     names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()
     facts: dict[str, object] = {name: attrgetter(name)(config) for name in names}
     facts["sampling.probability"] = config.sampling_probability

@@ -1,8 +1,8 @@
 """What travels between server and client: typed records, and their form as Flower's RecordDict.
 
 To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
-update, one bit, and what the client has spent by its own account. Nothing else: no number of examples, no loss, no
-accuracy.
+update, one bit, and what the client has spent by its own account; and the answer to a query, if the run pays for one.
+Nothing else: no number of examples, no loss.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from discreet.client_settings import ClientSettings
 
-VERSION = 2  # of the train request
-REQUEST, PARAMETERS, REPLY, UPDATE = "request", "parameters", "reply", "update"
-VIRTUAL = "virtual."
+VERSION = 3  # of the train request
+REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
+VIRTUAL, WORK = "virtual.", "work."
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Floats = NDArray[np.floating[Any]]
 Scalar = bool | bytes | float | int | str  # as NumPyClient has it
-Items = dict[str, Scalar | list[float]]
+Items = dict[str, Scalar | list[float] | list[str]]
 Record = TypeVar("Record")
 
 
@@ -66,6 +66,22 @@ class VirtualClient:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the clients of a cohort are asked to do with the parameters that they get.
+
+    Attributes:
+      trains: whether they train, and send an update with its bit.
+      query: the name of a query that they answer beside it (`discreet.federated.query`); empty for none.
+    """
+
+    trains: bool = True
+    query: str = ""
+
+
+TRAIN = Work()
+
+
+@dataclass(frozen=True)
 class TrainRequest:
     """What a client is asked to do in one round.
 
@@ -76,6 +92,7 @@ class TrainRequest:
       round: counted from 1.
       clip_norm: C_t, the L2 norm to clip the update to; infinity if user-level privacy is off.
       run: what the run asks, the same in every round.
+      work: what this round asks.
       virtual: which client to be, in a simulation; None in a real federation, where a node is itself.
     """
 
@@ -83,6 +100,7 @@ class TrainRequest:
     clip_norm: float
     run: ClientSettings
     virtual: VirtualClient | None = None
+    work: Work = TRAIN
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -97,11 +115,12 @@ class TrainReply:
 
     Attributes:
       round: the round that was asked for.
-      update: the clipped change of the parameters, (num_params,), float32. Not to be written to: one that was decoded
-        lies in the memory of its message.
+      update: the clipped change of the parameters, (num_params,), float32, or (0,) if none was asked for. Not to be
+        written to: one that was decoded lies in the memory of its message.
       below: the bit b, whether the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
+      answer: to the query that was asked, (length,), float32; None if none was.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 
@@ -111,6 +130,7 @@ class TrainReply:
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+    answer: Tensor | None = field(default=None, kw_only=True)
     client: int = field(default=-1, kw_only=True)
 
 
@@ -118,7 +138,7 @@ def request_items(request: TrainRequest) -> Items:
     """The request as it travels, a flat dictionary; also what `NumPyClient.fit` takes. What is None is left out."""
     virtual = {} if request.virtual is None else _flat(request.virtual, VIRTUAL)
     first: Items = {"version": VERSION, "round": request.round, "clip_norm": request.clip_norm}
-    return first | _flat(request.run) | virtual
+    return first | _flat(request.work, WORK) | _flat(request.run) | virtual
 
 
 def request_of(items: Mapping[str, object]) -> TrainRequest:
@@ -137,9 +157,9 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
     number = _value(left.pop("round", None), int, "round")
     clip_norm = _value(left.pop("clip_norm", None), float, "clip_norm")
     try:
-        run = _read(ClientSettings, left)
+        run, work = _read(ClientSettings, left), _read(Work, left, WORK)
         virtual = _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
-        request = TrainRequest(number, clip_norm, run, virtual)
+        request = TrainRequest(number, clip_norm, run, virtual, work)
     except MalformedMessage:
         raise
     except ValueError as error:
@@ -156,8 +176,14 @@ def _flat(record: Any, prefix: str = "") -> Items:
         if is_dataclass(value):
             items |= _flat(value, f"{name}.")
         elif value is not None:
-            items[name] = [float(number) for number in value] if isinstance(value, list) else value
+            items[name] = _numbers(value) if isinstance(value, list) else value
     return items
+
+
+def _numbers(values: list[Any]) -> list[float] | list[str]:
+    """A list as it travels: of names, or of numbers."""
+    names = [value for value in values if isinstance(value, str)]
+    return names if len(names) == len(values) else [float(value) for value in values]
 
 
 def _read(kind: type[Record], left: dict[str, object], prefix: str = "") -> Record:
@@ -212,7 +238,10 @@ def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
 def encode_reply(reply: TrainReply) -> RecordDict:
     """The content of a reply."""
     numbers = MetricRecord(dict(reply_numbers(reply)))
-    return RecordDict({UPDATE: ArrayRecord({UPDATE: array_of(reply.update)}), REPLY: numbers})
+    content = RecordDict({UPDATE: ArrayRecord({UPDATE: array_of(reply.update)}), REPLY: numbers})
+    if reply.answer is not None:
+        content[ANSWER] = ArrayRecord({ANSWER: array_of(reply.answer)})
+    return content
 
 
 def array_of(vector: Tensor) -> Array:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from discreet.federated import server_optimizer
+from discreet.federated.answer_sum import AnswerNoise, AnswerSum
+from discreet.federated.estimates import Sums
 from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
@@ -74,6 +76,7 @@ class PartialSum:
       below: the centred bits' sum, in halves.
       replies: how many updates.
       clip_norm, grid: what clipped them, and on which grid (None: in floating point).
+      answers: their answers' sum, as `AnswerSum.part` has it; empty if no query was asked.
     """
 
     values: Tensor
@@ -81,6 +84,11 @@ class PartialSum:
     replies: int
     clip_norm: float
     grid: Grid | None
+    answers: tuple[float, ...] = ()
+
+    @property
+    def answer(self) -> None:
+        """That of a single client: there is none, see `discreet.federated.answer_sum.AnswerPart`."""
 
 
 class CohortSum:
@@ -191,11 +199,14 @@ def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | No
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits."""
+    """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits. `answers`:
+    how the answers to a query are released; None in rounds that ask for none. `user.event` is then that of update, bits
+    and answers together."""
 
     expected_cohort: float
     optimizer: ServerOptimizer
     user: UserPrivacy | None
+    answers: AnswerNoise | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -204,10 +215,17 @@ class RoundSettings:
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """A client's part in a round: its update (num_params,), and whether its norm was at or below the clip norm."""
+    """A client's part in a round: its update (num_params,), whether its norm was at or below the clip norm, and its
+    answer (length,) to the query that was asked, None if there was none."""
 
     update: Tensor
     below: bool
+    answer: Tensor | None = None
+
+    @property
+    def answers(self) -> tuple[float, ...]:
+        """Of several clients: see `discreet.federated.answer_sum.AnswerPart`."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -218,11 +236,13 @@ class RoundMetrics:
       clip_norm: the norm that clipped this round.
       fraction_below: the noised fraction of update norms at or below it; None without an adaptive clip norm.
       replies: how many updates were added up. Who takes part is not covered by the guarantee.
+      answers: the noised sum of the answers to a query; None in a round without one.
     """
 
     clip_norm: float
     fraction_below: float | None
     replies: int
+    answers: Sums | None = None
 
 
 def dp_fedavg_round(
@@ -238,7 +258,8 @@ def dp_fedavg_round(
     Guarantee (`settings.user` given): for neighbouring cohorts that differ in one client, the sum before noise differs
     by at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are noised together as
     one Gaussian mechanism of multiplier z, sampled as `settings.user.event` says. Noise and denominator are functions
-    of public constants and C_t alone: not of who replied.
+    of public constants and C_t alone: not of who replied. With `settings.answers` the sum of the answers, which differs
+    by at most 1, is part of the same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
 
     Args:
       updates: consumed as they come, each clipped here unless it is a part of this very sum. May be empty: then the
@@ -248,19 +269,24 @@ def dp_fedavg_round(
     """
     user = settings.user
     cohort = empty_sum(state.params.numel(), state.clip_norm, user)
+    answers = AnswerSum(settings.answers) if settings.answers else None
     for part in updates:
         cohort.take(part)
+        if answers:
+            answers.take(part)
     if user is None:
         return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies)
     charge(user.event)
+    released = answers.released(source.child("answer")) if answers else None
     # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
     mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
     after = _step(state, cohort.clipped.noised(mechanism, source.child("update")), settings)
     if user.count_stddev is None:
-        return after, RoundMetrics(state.clip_norm, None, cohort.replies)
+        return after, RoundMetrics(state.clip_norm, None, cohort.replies, released)
     noised = _noised_count(cohort.below, user, source.child("count"))
     estimator, fraction = _estimator(state.clip_norm, user).update(noised, expected_cohort=settings.expected_cohort)
-    return replace(after, clip_norm=estimator.estimate), RoundMetrics(state.clip_norm, fraction, cohort.replies)
+    metrics = RoundMetrics(state.clip_norm, fraction, cohort.replies, released)
+    return replace(after, clip_norm=estimator.estimate), metrics
 
 
 def _step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:

@@ -388,7 +388,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
     text = io.StringIO(newline="")
-    columns = ("round", "loss", *score_columns(rows), *METRICS)
+    columns = dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)])
     writer = csv.DictWriter(text, columns)
     if header:
         writer.writeheader()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
-from discreet.federated.guarantees import count_stddev, expected_cohort, user_event
+from discreet.federated.answer_sum import AnswerNoise
+from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.opened_run import OpenedRun
+from discreet.federated.private_evaluation import EvaluationPlan
+from discreet.federated.query import Query
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
@@ -30,6 +34,18 @@ def round_settings(config: RunConfig) -> RoundSettings:
     )
 
 
+def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
+    """How the sum of answers of so many numbers is released, see `AnswerNoise`."""
+    return AnswerNoise(
+        length,
+        expected_cohort(config),
+        config.evaluation.noise_multiplier,
+        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
+    )
+
+
 def _user_privacy(config: RunConfig) -> UserPrivacy:
     user = config.privacy.user
     assert user.noise_multiplier is not None
@@ -46,8 +62,19 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
     )
 
 
-def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = str) -> Plan:
-    """The plan of a run whose folder is open: see `Plan`."""
+def evaluation_plan(config: RunConfig, query: Query) -> EvaluationPlan:
+    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`."""
+    settings, answers = round_settings(config), answer_noise(config, query.length)
+    assert settings.user is not None
+    event = user_event(config, settings.user.noise_multiplier, joined=True)
+    joined = replace(settings, answers=answers, user=replace(settings.user, event=event))
+    return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config))
+
+
+def plan_of(
+    run: OpenedRun, *, chance_loss: float, query: Query | None = None, says: Callable[[str], str] = str
+) -> Plan:
+    """The plan of a run whose folder is open: see `Plan`. `query`: what clients are asked of models, if anything."""
     config = run.config
     return Plan(
         rounds=config.rounds,
@@ -56,6 +83,7 @@ def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = 
         source=run.source,
         privacy=config.privacy,
         chance_loss=chance_loss,
+        evaluation=None if query is None else evaluation_plan(config, query),
         says=says,
         also=run.tracking.round_done,
     )
@@ -63,7 +91,8 @@ def plan_of(run: OpenedRun, *, chance_loss: float, says: Callable[[str], str] = 
 
 def training_run(session: Session, transport: Transport) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
-    plan = plan_of(session.opened, chance_loss=chance_loss(session.config.task, session.task))
+    chance = chance_loss(session.config.task, session.task)
+    plan = plan_of(session.opened, chance_loss=chance, query=session.query)
     evaluate = session.evaluation()
     return TrainingRun(
         plan,

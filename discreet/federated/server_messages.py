@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from torch import Tensor
 
 from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
+    ANSWER,
     EPSILONS,
     PARAMETERS,
     REPLY,
     REQUEST,
+    TRAIN,
     UPDATE,
     MalformedMessage,
     TrainReply,
     TrainRequest,
     VirtualClient,
+    Work,
     array_of,
     floats_of,
     request_items,
@@ -32,37 +36,42 @@ PIECE = 2**16
 
 @dataclass(frozen=True)
 class OwnMessages:
-    """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round."""
+    """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round; `lengths` says
+    of how many numbers the answer to a query is, by its name."""
 
     run: ClientSettings
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float) -> OwnRound:
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> OwnRound:
         """The messages of one round; the parameters are encoded once."""
-        return OwnRound(number, parameters_record(params), self.run, clip_norm, params.numel())
+        asked = TrainRequest(number, clip_norm, self.run, work=work)
+        sizes = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
+        return OwnRound(asked, parameters_record(params), *sizes)
 
 
 @dataclass(frozen=True, eq=False)
 class OwnRound:
-    """The messages of one round to clients of Discreet."""
+    """The messages of one round to clients of Discreet: `asked` of each of them, and of how many values an update and
+    an answer are."""
 
-    number: int
+    asked: TrainRequest
     parameters: ArrayRecord
-    run: ClientSettings
-    clip_norm: float
-    num_params: int
+    update_size: int
+    answer_size: int
 
     @property
     def reply_size(self) -> int:
-        """How many values a reply holds."""
-        return self.num_params
+        """How many values a reply holds, at least 1."""
+        return max(1, self.update_size + self.answer_size)
 
     def request(self, client: VirtualClient | None) -> RecordDict:
         """What a client is sent; in a simulation with which client to be."""
-        return encode_request(TrainRequest(self.number, self.clip_norm, self.run, client), self.parameters)
+        return encode_request(replace(self.asked, virtual=client), self.parameters)
 
     def reply(self, content: RecordDict) -> TrainReply:
         """See `decode_reply`."""
-        return decode_reply(content, round_number=self.number, num_params=self.num_params)
+        sizes = {"num_params": self.update_size, "answer_size": self.answer_size}
+        return decode_reply(content, round_number=self.asked.round, **sizes)
 
 
 def parameters_record(params: Tensor) -> ArrayRecord:
@@ -75,8 +84,8 @@ def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict
     return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
 
 
-def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> TrainReply:
-    """A client's reply, checked before anything is computed from it.
+def decode_reply(content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0) -> TrainReply:
+    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none.
 
     Raises:
       MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
@@ -91,15 +100,28 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int) -> 
     below = numbers.get("below")
     if not isinstance(below, int) or below not in (0, 1):
         raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
-    update = floats_of(arrays[UPDATE], UPDATE)
-    if update.shape != (num_params,):
-        raise MalformedMessage(f"the update must have the shape ({num_params},), got {update.shape}")
-    with np.errstate(over="ignore"):
-        vector = np.require(update, np.float32, ("C", "ALIGNED"))
-    if not all_finite(vector):
-        raise MalformedMessage("the update holds NaN, infinity, or values beyond float32")
+    update = _vector(arrays, UPDATE, num_params)
+    answer = _answer(content, answer_size) if answer_size else None
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
-    return TrainReply(round_number, _tensor(vector), bool(below), *spent)
+    return TrainReply(round_number, update, bool(below), *spent, answer=answer)
+
+
+def _answer(content: RecordDict, size: int) -> Tensor:
+    arrays = content.get(ANSWER)
+    if not isinstance(arrays, ArrayRecord) or list(arrays) != [ANSWER]:
+        raise MalformedMessage("the reply does not hold the answer to what was asked")
+    return _vector(arrays, ANSWER, size)
+
+
+def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
+    values = floats_of(arrays[name], name)
+    if values.shape != (size,):
+        raise MalformedMessage(f"the {name} must have the shape ({size},), got {values.shape}")
+    with np.errstate(over="ignore"):
+        vector = np.require(values, np.float32, ("C", "ALIGNED"))
+    if not all_finite(vector):
+        raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
+    return _tensor(vector)
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:

@@ -20,6 +20,7 @@ from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
+from discreet.federated.query import EVALUATION
 from discreet.federated.resuming import run_config
 from discreet.federated.run_end import end_run
 from discreet.federated.server_messages import OwnMessages, parameters_record
@@ -130,7 +131,7 @@ def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, stra
     config = session.config
     transport = GridTransport(
         grid,
-        OwnMessages(client_settings(config)),
+        OwnMessages(client_settings(config), {EVALUATION: session.query.length} if session.query else {}),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,

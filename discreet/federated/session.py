@@ -14,13 +14,17 @@ from torch import Tensor, nn
 
 import discreet
 from discreet.config import ConfigError, RunConfig
+from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.predictions import write_indicators, write_predictions
+from discreet.federated.private_evaluation import Unrated
+from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.training_run import Outcome, Scores
 from discreet.privacy.rules.objective import Loss
+from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
@@ -59,11 +63,27 @@ class Session:
         """Where the run is written."""
         return self.opened.folder
 
-    def evaluation(self) -> Callable[[Tensor], Evaluation]:
-        """Of parameters, on the test set, whose fixed features are computed once."""
+    @property
+    def query(self) -> Query | None:
+        """What clients are asked of models; None unless they rate them."""
+        return evaluation_query(self.config, self.task)
+
+    def evaluation(self) -> Callable[[Tensor], Scores]:
+        """Of parameters, on the test set, whose fixed features are computed once; says nothing if the run has none."""
+        if self.config.evaluation.kind != "public":
+            return partial(_unrated, Unrated(names_of(self.query) if self.query else ()))
         fixed, learned = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
         return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.target)
+
+
+def evaluation_query(config: RunConfig, task: Task) -> Query | None:
+    """What clients are asked of models on data of their own; None unless they rate them.
+
+    Raises:
+      ConfigError: a metric does not fit what is predicted.
+    """
+    return query_of(EVALUATION, client_settings(config), task.target) if config.evaluation.private else None
 
 
 def check_secure(config: RunConfig) -> None:
@@ -108,6 +128,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     _check_shares(config, len(task.train))
+    _check_evaluation(config, task)
     return config, task
 
 
@@ -118,6 +139,16 @@ def _check_shares(config: RunConfig, examples: int) -> None:
     ):
         if wanted > examples:
             raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
+
+
+def _check_evaluation(config: RunConfig, task: Task) -> None:
+    if config.evaluation.kind == "public" and len(task.test) == 0:
+        raise ConfigError("evaluation.kind=public needs a test set, and these data have none: take private, or none")
+    evaluation_query(config, task)
+
+
+def _unrated(nothing: Unrated, params: Tensor) -> Scores:
+    return nothing
 
 
 def _evaluate(model: nn.Module, test: Examples, params: Tensor, *, loss: Loss, target: Target) -> Evaluation:

@@ -7,11 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+from discreet.federated.answer_sum import answer_round
+from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
-from discreet.federated.messages import EPSILONS, TrainReply
+from discreet.federated.messages import EPSILONS, TRAIN, TrainReply
+from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
 from discreet.federated.round import (
     CohortSampling,
@@ -20,18 +23,19 @@ from discreet.federated.round import (
     ServerState,
     dp_fedavg_round,
 )
+from discreet.federated.round_line import round_line
 from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
-from discreet.tasks.scores import SCORES, main_score
+from discreet.tasks.scores import main_score
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet")
-
-PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
-FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 
 
 def _tell_nobody(row: Mapping[str, object]) -> None:
@@ -48,6 +52,7 @@ class Plan:
       privacy: which guarantees are on, the delta, the accountant and the budget.
       chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
         infinity if it is not known.
+      evaluation: how clients rate models; None if they do not.
       says: how a message calls the settings that it names.
       also: is told the row of metrics.csv of each round.
     """
@@ -58,8 +63,17 @@ class Plan:
     source: RandomSource
     privacy: PrivacyConfig
     chance_loss: float
+    evaluation: EvaluationPlan | None = None
     says: Callable[[str], str] = str
     also: Callable[[Mapping[str, object]], None] = _tell_nobody
+
+    def joins(self, number: int) -> bool:
+        """Whether the cohort of a round also rates the model that it starts from."""
+        return self.evaluation is not None and self.evaluation.config.joins(number)
+
+    def settings_of(self, number: int) -> RoundSettings:
+        """The constants of a round."""
+        return self.evaluation.joined if self.evaluation and self.joins(number) else self.settings
 
 
 class Scores(Protocol):
@@ -146,14 +160,41 @@ class TrainingRun:
         write_status(self.folder, self.status)
         self.progress = Progress(progress, self.plan.rounds)
         with self.progress.shown(checkpoint.round):
-            return self._run_rounds(checkpoint)
+            outcome = self._run_rounds(checkpoint)
+        if self.plan.evaluation and not self.plan.evaluation.has_rated(self.folder, outcome.checkpoint.round):
+            self.rate_last(self.plan.evaluation, outcome.checkpoint)
+        return outcome
+
+    def rate_last(self, plan: EvaluationPlan, last: Checkpoint) -> None:
+        """A cohort drawn anew rates the last model: an event of its own. It is left out, in words, if it would pass the
+        budget."""
+        try:
+            self._check_event(plan.event, "rating the last model")
+        except BudgetSpentError as spent:
+            logger.warning("the model after round %d is not rated: %s", last.round, spent)
+            return
+        self.wait_for_members()
+        source, report = self.plan.source.child("evaluation", last.round), RoundReport()
+        cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
+        replies = self.transport.ask(
+            round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=RATE
+        )
+        sums = answer_round(
+            report.accept(replies),
+            plan.answers,
+            event=plan.event,
+            source=source.child("noise"),
+            charge=lambda event: self.ledger.charge([Charge(last.round, USER, "", event)]),
+        )
+        report.log_failures()
+        plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilon(self.ledger.spent(USER)))
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
             if checkpoint.round >= self.plan.rounds:
                 return Outcome(checkpoint, None)
             try:
-                self.check_budget()
+                self.check_budget(self.plan.settings_of(checkpoint.round + 1))
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, str(spent))
             self.wait_for_members()
@@ -163,6 +204,7 @@ class TrainingRun:
                 params=checkpoint.params,
                 clip_norm=checkpoint.clip_norm,
                 cohort=cohort,
+                work=TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN,
             )
             checkpoint, report = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
             if self.plan.settings.user is None and report.refused and self.nobody_left():
@@ -175,22 +217,26 @@ class TrainingRun:
     def _epsilon(self, spent: PrivacyLedger) -> float:
         return spent.epsilon(self.plan.privacy.delta, self.plan.privacy.accountant)
 
-    def check_budget(self) -> None:
+    def check_budget(self, settings: RoundSettings) -> None:
         """Looks one round ahead.
 
         Raises:
-          BudgetSpentError: the next round would pass the user-level budget; the message says what is left.
+          BudgetSpentError: a round with these settings would pass the user-level budget; the message says what is left.
         """
-        user, budget = self.plan.settings.user, self.plan.privacy.user.max_epsilon
-        if user is None or budget is None:
+        if settings.user is not None:
+            self._check_event(settings.user.event, "the next round")
+
+    def _check_event(self, event: DpEvent, what: str) -> None:
+        budget = self.plan.privacy.user.max_epsilon
+        if budget is None:
             return
         spent = self.ledger.spent(USER)
-        after = self._epsilon(spent.record(user.event))
+        after = self._epsilon(spent.record(event))
         if exceeds(after, budget):
             left = max(0.0, budget - self._epsilon(spent))
             beyond = self.plan.says(f"privacy.user.max_epsilon={budget:g}")
             raise BudgetSpentError(
-                f"the next round would reach a user-level epsilon of {after:.4g}, beyond {beyond}; {left:.4g} is left"
+                f"{what} would reach a user-level epsilon of {after:.4g}, beyond {beyond}; {left:.4g} is left"
             )
 
     def wait_for_members(self) -> None:
@@ -220,11 +266,13 @@ class TrainingRun:
         state, metrics = dp_fedavg_round(
             _state(checkpoint),
             report.accept(self.progress.counted(replies, cohort=cohort_size)),
-            self.plan.settings,
+            self.plan.settings_of(checkpoint.round + 1),
             source=self._draw(checkpoint).child("noise"),
             charge=lambda event: self.ledger.charge([Charge(checkpoint.round + 1, USER, "", event)]),
         )
         self.out |= report.refused
+        if self.plan.evaluation and metrics.answers:
+            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
         self._look_at_ceiling(state.clip_norm)
         after = _after(checkpoint, state, report)
         evaluation = self._report(after, metrics, report, started)
@@ -338,50 +386,3 @@ def largest_reported(checkpoint: Checkpoint, name: str) -> float:
     """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""
     value: float = getattr(checkpoint, name)
     return math.inf if value == 0 and checkpoint.unaccounted else value
-
-
-def round_line(row: dict[str, object], *, rounds: int) -> str:
-    """A round in one line: what a person watches."""
-
-    def number(name: str, form: str) -> str:
-        value = row.get(name)
-        return "-" if value is None else format(value, form)
-
-    spent = " ".join(f"{name} {_epsilon(row.get(f'epsilon_{name}'))}" for name in ("user", "example", "local"))
-    good = "  ".join(f"{name} {number(name, '.4f')}" for name in SCORES if name in row)
-    return (
-        f"round {row['round']}/{rounds}  {good}  loss {number('loss', '.4f')}  "
-        f"clip {number('clip_norm', '.4g')}  below {number('fraction_below', '.2f')}  "
-        f"cohort {row['cohort']} replies {row['replies']}  epsilon {spent}  {number('seconds', '.2f')} s"
-    )
-
-
-def _epsilon(value: object) -> str:
-    return "none" if not isinstance(value, float) or math.isinf(value) else f"{value:.3f}"
-
-
-def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
-    """Why training is lost after rounds with these losses, in words; None while it is not.
-
-    It is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times `chance_loss` and
-    the last of them is above the first: a model that starts badly and gets better is not lost. `chance_loss` is the
-    loss of a model that gives 0 throughout: every class the same chance, or the middle of every range.
-
-    A function of public numbers alone, so that a run that is resumed comes to the same end.
-
-    >>> divergence([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
-    'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
-    >>> divergence([2.2, math.nan], chance_loss=2.3)
-    'the loss on the public test set is nan after round 2'
-    >>> divergence([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
-    True
-    """
-    last, best = losses[-PATIENCE:], min(losses, default=0.0)
-    if last and not math.isfinite(last[-1]):
-        return f"the loss on the public test set is {last[-1]} after round {len(losses)}"
-    if len(last) < PATIENCE or min(last) <= FACTOR * chance_loss or last[-1] <= last[0]:
-        return None
-    return (
-        f"the loss on the public test set diverged: {last[-1]:.4g} after round {len(losses)}, "
-        f"{best:.4g} after round {losses.index(best) + 1}"
-    )

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from discreet.federated.messages import EPSILONS, TrainReply
+from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
 from discreet.federated.round import ClientUpdate, PartialSum
 
 logger = logging.getLogger("discreet")
@@ -56,9 +56,10 @@ class Transport(Protocol):
         """The clients that can be asked now."""
 
     def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterable[TrainReply | Replies | Failure]:
-        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once."""
+        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
+        what they are asked to do."""
 
 
 @dataclass
@@ -92,7 +93,7 @@ class RoundReport:
             if none:
                 self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
                 self.unaccounted.add(reply.client)
-            yield ClientUpdate(reply.update, reply.below)
+            yield ClientUpdate(reply.update, reply.below, reply.answer)
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1

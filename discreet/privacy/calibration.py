@@ -44,13 +44,30 @@ def noise_multiplier_for_epsilon(
     >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
     3.0
     """
-    if not 0.0 < target_epsilon < math.inf:
-        raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number of at least 1, not {count!r}")
+    return noise_multiplier_for_releases(
+        target_epsilon, releases=lambda noise: ((make_event(noise), count),), delta=delta, accountant=accountant
+    )
+
+
+def noise_multiplier_for_releases(
+    target_epsilon: float,
+    *,
+    releases: Callable[[float], Sequence[tuple[DpEvent, int]]],
+    delta: float,
+    accountant: str = PLD,
+) -> float:
+    """The smallest noise multiplier with which releases of several kinds together cost at most a target.
+
+    `releases` says of a noise multiplier which events it makes, each with how often; it may hold events that do not
+    depend on it. Otherwise as `noise_multiplier_for_epsilon`.
+    """
+    if not 0.0 < target_epsilon < math.inf:
+        raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
 
     def epsilon(noise: float) -> float:
-        return PrivacyLedger(((make_event(noise), count),)).epsilon(delta, accountant)
+        return PrivacyLedger(tuple(releases(noise))).epsilon(delta, accountant)
 
     return _smallest_noise(epsilon, target_epsilon)
 

@@ -74,6 +74,24 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
     return SampledWithoutReplacementDpEvent(population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2))
 
 
+def joined_noise_multiplier(first: float, second: float) -> float:
+    """The noise multiplier of the one Gaussian that two Gaussian releases about the same members cost together.
+
+    Each release is divided by its own noise: one member moves the first by at most 1 / first, the second by at most
+    1 / second, both together in L2 by sqrt(first^-2 + second^-2). Exact, and so for one sampled cohort too, which two
+    events by themselves would not be. 0 if one of them is 0: such a release has no noise.
+
+    Raises:
+        ValueError: noise that is negative or not finite.
+
+    >>> round(joined_noise_multiplier(3.0, 4.0), 6)
+    2.4
+    """
+    _require_noise(first)
+    _require_noise(second)
+    return first * second / math.hypot(first, second) if first and second else 0.0
+
+
 def event_to_json(event: DpEvent) -> str:
     """The canonical JSON text of an event: equal events have equal texts.
 

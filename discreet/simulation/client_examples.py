@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discreet.client_settings import DataConfig
 from discreet.tasks.examples import Examples, Task
+from discreet.tasks.holdout import held_out_rows, split_rows
 from discreet.tasks.partition import sampled_indices, task_partition
 
 Numbers = NDArray[np.int64]
@@ -140,6 +141,32 @@ class SampledExamples:
         count, each = self.num_examples, self.examples_per_client
         numbers: Numbers = sampled_indices(client, num_examples=count, examples_per_client=each, seed=self.seed).numpy()
         return numbers
+
+
+@dataclass(frozen=True)
+class TrainedExamples:
+    """What clients train on if they hold a share of their examples out, by `discreet.tasks.holdout`."""
+
+    every: ClientExamples
+    share: float
+
+    def __len__(self) -> int:
+        return len(self.every)
+
+    def sizes(self, clients: Numbers) -> Numbers:
+        pairs = zip(clients.tolist(), self.every.sizes(clients).tolist(), strict=True)
+        return np.array([n - len(held_out_rows(n, one, share=self.share)) for one, n in pairs], dtype=np.int64)
+
+    def examples(self, client: int) -> Numbers:
+        numbers = self.every.examples(client)
+        chosen: Numbers = numbers[split_rows(len(numbers), client, share=self.share)[0].numpy()]
+        return chosen
+
+    def held_out(self, client: int) -> Numbers:
+        """The numbers of the examples that a client holds out, (m,), in its own order."""
+        numbers = self.every.examples(client)
+        chosen: Numbers = numbers[held_out_rows(len(numbers), client, share=self.share).numpy()]
+        return chosen
 
 
 def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:

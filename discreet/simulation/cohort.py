@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -16,9 +15,10 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.local_privacy import LocalPrivacy, release_update
 from discreet.config import RunConfig
-from discreet.federated.messages import EPSILONS
-from discreet.federated.round import UserPrivacy, empty_sum
-from discreet.federated.run_plan import round_settings
+from discreet.federated.answer_sum import AnswerNoise, AnswerSum
+from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.federated.round import PartialSum, UserPrivacy, empty_sum
+from discreet.federated.run_plan import answer_noise, round_settings
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
 from discreet.privacy.randomness import secure_source, seeded_source
@@ -46,7 +46,9 @@ class BatchedTransport:
 
     def __init__(self, run: RunConfig, engine: Engine, *, accounts: Accounts | None) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
-        self._workers = _workers_of(engine, partial(_replies, run, round_settings(run).user, engine))
+        length = engine.rates.query.length if engine.rates else 0
+        trainer = _Trainer(run, engine, round_settings(run).user, answer_noise(run, length) if length else None)
+        self._workers = _workers_of(engine, trainer.replies)
 
     def __enter__(self) -> Self:
         return self
@@ -59,18 +61,18 @@ class BatchedTransport:
         return range(len(self.engine.client_examples))
 
     def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
-        asked = client_settings(self.run)
+        asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
         self._workers.begin(params.to(self.engine.data.device))
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
-            found = admit(asked, round_number, named, accounts=self.accounts)
+            found = admit(asked, named, accounts=self.accounts)
             yield from (Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused))
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
-                self._workers.submit(_work_of(admitted, round_number, clip_norm))
+                self._workers.submit(_work_of(admitted, asked))
             if self._workers.full:
                 yield self._workers.result()
         while not self._workers.idle:
@@ -98,14 +100,15 @@ class _Work:
     local: LocalPrivacy | None
     round_number: int
     clip_norm: float
+    asked: Work
     largest: tuple[float, ...]  # of the epsilons that they have spent, as `Replies` has them
 
 
-def _work_of(admitted: dict[int, Admitted], round_number: int, clip_norm: float) -> _Work:
+def _work_of(admitted: dict[int, Admitted], request: TrainRequest) -> _Work:
     each = admitted.values()
     largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
     training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
-    return _Work(tuple(admitted), training, local, round_number, clip_norm, largest)
+    return _Work(tuple(admitted), training, local, request.round, request.clip_norm, request.work, largest)
 
 
 def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
@@ -115,18 +118,43 @@ def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
     return ThreadWorker(train)
 
 
-def _replies(run: RunConfig, user: UserPrivacy | None, engine: Engine, params: Tensor, work: _Work) -> Replies:
-    """Trains a chunk from `params`, and adds it up."""
-    draws = _draws(run, work)
-    table = table_of([engine.client_examples.examples(client) for client in work.clients])
-    updates = chunk_updates(Chunk(engine.model, engine.data, table, work.training, draws), params).cpu()
-    if work.local is not None:
-        for row in range(len(updates)):
-            updates[row] = release_update(updates[row], work.local, source=draws.local(row))
-    total = empty_sum(updates.shape[1], work.clip_norm, user)
-    for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
-        total.add(piece, row_norms(piece) <= work.clip_norm)
-    return Replies(total.part(), *work.largest)
+@dataclass(frozen=True, eq=False)
+class _Trainer:
+    """What a worker needs to do a piece of work."""
+
+    run: RunConfig
+    engine: Engine
+    user: UserPrivacy | None
+    answers: AnswerNoise | None
+
+    def replies(self, params: Tensor, work: _Work) -> Replies:
+        """Asks a chunk, which starts from `params`, and adds up what it says."""
+        part = self._updates(params, work) if work.asked.trains else self._silence(params, work)
+        if work.asked.query:
+            assert self.answers is not None
+            assert self.engine.rates is not None
+            total = AnswerSum(self.answers)
+            total.add(self.engine.rates.of(work.clients, params))
+            part = replace(part, answers=total.part())
+        return Replies(part, *work.largest)
+
+    def _silence(self, params: Tensor, work: _Work) -> PartialSum:
+        """Of clients that were not asked to train."""
+        part = empty_sum(params.numel(), work.clip_norm, self.user).part()
+        return replace(part, replies=len(work.clients))
+
+    def _updates(self, params: Tensor, work: _Work) -> PartialSum:
+        run, engine = self.run, self.engine
+        draws = _draws(run, work)
+        table = table_of([engine.client_examples.examples(client) for client in work.clients])
+        updates = chunk_updates(Chunk(engine.model, engine.data, table, work.training, draws), params).cpu()
+        if work.local is not None:
+            for row in range(len(updates)):
+                updates[row] = release_update(updates[row], work.local, source=draws.local(row))
+        total = empty_sum(updates.shape[1], work.clip_norm, self.user)
+        for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
+            total.add(piece, row_norms(piece) <= work.clip_norm)
+        return total.part()
 
 
 def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:

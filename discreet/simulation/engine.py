@@ -11,8 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from discreet.config import RunConfig
+from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
-from discreet.simulation.client_examples import ClientExamples, SharedExamples, client_examples_of, shared_examples
+from discreet.settings import client_settings
+from discreet.simulation.chunk_answers import ChunkAnswers
+from discreet.simulation.client_examples import (
+    ClientExamples,
+    SharedExamples,
+    TrainedExamples,
+    client_examples_of,
+    shared_examples,
+)
 from discreet.simulation.dual_form import dual_is_cheaper
 from discreet.simulation.layer_sequence import LayerSequence
 from discreet.simulation.sequence_builder import sequence_of
@@ -41,6 +50,7 @@ class Engine:
         model: its layers, for many clients at once.
         chunk: how many clients are trained together at most.
         workers: how many chunks are trained at the same time, each in a process of its own.
+        rates: how clients answer the queries of the run; None if it asks none.
     """
 
     data: SharedExamples
@@ -48,6 +58,7 @@ class Engine:
     model: LayerSequence
     chunk: int
     workers: int
+    rates: ChunkAnswers | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.workers < 1:
@@ -72,6 +83,10 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         data = shared_examples(features_of(fixed, task.train), device)
     if client_examples is None:
         client_examples = client_examples_of(task, run.data)
+    rates = None
+    if run.evaluation.private:
+        client_examples = TrainedExamples(client_examples, run.evaluation.share)
+        rates = ChunkAnswers(query_of(EVALUATION, client_settings(run), task.target), learned, data, client_examples)
     layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
@@ -91,6 +106,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
             dual=examples if in_dual_form else 0,
         ),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
+        rates=rates,
     )
 
 

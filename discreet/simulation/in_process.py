@@ -15,7 +15,7 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainReply, TrainRequest, VirtualClient
+from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
@@ -41,13 +41,13 @@ class InProcessTransport:
         return range(self.run.data.num_clients)
 
     def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[TrainReply | Failure]:
         """Trains one client after the other."""
         run = client_settings(self.run)
         for client_id in cohort:
             virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
-            request = TrainRequest(round_number, clip_norm, run, virtual)
+            request = TrainRequest(round_number, clip_norm, run, virtual, work)
             try:
                 yield replace(virtual_client(request).answer(request, params), client=client_id)
             except Refused as refusal:

@@ -11,7 +11,7 @@
 
 and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 if low and high are given):
 
-    test = "test.csv"               # the public test set, of the same form
+    test = "test.csv"               # the public test set, of the same form; left out: there is none
     test_target = "test-labels"     # for idx: the file of its labels
     num_classes = 3                 # if classes are numbers
     target_low = 0                  # in place of classes, the public range of a target that is a number: regression
@@ -67,7 +67,7 @@ class _Table:
 
 
 def load_folder(path: str | None) -> Task:
-    """The task that the folder `path` describes: training examples, public test set, owners if it names them.
+    """The task that the folder `path` describes: training examples, public test set and owners if it names them.
 
     Raises:
       FolderError: what is wrong, with the file, the row or the class.
@@ -76,22 +76,27 @@ def load_folder(path: str | None) -> Task:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
     description = _with_inputs(folder, read_description(folder))
-    if description.test is None:
-        raise FolderError(f"{folder / DESCRIPTION} must give test, the file of the public test set")
-    target = description.test_target or description.target
-    test_set = replace(description, file=description.test, target=target, owner=None)
-    table, test_table = _read_labelled(folder, description), _read_labelled(folder, test_set)
+    table = _read_labelled(folder, description)
     shape = _shape_of(description, table, folder)
+    train = _examples_of(table, description, shape, str(folder / description.file))
     owners = None if table.owners is None else np.unique(table.owners, return_inverse=True)[1]
     return Task(
         name=FOLDER,
-        train=_examples_of(table, description, shape, str(folder / description.file)),
-        test=_examples_of(test_table, description, shape, str(folder / description.test)),
+        train=train,
+        test=_test_set(folder, description, shape) or train.subset(torch.zeros(0, dtype=torch.int64)),
         num_classes=shape.num_classes,
         input_shape=shape.input_shape,
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
         target=shape.target,
     )
+
+
+def _test_set(folder: Path, description: DataDescription, shape: TaskShape) -> Examples | None:
+    if description.test is None:
+        return None
+    target = description.test_target or description.target
+    test_set = replace(description, file=description.test, target=target, owner=None)
+    return _examples_of(_read_labelled(folder, test_set), test_set, shape, str(folder / description.test))
 
 
 def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:

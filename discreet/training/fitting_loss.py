@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from discreet.client_settings import ConfigError, TaskConfig
@@ -37,7 +39,9 @@ def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
 
 def chance_loss(settings: TaskConfig, task: Task) -> float:
     """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
-    the middle of every range. log(classes) for cross entropy without weights."""
+    the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
+    if len(task.test) == 0:
+        return math.inf
     outputs = torch.zeros(len(task.test), task.num_outputs, dtype=torch.float64)
     targets = task.test.targets
     return float(loss_of(settings)(outputs, targets if task.num_classes else targets.double()).mean())

@@ -12,6 +12,7 @@ from discreet.client.admission import Admitted, admit
 from discreet.client_settings import EXAMPLE, ClientSettings
 from discreet.config import load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.messages import TrainRequest
 from discreet.privacy.events import poisson_round_event
 from discreet.settings import client_settings
 from tests.client.clients import ledger_at
@@ -26,12 +27,16 @@ def run(*words: str) -> ClientSettings:
     return client_settings(load_config(words))
 
 
+def ask(*words: str, number: int = 1) -> TrainRequest:
+    return TrainRequest(number, 1.0, run(*words))
+
+
 def accounts(folder: Path) -> Accounts:
     return Accounts(ledger_at(folder / "clients.db"), 1e-3, "pld")
 
 
 def enter(folder: Path, sizes: dict[str, int], *words: str, number: int = 1) -> dict[str, Admitted | Refused]:
-    return admit(run(*words), number, sizes, accounts=accounts(folder))
+    return admit(ask(*words, number=number), sizes, accounts=accounts(folder))
 
 
 def spent(found: Admitted | Refused) -> float:
@@ -44,10 +49,10 @@ def test_many_clients_at_once_are_these_clients_one_by_one(words: tuple[str, ...
     sizes = {"4": 9, "2": 5, "7": 0, "9": 9}
     many, each = accounts(tmp_path / "many"), accounts(tmp_path / "each")
     for number in (1, 2):
-        together = admit(run(*words), number, sizes, accounts=many)
+        together = admit(ask(*words, number=number), sizes, accounts=many)
         alone = {}
         for name, size in sizes.items():
-            alone |= admit(run(*words), number, {name: size}, accounts=each)
+            alone |= admit(ask(*words, number=number), {name: size}, accounts=each)
         assert together == alone
     rows = [
         [(row.round, row.guarantee, row.holder, row.count) for row in who.ledger.releases()] for who in (many, each)
@@ -93,13 +98,13 @@ def test_with_a_declared_number_everybody_is_charged_alike(tmp_path: Path) -> No
 
 
 def test_without_a_ledger_nobody_spends() -> None:
-    assert "no ledger" in str(admit(run(), 1, {"1": 5}, accounts=None)["1"])
+    assert "no ledger" in str(admit(ask(), {"1": 5}, accounts=None)["1"])
 
 
 def test_what_is_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "REMEMBERED", 1)
     many = accounts(tmp_path)
-    found = [spent(admit(run(), number, {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
+    found = [spent(admit(ask(number=number), {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
     assert found == sorted(set(found))
 
 
@@ -117,6 +122,6 @@ def test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhi
         return found
 
     monkeypatch.setattr(Accounts, "after", slow)
-    found = admit(run(f"privacy.example.max_epsilon={once}"), 1, {"0": 40}, accounts=many)
+    found = admit(ask(f"privacy.example.max_epsilon={once}"), {"0": 40}, accounts=many)
     assert isinstance(found["0"], Refused)
     assert len(other.releases()) == 1

@@ -107,6 +107,8 @@ TRAVELS = {
     *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
     *("training.optimizer", "training.weight_decay", "training.schedule"),
     *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
+    *("work.trains", "work.query", "evaluation.kind", "evaluation.every", "evaluation.share", "evaluation.metrics"),
+    "evaluation.noise_multiplier",
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
 }
 IF_GIVEN = {
@@ -130,7 +132,13 @@ def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None
     assert set(items) == TRAVELS | more
     assert not {"/srv/outputs", "/srv/data", "metrics.example", 9099, 77531} & {str(v) for v in items.values()}
     kept = {"data.path"}
-    assert {*names_of(client_settings(secret))} | {"version", "round", "clip_norm"} == TRAVELS | IF_GIVEN | kept
+    assert {*names_of(client_settings(secret))} | {
+        "version",
+        "round",
+        "clip_norm",
+        "work.trains",
+        "work.query",
+    } == TRAVELS | IF_GIVEN | kept
 
 
 def names_of(record: object, prefix: str = "") -> Iterator[str]:
@@ -140,8 +148,8 @@ def names_of(record: object, prefix: str = "") -> Iterator[str]:
 
 
 UNREADABLE = {
-    "train request has version 1, this client reads version 2": {"version": 1},
-    "train request has version None, this client reads version 2": {"version": None},
+    "train request has version 1, this client reads version 3": {"version": 1},
+    "train request has version None, this client reads version 3": {"version": None},
     "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
     "task.loss must be one of": {"task.loss": "hinge"},
     "task.class_weights must be a list of finite numbers above 0": {"task.class_weights": [1.0, -1.0]},
@@ -159,6 +167,8 @@ UNREADABLE = {
     "privacy.user.noise_multiplier must be a finite number of at least 0 (got nan": {"user.noise_multiplier": math.nan},
     "privacy.user.max_epsilon must be a finite number above 0 (got -1": {"user.max_epsilon": -1.0},
     "data.path must be left out": {"data.path": "/etc"},
+    "evaluation.metrics must be a list of different names of": {"evaluation.metrics": ["gossip"]},
+    "work.trains of the train request is of the wrong type": {"work.trains": 1},
     "client_id must be a whole number of at least 0": {
         "virtual.client_id": -1,
         "virtual.state_folder": "",

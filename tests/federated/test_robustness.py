@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainReply
+from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, finish, prepare
@@ -44,7 +44,7 @@ class Scripted:
         return range(self.clients)
 
     def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterable[TrainReply | Failure]:
         return [self.answer(round_number, client) for client in cohort]
 

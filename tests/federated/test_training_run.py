@@ -14,10 +14,10 @@ import pytest
 from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.round_line import round_line
 from discreet.federated.run_folder import RunFolder, state_of
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import prepare
-from discreet.federated.training_run import round_line
 from discreet.federated.transport import Failure
 from discreet.simulation.in_process import simulate
 

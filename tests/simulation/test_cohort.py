@@ -15,9 +15,9 @@ from torch import nn
 from discreet.client import nodes
 from discreet.client.account import Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client_settings import ClientSettings
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.messages import TrainRequest
 from discreet.federated.round import PartialSum, empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure, Replies
@@ -217,9 +217,9 @@ def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[int] = []
 
-    def watched(run: ClientSettings, number: int, sizes: dict[str, int], **how: Any) -> dict[str, Admitted | Refused]:
+    def watched(request: TrainRequest, sizes: dict[str, int], **how: Any) -> dict[str, Admitted | Refused]:
         admitted.extend(map(int, sizes))
-        return admit(run, number, sizes, **how)
+        return admit(request, sizes, **how)
 
     monkeypatch.setattr("discreet.simulation.cohort.admit", watched)
     start = Clients("logistic_regression", (4,), (30, 3)).start

@@ -50,9 +50,10 @@ def test_a_task_refuses_an_input_shape_that_is_not_the_datas() -> None:
         Task("named", table(4), table(4), num_classes=2, input_shape=(4,))
 
 
-def test_a_task_refuses_an_empty_test_set() -> None:
-    with pytest.raises(ValueError, match="named: the test set is empty"):
-        Task("named", table(4), table(0), num_classes=2, input_shape=(3,))
+def test_a_task_may_have_no_test_set_and_refuses_an_empty_training_set() -> None:
+    assert len(Task("named", table(4), table(0), num_classes=2, input_shape=(3,)).test) == 0
+    with pytest.raises(ValueError, match="named: the train set is empty"):
+        Task("named", table(0), table(4), num_classes=2, input_shape=(3,))
 
 
 def test_a_task_refuses_owners_of_another_length() -> None:

@@ -1,0 +1,125 @@
+"""The sum of a cohort's answers to a query: clipped, added up, and released with noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from discreet.federated.estimates import Sums
+from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import RandomSource
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
+
+
+@dataclass(frozen=True)
+class AnswerNoise:
+    """How the sum of a cohort's answers is released.
+
+    Attributes:
+      length: of an answer.
+      expected_cohort: q * population_size, a public constant.
+      noise_multiplier: of the noise on the sum, over `SENSITIVITY`; 0 draws no noise and protects nobody.
+      draws, on_grid, largest_cohort: as `discreet.federated.round.UserPrivacy` has them.
+    """
+
+    length: int
+    expected_cohort: float
+    noise_multiplier: float
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+
+    @property
+    def stddev(self) -> float:
+        """Of the noise on each coordinate of the sum."""
+        return self.noise_multiplier * SENSITIVITY
+
+
+class AnswerPart(Protocol):
+    """What a client, or several of a simulation, add: one of the two."""
+
+    @property
+    def answer(self) -> Tensor | None:
+        """A client's answer, (length,)."""
+
+    @property
+    def answers(self) -> tuple[float, ...]:
+        """Several clients' clipped answers added up, in steps of the grid if there is one; empty for none."""
+
+
+class AnswerSum:
+    """Clips answers to `SENSITIVITY` and adds them up.
+
+    Guarantee: adding or removing one client moves the sum by at most `SENSITIVITY` in L2, whatever it answers, as
+    `ClippedSum` and `GridSum` state it. An answer that is missing adds zero.
+    """
+
+    def __init__(self, how: AnswerNoise) -> None:
+        self.how = how
+        if how.on_grid:
+            grid = grid_for(SENSITIVITY, how.length, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
+            self.clipped: ClippedSum | GridSum = GridSum(how.length, SENSITIVITY, grid=grid)
+        else:
+            self.clipped = ClippedSum(how.length, SENSITIVITY)
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, length)."""
+        self.clipped.add(answers)
+
+    def take(self, part: AnswerPart) -> None:
+        """Adds a client, or a part of this sum that this process or one forked from it has made."""
+        if part.answer is not None:
+            self.add(part.answer.unsqueeze(0))
+        if part.answers:
+            values = self._values
+            values.add_(torch.tensor(part.answers, dtype=values.dtype))
+
+    def part(self) -> tuple[float, ...]:
+        """What has been added up, to be taken into another sum."""
+        return tuple(self._values.tolist())
+
+    def released(self, source: RandomSource) -> Sums:
+        """The noised sum."""
+        mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)
+        noised = self.clipped.noised(mechanism, source)
+        return Sums(tuple(noised.tolist()), self.how.expected_cohort, self.how.stddev)
+
+    @property
+    def _values(self) -> Tensor:
+        return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+
+
+def answer_round(
+    parts: Iterable[AnswerPart],
+    how: AnswerNoise,
+    *,
+    event: DpEvent,
+    source: RandomSource,
+    charge: Callable[[DpEvent], None],
+) -> Sums:
+    """Clips, adds up and noises the answers of a cohort that is asked for nothing else.
+
+    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of `how.noise_multiplier`, sampled as `event` says.
+    Noise and denominator are functions of public constants alone: not of who replied.
+
+    Args:
+      parts: consumed as they come; may be empty: then the release is noise alone.
+      event: what it costs.
+      source: of the noise.
+      charge: called with the event before noise is added to anything: it writes the ledger to disk.
+    """
+    total = AnswerSum(how)
+    for part in parts:
+        total.take(part)
+    charge(event)
+    return total.released(source)

@@ -1,0 +1,99 @@
+"""Models rated by clients, on data that each holds out of its own: when, at which price, and what is written of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from discreet.client_settings import EvaluationConfig
+from discreet.federated.answer_sum import AnswerNoise
+from discreet.federated.estimates import Estimate, Sums, names_of, read
+from discreet.federated.messages import Work
+from discreet.federated.query import EVALUATION, Query
+from discreet.federated.round import RoundSettings
+from discreet.federated.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+TRAIN_AND_RATE, RATE = Work(trains=True, query=EVALUATION), Work(trains=False, query=EVALUATION)
+ERROR = "_error"  # what ends the name of a column with standard errors
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass(frozen=True)
+class Unrated:
+    """What the server knows by itself of a model that it has no test set for: nothing. `names`: of the numbers that
+    clients may add later."""
+
+    names: tuple[str, ...]
+    loss: float | None = None
+
+    @property
+    def scores(self) -> Mapping[str, float | None]:
+        """A row of metrics.csv has a place for each number and for its standard error."""
+        return dict.fromkeys([*self.names, *(f"{name}{ERROR}" for name in self.names)])
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How clients rate the models of a run.
+
+    Attributes:
+      config: when.
+      query: what they are asked.
+      joined: the constants of a round whose cohort rates the model that it starts from. Its event is that of update,
+        bits and answers together: they are about the same cohort.
+      event: what it costs if a cohort is asked for nothing else, as after the last round.
+    """
+
+    config: EvaluationConfig
+    query: Query
+    joined: RoundSettings
+    event: DpEvent
+
+    @property
+    def answers(self) -> AnswerNoise:
+        """How the answers' sum is released."""
+        assert self.joined.answers is not None
+        return self.joined.answers
+
+    def has_rated(self, folder: RunFolder, number: int) -> bool:
+        """Whether the row of a round says how good the model after it is. The untrained one is not rated."""
+        rows = [row for row in folder.read_metrics() if row["round"] == number]
+        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in names_of(self.query))
+
+    def write(
+        self,
+        folder: RunFolder,
+        number: int,
+        sums: Sums,
+        *,
+        also: Callable[[Mapping[str, object]], None],
+        spent: float | None = None,
+    ) -> None:
+        """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `spent`: the
+        user-level epsilon, if the row is to include what this has cost."""
+        found = read(self.query, sums)
+        added: dict[str, float | None] = {name: each.value for name, each in found.items()}
+        added |= {f"{name}{ERROR}": each.standard_error for name, each in found.items()}
+        added |= {} if spent is None else {"epsilon_user": spent}
+        folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
+        also({"round": number, **added})
+        fields = {"event": "evaluation", "round": number, **added}
+        logger.info("the model after round %d, by clients: %s", number, said(found), extra={"fields": fields})
+
+
+def said(found: Mapping[str, Estimate]) -> str:
+    """Estimates in words, each with its standard error.
+
+    >>> said({"accuracy": Estimate(0.75, 0.0042)})
+    'accuracy 0.7500 (standard error of the noise 0.0042)'
+    """
+    return ", ".join(
+        f"{name} {each.value:.4f} (standard error of the noise {each.standard_error:.4f})"
+        for name, each in found.items()
+    )
