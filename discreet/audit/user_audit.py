@@ -22,7 +22,7 @@ from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
-from discreet.federated.messages import TrainReply
+from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.round import CohortSum, RoundSettings, UserPrivacy, empty_sum
 from discreet.federated.run_folder import Checkpoint
 from discreet.federated.run_plan import plan_of
@@ -189,12 +189,16 @@ class CanaryTransport:
         there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
 
-    def ask(self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int]) -> Iterator[Reply]:
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterator[Reply]:
         """Replies of the honest clients of a cohort, then of its canaries."""
         self.others = empty_sum(params.numel(), clip_norm, self.user)
         asked = [client for client in cohort if client < self.honest]
         if self.inner is not None:
-            replies = self.inner.ask(round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked)
+            replies = self.inner.ask(
+                round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked, work=work
+            )
             yield from self._known(replies)
         for client in cohort:
             if client >= self.honest:
