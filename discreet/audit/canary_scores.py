@@ -37,10 +37,13 @@ class CanaryScores:
     Attributes:
       scores: (k,) finite; higher says "in".
       included: (k,) bool, how the coins fell. The bounds of one run hold only for independent fair coins.
+      centred: whether the score of a canary that is out has the mean 0 by design. It has if the canary then sends
+        nothing and its direction has a random sign: what was released does not know that sign.
     """
 
     scores: NDArray[np.float64]
     included: NDArray[np.bool_]
+    centred: bool = False
 
     def __post_init__(self) -> None:
         _check("scores", self.scores)

@@ -29,6 +29,7 @@ class GaussianFit:
     Attributes:
       seen, unseen: means and standard deviations (divisor n - 1).
       counts: how many scores were in, and out.
+      centred: whether the mean of those that were out is known to be 0; then its spread is about 0, with divisor n.
       gaussian: False if D'Agostino's test rejects one of the two groups, at a false-alarm rate of `DOUBT`.
     """
 
@@ -36,11 +37,17 @@ class GaussianFit:
     unseen: Normal
     counts: tuple[int, int]
     gaussian: bool
+    centred: bool = False
+
+    @property
+    def free(self) -> tuple[int, int]:
+        """The degrees of freedom of the two spreads."""
+        return self.counts[0] - 1, self.counts[1] - (not self.centred)
 
     @property
     def one_spread(self) -> bool:
         """Whether both spreads may be one: the F test does not tell them apart at a false-alarm rate of `DOUBT`."""
-        free = [count - 1 for count in self.counts]
+        free = self.free
         ratio = (self.seen.spread / self.unseen.spread) ** 2
         tail = min(f_distribution.cdf(ratio, *free), f_distribution.sf(ratio, *free))
         return bool(2 * tail > DOUBT)
@@ -48,7 +55,7 @@ class GaussianFit:
     @property
     def shift(self) -> float:
         """The difference of the means in units of the pooled standard deviation: mu of Gaussian DP."""
-        free = [count - 1 for count in self.counts]
+        free = self.free
         squares = free[0] * self.seen.spread**2 + free[1] * self.unseen.spread**2
         return (self.seen.mean - self.unseen.mean) / math.sqrt(squares / sum(free))
 
@@ -67,7 +74,8 @@ class GaussianFit:
 
         With one spread: the shifts s for which (fitted - s)^2 <= z^2 Var(s), with the large-sample variance
         Var(s) = 1/n + 1/m + s^2 / (2 (n + m - 2)) (Hedges, Olkin 1985, Section 5.B), mapped to epsilon, which rises
-        with s. With two: the delta method, for epsilon is a function of four independent fitted numbers.
+        with s. With two: the delta method, for epsilon is a function of four independent fitted numbers. A mean that is
+        known has no error: 1/m is left out.
         """
         quantile = float(norm.isf((1 - level) / 2))
         if self.one_spread:
@@ -84,8 +92,8 @@ class GaussianFit:
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _shifts(self, quantile: float) -> tuple[float, float]:
-        free = sum(self.counts) - 2
-        of_means = 1 / self.counts[0] + 1 / self.counts[1]
+        free = sum(self.free)
+        of_means = 1 / self.counts[0] + (0.0 if self.centred else 1 / self.counts[1])
         shrink = quantile**2 / (2 * free)
         half = quantile * math.sqrt(self.shift**2 / (2 * free) + (1 - shrink) * of_means)
         return (self.shift - half) / (1 - shrink), (self.shift + half) / (1 - shrink)
@@ -95,8 +103,8 @@ class GaussianFit:
         total = 0.0
         for which, count in enumerate(self.counts):
             normals = [self.seen, self.unseen]
-            for mean, spread in ((1.0, 0.0), (0.0, 1.0)):
-                error = normals[which].spread / math.sqrt(count if mean else 2 * (count - 1))
+            for mean, spread in ((1.0, 0.0), (0.0, 1.0))[self.centred and which == 1 :]:
+                error = normals[which].spread / math.sqrt(count if mean else 2 * self.free[which])
                 values = []
                 for sign in (1, -1):
                     moved = list(normals)
@@ -113,15 +121,18 @@ def can_fit(scores: CanaryScores | RepeatedScores) -> bool:
 
 
 def fit_gaussians(scores: CanaryScores | RepeatedScores) -> GaussianFit:
-    """Fits by moments.
+    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`.
 
     Raises:
       ValueError: fewer than `FEWEST` scores of a kind, or scores of a kind that are all equal.
     """
+    centred = isinstance(scores, CanaryScores) and scores.centred
+    seen, unseen = _normal("in", scores.seen), _normal("out", scores.unseen)
+    if centred:
+        unseen = Normal(0.0, math.sqrt(float(np.mean(scores.unseen**2))))
     return GaussianFit(
-        _normal("in", scores.seen),
-        _normal("out", scores.unseen),
-        (len(scores.seen), len(scores.unseen)),
+        *(seen, unseen, (len(scores.seen), len(scores.unseen))),
+        centred=centred,
         gaussian=all(normaltest(values).pvalue > DOUBT / 2 for values in (scores.seen, scores.unseen)),
     )
 

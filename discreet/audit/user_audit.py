@@ -74,12 +74,15 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
     rounds = [np.concatenate(scores) for scores in zip(*(run.rounds for run in seen), strict=True)]
     event = client_settings(resolved).user.event(_noise(resolved))
     claims = [_claim(resolved, PrivacyLedger().record(event))] * len(rounds)
+    centred = resolved.sampling.kind != "fixed"  # there a canary that is out sends the opposite
     named = zip([f"round {number + 1}" for number in range(len(rounds))], claims, rounds, strict=True)
     return Experiment(
         "user level",
         (
-            *(Observation(name, claim, CanaryScores(scores, included)) for name, claim, scores in named),
-            Observation("run", _claim(resolved, seen[-1].spent), CanaryScores(np.sum(rounds, axis=0), included)),
+            *(Observation(name, claim, CanaryScores(scores, included, centred)) for name, claim, scores in named),
+            Observation(
+                "run", _claim(resolved, seen[-1].spent), CanaryScores(np.sum(rounds, axis=0), included, centred)
+            ),
         ),
         _settings(resolved, audit, len(rounds)),
     )

@@ -31,6 +31,21 @@ def test_the_lower_bound_is_below_the_true_epsilon_in_95_percent_of_runs() -> No
     assert 3 <= passed <= 19
 
 
+def test_a_known_mean_makes_the_interval_narrower_and_keeps_it_right() -> None:
+    generator, truth = np.random.default_rng(2905), epsilon_of_shift(0.48, delta=DELTA)
+    held, widths = 0, []
+    for _ in range(200):
+        scores = gaussian_scores(generator, canaries=500, noise=1 / 0.48)
+        (low, high), (plain_low, plain_high) = (
+            fit_gaussians(CanaryScores(scores.scores, scores.included, centred)).interval(delta=DELTA)
+            for centred in (True, False)
+        )
+        held += low <= truth <= high
+        widths.append((high - low) / (plain_high - plain_low))
+    assert abs(held - 190) < 9
+    assert np.mean(widths) == pytest.approx(0.5**0.5, abs=0.05)  # one mean of two has an error
+
+
 def test_an_interval_for_a_wrong_scale_of_the_noise_misses_the_truth() -> None:
     generator, truth = np.random.default_rng(5107), epsilon_of_shift(1.0, delta=DELTA)
     fit = fit_gaussians(gaussian_scores(generator, canaries=500, noise=0.5))
@@ -42,13 +57,14 @@ def test_the_estimate_nears_the_truth() -> None:
     assert fit_gaussians(scores).epsilon(delta=1e-3) == pytest.approx(3.139, rel=0.01)
 
 
-def test_two_spreads_are_told_apart_and_judged_exactly() -> None:
-    generator = np.random.default_rng(1201)
-    seen, unseen = Normal(1.0, 1.5), Normal(0.0, 1.0)
-    truth = epsilon_of_normals(seen, unseen, delta=DELTA)
+@pytest.mark.parametrize("centred", [True, False])
+def test_two_spreads_are_told_apart_and_judged_exactly(centred: bool) -> None:
+    generator, included = np.random.default_rng(1201), np.arange(1200) % 2 == 0
+    truth = epsilon_of_normals(Normal(1.0, 1.5), Normal(0.0, 1.0), delta=DELTA)
     intervals = []
     for _ in range(60):
-        fit = fit_gaussians(RepeatedScores(generator.normal(1.0, 1.5, size=600), generator.normal(size=600)))
+        scores = np.where(included, generator.normal(1.0, 1.5, size=1200), generator.normal(size=1200))
+        fit = fit_gaussians(CanaryScores(scores, included, centred))
         assert not fit.one_spread
         intervals.append(fit.interval(delta=DELTA))
     assert sum(low <= truth <= high for low, high in intervals) >= 51
