@@ -265,7 +265,7 @@ def local_update(
         return torch.zeros_like(start)
     load_parameters(model, start)
     model.train()
-    client = _Client(model, examples, settings, source)
+    client = OneClient(model, examples, settings, source)
     # Views of the model's own parameters: as the loops move these in place, the model has moved.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     with masks_from(source, model):
@@ -277,8 +277,9 @@ def local_update(
 
 
 @dataclass(frozen=True, eq=False)
-class _Client:
-    """One client: `SgdClients` and `DpSgdClients` of a single row, with the gradients of any model."""
+class OneClient:
+    """One client: `SgdClients` and `DpSgdClients` of a single row, with the gradients of any model. Its parameters are
+    views of those of `model`."""
 
     model: nn.Module
     examples: Examples

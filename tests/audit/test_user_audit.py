@@ -15,9 +15,9 @@ from discreet.audit.user_audit import CanaryTransport, UserAudit, audit_users
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.round import UserPrivacy
-from discreet.privacy import mechanisms
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from tests.audit.halved import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
 
@@ -25,11 +25,6 @@ EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplie
 def settings(*words: str) -> RunConfig:
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=600", "seed=7919")
     return load_config([*quiet, *words])
-
-
-def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mechanisms._noise_for
-    monkeypatch.setattr(mechanisms, "_noise_for", lambda *given: whole(*given) / 2)
 
 
 def shift(experiment: Experiment) -> float:
