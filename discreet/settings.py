@@ -90,7 +90,8 @@ class ServerConfig:
         others = ("beta_1", "beta_2", "tau") if self.optimizer == "sgd" else ("momentum", "shrink_with_noise")
         for name in others:
             value = getattr(self, name)
-            require(value in (None, False), f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
+            given = value is not None and value is not False
+            require(not given, f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
 
 
 @dataclass(frozen=True)

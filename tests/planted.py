@@ -509,6 +509,20 @@ MUTANTS = (
         ("tests/federated/test_strategy_refusals.py::test_frozen_arrays_are_no_part_of_the_vector",),
     ),
     Mutant(
+        "AdamW adds weight decay to the gradient as Adam does",
+        "discreet/training/local_optimizer.py",
+        'if optimizer.weight_decay and optimizer.name != "adamw":',
+        "if optimizer.weight_decay:",
+        ("tests/training/test_local_optimizer.py::test_steps_are_those_of_torch_optim",),
+    ),
+    Mutant(
+        "a client that pauses is corrected for steps that it did not take",
+        "discreet/training/local_optimizer.py",
+        "    taken.add_(1)\n",
+        "    state.taken.add_(1)\n",
+        ("tests/training/test_local_optimizer.py::test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone",),
+    ),
+    Mutant(
         "frozen parameters are noised and sent like the others",
         "discreet/tasks/models.py",
         "return [parameter for parameter in model.parameters() if parameter.requires_grad]",

@@ -1,9 +1,10 @@
 """What a run tells MLflow or TensorBoard if `tracking` asks for it: no more than docs/privacy.md says may be published.
 
-Of a round: loss and accuracy on the public test set, the clip norm, the noised share of norms below it, and the
-user-level epsilon. Of a run: its settings, without the seed and without where things lie, and at its end the guarantees
-in words. Not told are who or how many took part, what clients report of themselves, and seconds: all that is written of
-a run bears the time of its start, for how long a round takes depends on who takes part.
+Of a round: loss and scores on the public test set (accuracy, AUC, R2, mean absolute error, as the task has them), the
+clip norm, the noised share of norms below it, and the user-level epsilon. Of a run: its settings, without the seed and
+without where things lie, and at its end the guarantees in words. Not told are who or how many took part, what clients
+report of themselves, and seconds: all that is written of a run bears the time of its start, for how long a round takes
+depends on who takes part.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.json_numbers import json_ready
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.tasks.scores import SCORES
 
 NONE, MLFLOW, TENSORBOARD = "none", "mlflow", "tensorboard"
 KINDS = (NONE, MLFLOW, TENSORBOARD)
-TOLD_OF_A_ROUND = ("loss", "accuracy", "clip_norm", "fraction_below", "epsilon_user")
+TOLD_OF_A_ROUND = ("loss", *SCORES, "clip_norm", "fraction_below", "epsilon_user")
 NOT_TOLD_OF_A_RUN = (
     *("seed", "output_dir", "resume", "device", "engine", "tracking", "tracking_uri"),
     *("data.path", "operations."),

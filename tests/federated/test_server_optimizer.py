@@ -118,6 +118,8 @@ def test_a_number_out_of_its_range_is_named(ours: type[ServerAdam] | type[Server
         (["adam", "momentum=0.5"], "server.momentum must be left out with server.optimizer=adam (got 0.5)"),
         (["yogi", "momentum=0.5"], "server.momentum must be left out with server.optimizer=yogi (got 0.5)"),
         (["adam", "shrink_with_noise=true"], "server.shrink_with_noise must be left out with server.optimizer=adam"),
+        (["adam", "momentum=0"], "server.momentum must be left out with server.optimizer=adam (got 0.0)"),
+        (["sgd", "beta_1=0"], "server.beta_1 must be left out with server.optimizer=sgd (got 0.0)"),
         (["sgd", "beta_2=0.9"], "server.beta_2 must be left out with server.optimizer=sgd (got 0.9)"),
         (["sgd", "tau=0.1"], "server.tau must be left out with server.optimizer=sgd (got 0.1)"),
         (["adm"], "server.optimizer must be one of sgd, adam, yogi (got adm; did you mean adam?)"),

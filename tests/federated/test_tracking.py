@@ -15,13 +15,14 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.strategy import DPFedAvg
-from discreet.federated.tracking import TOLD_OF_A_ROUND, Tracking, begin, told_settings
+from discreet.federated.tracking import Tracking, begin, told_settings
 from discreet.simulation.in_process import simulate
 
 FEW = (
     *("rounds=2", "data.num_clients=40", "model.name=logistic_regression", "training.epochs=1"),
     "privacy.user.noise_multiplier=1",
 )
+TOLD_OF_CLASSES = {"loss", "accuracy", "clip_norm", "fraction_below", "epsilon_user"}
 NOT_FOR_OTHERS = {"cohort", "replies", "seconds", "epsilon_example", "epsilon_local", "round"}
 
 
@@ -63,8 +64,20 @@ def in_tensorboard(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def test_tensorboard_reads_back_the_rounds_as_metrics_csv_has_them(in_tensorboard: RunFolder) -> None:
     told, rows = tensorboard_scalars(in_tensorboard.path / "tensorboard"), in_tensorboard.read_metrics()
-    for name in TOLD_OF_A_ROUND:
+    assert set(told) == TOLD_OF_CLASSES
+    for name in TOLD_OF_CLASSES:
         assert [step for step, _ in told[name]] == [1, 2, 3]
+        assert [value for _, value in told[name]] == pytest.approx([row[name] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("data", "scores"), [("diabetes", {"r2", "mae"}), ("multilabel", {"accuracy", "auc"})], ids=["numbers", "labels"]
+)
+def test_the_scores_of_a_task_are_told_as_metrics_csv_has_them(data: str, scores: set[str], tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "tensorboard", f"data.name={data}", "model.name=linear")
+    told, rows = tensorboard_scalars(folder.path / "tensorboard"), folder.read_metrics()
+    assert {*told} == scores | TOLD_OF_CLASSES - {"accuracy"}
+    for name in scores:
         assert [value for _, value in told[name]] == pytest.approx([row[name] for row in rows])
 
 
@@ -159,8 +172,8 @@ def test_mlflow_reads_back_one_run_with_rounds_settings_and_report(in_mlflow: Ru
     (tracked,) = client.search_runs([experiment.experiment_id])
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["model.name"] == "logistic_regression"
-    assert set(tracked.data.metrics) == set(TOLD_OF_A_ROUND)
-    for name in TOLD_OF_A_ROUND:
+    assert set(tracked.data.metrics) == TOLD_OF_CLASSES
+    for name in TOLD_OF_CLASSES:
         history = sorted(client.get_metric_history(tracked.info.run_id, name), key=lambda each: each.step)
         assert [each.value for each in history] == pytest.approx([row[name] for row in in_mlflow.read_metrics()])
     kept = json.loads((in_mlflow.path / "tracking.json").read_text())
