@@ -530,6 +530,13 @@ MUTANTS = (
         ("tests/tasks/test_frozen.py::test_dp_sgd_is_that_of_a_loop_over_single_examples",),
     ),
     Mutant(
+        "the statistics of a frozen BatchNorm follow the clients' data",
+        "discreet/tasks/models.py",
+        "        layer.eval()\n",
+        "        layer.train()\n",
+        ("tests/tasks/test_frozen.py::test_frozen_values_stay_and_are_no_part_of_what_travels",),
+    ),
+    Mutant(
         "frozen values that server and clients do not share are taken",
         "discreet/tasks/model_check.py",
         "parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter])",

@@ -28,7 +28,7 @@ from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters, trainable_part
+from discreet.tasks.models import flatten_parameters, to_train, trainable_part
 from discreet.training.local_training import LocalSettings
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def release_step(
     """
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))
-    model.train()
+    to_train(model)
     inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
     with masks_from(source, model):
         total, _ = l1_clipped_gradient_sum(

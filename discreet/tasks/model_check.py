@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
-from discreet.tasks.models import MODELS, build_model, frozen, trainable
+from discreet.tasks.models import MODELS, build_model, frozen, frozen_norms, to_train, trainable
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
 
 _TEXT_MODELS = frozenset({"lstm"})
@@ -24,18 +24,21 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 def check_model(model: nn.Module) -> None:
     """Raise ValueError with the reason if `model` cannot be trained with per-example clipping.
 
-    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists;
-    any other buffer that is saved with the model, since it would leave a client outside the clipped update;
-    no trainable parameters; parameters that are NaN or infinite from the start; parameters that are not floats.
+    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists, unless its
+    weights are frozen, and its statistics with them; any other buffer that is saved with the model, since it would
+    leave a client outside the clipped update; no trainable parameters; parameters that are NaN or infinite from the
+    start; parameters that are not floats.
     """
+    still = {id(layer) for layer in frozen_norms(model)}
     for name, module in model.named_modules():
-        if isinstance(module, _BATCH_NORMS):
+        if isinstance(module, _BATCH_NORMS) and id(module) not in still:
             raise ValueError(
                 f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
-                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model)"
+                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model); "
+                "or freeze its weights, and its statistics stay"
             )
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    saved = [name for name in model.state_dict(keep_vars=True) if name not in tied]
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
+    saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
     if saved:
         raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
     if not any(parameter.numel() for parameter in trainable(model)):
@@ -80,7 +83,7 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
     for parameter in sorted(one.keys() | other.keys()):
         if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
             raise ValueError(
-                f"model.name: {name} gives the frozen parameter {parameter} other values each time it is built, and "
+                f"model.name: {name} gives the frozen {parameter} other values each time it is built, and "
                 "frozen values are not sent: load them from a file, or draw them from a torch.Generator with a seed"
             )
 
@@ -88,7 +91,7 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
 @torch.no_grad()
 def _try_model(name: str, model: nn.Module, task: Task) -> None:
     inputs = task.test.inputs[:_TRIAL_EXAMPLES]
-    model.train()
+    to_train(model)
     for layer in dropout_layers(model):
         layer.eval()  # what still draws is something else
     with torch.random.fork_rng(devices=[]):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
 from discreet.tasks.scattering import Scattering
@@ -159,8 +160,23 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """The other parameters by name."""
-    return {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    """What stays as the model was built, by name: the other parameters, and statistics of layers that are frozen."""
+    values = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    kept = {id(value) for layer in frozen_norms(model) for value in layer.buffers()}
+    return values | {name: value for name, value in model.named_buffers(remove_duplicate=False) if id(value) in kept}
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these statistics."""
+    norms = [layer for layer in model.modules() if isinstance(layer, _NormBase) and layer.running_mean is not None]
+    return [layer for layer in norms if layer.affine and not any(value.requires_grad for value in layer.parameters())]
+
+
+def to_train(model: nn.Module) -> None:
+    """Training mode, in place. Layers whose statistics are frozen stay in evaluation mode, which keeps them."""
+    model.train()
+    for layer in frozen_norms(model):
+        layer.eval()
 
 
 def flatten_parameters(model: nn.Module) -> Tensor:

@@ -24,7 +24,7 @@ from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters, load_parameters, trainable, trainable_part
+from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
 from discreet.training.local_optimizer import LocalOptimizer, apply, init
 from discreet.training.task_loss import loss_of
 
@@ -264,7 +264,7 @@ def local_update(
     if steps_of(len(examples), settings) == 0:
         return torch.zeros_like(start)
     load_parameters(model, start)
-    model.train()
+    to_train(model)
     client = OneClient(model, examples, settings, source)
     # Views of the model's own parameters: as the loops move these in place, the model has moved.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]

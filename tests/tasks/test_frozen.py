@@ -48,6 +48,14 @@ def head(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), nn.Tanh(), nn.Linear(6, num_classes))
 
 
+def statistics(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A pretrained backbone with BatchNorm, whose statistics are frozen with its weights."""
+    norm, values = nn.BatchNorm1d(6), torch.linspace(0.5, 1.5, 6)
+    norm.load_state_dict({"weight": values, "bias": -values, "running_mean": values, "running_var": 2 * values}, False)
+    norm.requires_grad_(requires_grad=False).eval()
+    return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), norm, nn.Linear(6, num_classes))
+
+
 class Residual(nn.Module):
     """A forward of its own, with a frozen layer in the middle and a weight that no pass uses."""
 
@@ -79,7 +87,13 @@ def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return model
 
 
-MODELS = {"backbone": head, "residual": residual, "shared layer": shared, "hook": hooked}
+MODELS = {
+    "backbone": head,
+    "frozen statistics": statistics,
+    "residual": residual,
+    "shared layer": shared,
+    "hook": hooked,
+}
 of_each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -146,7 +160,7 @@ def test_dp_sgd_is_that_of_a_loop_over_single_examples(build: Build) -> None:
 
 
 @wild_examples
-@pytest.mark.parametrize("build", [head, residual, shared])
+@pytest.mark.parametrize("build", [head, statistics, residual, shared])
 def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Build, factor: float) -> None:
     there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
     for one, other in ((there, zeroed), (zeroed, there)):
@@ -202,17 +216,18 @@ def test_clients_of_such_models_are_trained_one_by_one(build: Build) -> None:
 def words(tmp_path: Path) -> list[str]:
     nodes._model.cache_clear()
     data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=100", "rounds=2", "training.epochs=1"]
-    return [*data, f"output_dir={tmp_path / 'run'}", "seed=31013"]
+    return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
 
 
-@pytest.mark.parametrize(("model", "level"), [("head", "user"), ("head", "example"), ("shared", "example")])
+@pytest.mark.parametrize(("model", "level"), [("head", "user"), ("statistics", "example"), ("shared", "example")])
 def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
     model: str, level: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     by_example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     simulate(load_config([*words, f"model.name=tests.tasks.test_frozen:{model}", *by_example * (level == "example")]))
-    like, last = MODELS["backbone" if model == "head" else "shared layer"]((4,), 3), RunFolder(run).load_checkpoint()
+    builders = {"head": head, "statistics": statistics, "shared": shared}
+    like, last = builders[model]((4,), 3), RunFolder(run).load_checkpoint()
     assert last is not None
     assert len(last.params) == len(flatten_parameters(like))
     saved = load_file(run / "model.safetensors")
@@ -229,7 +244,7 @@ def drawn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def test_frozen_values_that_server_and_clients_would_not_share_are_refused(words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gives the frozen parameter 0\.bias other values each time.*torch\.Gen"):
+    with pytest.raises(ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"):
         simulate(load_config([*words, "model.name=tests.tasks.test_frozen:drawn"]))
     assert not (tmp_path / "run").exists()
 
