@@ -29,7 +29,7 @@ from discreet.tasks.datasets import load_task
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.fixed_features import features_of, split_fixed
-from discreet.tasks.models import build_model, trainable
+from discreet.tasks.models import build_model, to_train, trainable
 from discreet.training.local_training import LocalSettings, OneClient, dp_sgd, example_event, steps_of
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
@@ -122,7 +122,7 @@ def score_round(client: OneClient, canaries: Canaries) -> NDArray[np.float64]:
         there = ordinary + int(canaries.included.sum())
         client = replace(client, examples=Examples(client.examples.inputs[:there], client.examples.targets[:there]))
     steps = ScoredSteps(client, canaries, ordinary)
-    client.model.train()
+    to_train(client.model)
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(client.model)]
     with masks_from(client.source, client.model):
         dp_sgd(steps, rows, [len(client.examples)], client.settings)
