@@ -6,6 +6,7 @@ reads, and the rules; `discreet/config.py` composes the settings from `conf/` an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -45,6 +46,8 @@ from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
 
+NAME = Rule("a name", lambda value: bool(value.strip()))
+FILE = Rule("a file", lambda value: bool(value.strip()) and "\0" not in value)
 CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
 
 
@@ -58,11 +61,12 @@ class ModelConfig:
 @dataclass(frozen=True)
 class SamplingConfig:
     """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`, and never
-    less: delta is held below one in all clients that exist."""
+    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges."""
 
     kind: str = setting("poisson", SAMPLING)
     probability: float = setting(0.3, PROBABILITY)
     population_size: int | None = setting(None, at_least(1))
+    population_name: str | None = setting(None, NAME)
     min_nodes: int = setting(1, at_least(1))
 
     def __post_init__(self) -> None:
@@ -123,11 +127,14 @@ class UserPrivacyConfig:
     noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
     target_epsilon: float | None = setting(None, POSITIVE)
     max_epsilon: float | None = setting(None, POSITIVE)
+    account: str | None = setting(None, FILE)
     too_noisy: str = setting("refuse", one_of("refuse", "warn"))
     clip: ClipConfig = field(default_factory=ClipConfig)
 
     def __post_init__(self) -> None:
         check(self, "privacy.user.")
+        if self.account is not None:  # a run that goes on elsewhere charges the same file
+            object.__setattr__(self, "account", os.path.abspath(os.path.expanduser(self.account)))
         if self.enabled:
             require_one(self, "privacy.user.", NOISE_OR_TARGET)
 
@@ -194,6 +201,7 @@ class RunConfig:
         check(self, "")
         require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
         _check_cohort(self)
+        _check_account(self)
         client_settings(self)
 
     @property
@@ -225,6 +233,20 @@ def _check_cohort(config: RunConfig) -> None:
         raise ConfigError(
             f"sampling.probability must be above 0: {config.sampling.probability} of "
             f"{config.population_size} clients is an expected cohort of zero clients"
+        )
+
+
+def _check_account(config: RunConfig) -> None:
+    user = config.privacy.user
+    if user.account is None:
+        return
+    require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
+    name = config.sampling.population_name
+    require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
+    if config.seed is not None:
+        raise ConfigError(
+            f"seed must be null with privacy.user.account (got {config.seed}): noise that can be drawn again protects "
+            "nobody, and the account would say that it does"
         )
 
 

@@ -394,6 +394,54 @@ MUTANTS = (
         ("tests/federated/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",),
     ),
     Mutant(
+        "a run forgets to charge its population's account",
+        "discreet/federated/durable_ledger.py",
+        "                self.account.charge(charges)\n",
+        "                self.account.require_room(charges)\n",
+        (
+            "tests/federated/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself",
+        ),
+    ),
+    Mutant(
+        "the budget of all runs is looked at outside of the transaction that charges",
+        "discreet/federated/population_account.py",
+        "self.ledger.charge_if(lambda sums: self._look(mine, sums), mine)",
+        "self.ledger.charge(mine)",
+        (
+            "tests/federated/test_population_account.py"
+            "::test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge",
+        ),
+    ),
+    Mutant(
+        "a run's own ledger is charged before the account",
+        "discreet/federated/durable_ledger.py",
+        "        if charges:\n            if self.account is not None:\n",
+        "        if charges:\n            self._charge(charges)\n            charges = charges if self.account else ()\n"
+        "            if self.account is not None:\n",
+        ("tests/federated/test_population_account.py::test_a_round_whose_room_was_taken_meanwhile_releases_nothing",),
+    ),
+    Mutant(
+        "a run with another delta charges the account",
+        "discreet/federated/population_account.py",
+        "if facts[name] != getattr(population, name):",
+        'if name != "delta" and facts[name] != getattr(population, name):',
+        ("tests/federated/test_population_account.py::test_another_population_is_refused_by_the_setting_that_differs",),
+    ),
+    Mutant(
+        "a run goes on with an account that lacks what it has spent",
+        "discreet/federated/population_account.py",
+        "if lacking or (",
+        "if (",
+        ("tests/federated/test_population_account.py::test_a_run_is_not_resumed_without_all_that_the_account_knew",),
+    ),
+    Mutant(
+        "a trial of a tune that was ended early by the account is published",
+        "discreet/federated/chosen_trial.py",
+        'ended = said["stopped"] is not None',
+        "ended = False",
+        ("tests/cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",),
+    ),
+    Mutant(
         "the ledger adds up rows and not releases",
         "discreet/federated/durable_ledger.py",
         '"select event, sum(count) from releases',
@@ -402,9 +450,9 @@ MUTANTS = (
     ),
     Mutant(
         "a run stops after the round that passed its budget",
-        "discreet/federated/training_run.py",
-        "after = self._epsilon(spent.record(event))",
-        "after = self._epsilon(spent)",
+        "discreet/federated/budget.py",
+        "            after = after.record(charge.event, charge.count)",
+        "            after = spent",
         ("tests/federated/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",),
     ),
     Mutant(

@@ -12,6 +12,7 @@ from pathlib import Path
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
 from discreet.tasks.scores import SCORES, score_columns
@@ -46,7 +47,19 @@ def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
     facts["epsilon"] = {
         name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
     }
+    facts["account"] = _account(config)
     return facts
+
+
+def _account(config: RunConfig) -> Facts | None:
+    """What the run's population has spent in all runs; None if it charges no account."""
+    account = PopulationAccount.of(config)
+    if account is None:
+        return None
+    spent, budget = account.budget.epsilon(account.total()), account.budget.max_epsilon
+    left = None if budget is None else max(0.0, budget - spent)
+    whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}
+    return {**whose, "spent": spent, "budget": budget, "left": left}
 
 
 def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | None) -> dict[str, float | None] | None:
@@ -62,6 +75,8 @@ def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | 
     spent = reported or 0.0
     if name == USER and folder.ledger_path.exists():
         spent = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
+    if name == USER and privacy.user.account is not None:
+        budget = None  # it holds over all runs, which `account` tells
     left = None if budget is None else max(0.0, budget - spent)
     return {"spent": spent, "budget": budget, "left": left}
 
@@ -79,6 +94,10 @@ def status_lines(folder: RunFolder) -> list[str]:
     epsilons = facts["epsilon"]
     assert isinstance(epsilons, dict)
     lines += [_epsilon_line(name, values) for name, values in epsilons.items()]
+    if isinstance(account := facts["account"], dict):
+        lines = [line.replace("spent, no budget", "spent; its budget is that of all runs") for line in lines]
+        said = _epsilon_line(f"all runs on {account['population']} ({account['runs']})", account)
+        lines.append(said.replace("epsilon ", "account ", 1))
     if facts.get("nodes") is not None:
         asked, replied = _whole(facts["cohort"]), _whole(facts["replies"])
         lines.append(f"nodes      {facts['nodes']} connected, {asked} asked, {replied} replied")

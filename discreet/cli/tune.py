@@ -32,7 +32,15 @@ from hydra.errors import HydraException
 
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment.interruption import ending, interrupt_below, not_begun
-from discreet.federated.chosen_trial import ACCOUNTANT, SelectionCost, cost_of, model_row, publish
+from discreet.federated.chosen_trial import (
+    ACCOUNTANT,
+    SelectionCost,
+    cost_of,
+    model_row,
+    publish,
+    require_room,
+    require_whole,
+)
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
@@ -218,12 +226,15 @@ def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: 
 def _run(tune: Tune, output: Path, *, keep_trials: bool) -> int:
     trials, folder = TrialCount(tune.distribution, tune.mean), output / "trials"
     configs = [load_config(words) for words in candidates_of(tune.overrides)]
+    new = [trial for trial in tune.trials if not (folder / trial.folder).exists()]
+    require_room([configs[trial.candidate] for trial in new])
     go_on = f"discreet tune --resume --output {shlex.quote(str(output))}"
     with ending(partial(interrupt_below, folder, f"nothing was chosen; to go on: {go_on}")):
         chosen = run_trials(configs, tune.trials, folder=folder)
     if chosen is None:
         print("no trial was drawn: there is nothing to publish")
         return 0
+    require_whole([RunFolder(folder / trial.folder) for trial in tune.trials])
     cost = cost_of(configs, trials, repeated=_repeated_rounds(tune.trials, folder))
     _check_budget(cost, tune.max_epsilon)
     print(f"chosen run: {publish(chosen, output, trials=trials, cost=cost)}")

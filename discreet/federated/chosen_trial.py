@@ -16,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from discreet.config import ConfigError, RunConfig
+from discreet.federated.budget import BudgetSpentError
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER, deciding_settings, resolve_noise, user_event
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.training_run import Outcome
@@ -28,6 +30,7 @@ from discreet.privacy.selection import TrialCount, selection_event
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+NO_ROOM = "privacy.user.account has no room for all trials"
 SELECTION_FILE = "selection.json"
 ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
@@ -74,6 +77,35 @@ def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int =
         return SelectionCost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def require_room(trials: Sequence[RunConfig]) -> None:
+    """That the population's account, if trials charge one, has room for all rounds of all of these trials.
+
+    A trial that ends early because others came before it is not the one whose repetitions Papernot and Steinke price.
+
+    Raises:
+      ConfigError: it has not, or the trials do not charge the same account.
+    """
+    resolved = [resolve_noise(config) for config in trials]
+    if len({config.privacy.user.account for config in resolved}) > 1:
+        raise ConfigError("privacy.user.account must be the same for every candidate")
+    charges = [Charge(0, USER, "", event, count) for config in resolved for event, count in _planned(config, 0)]
+    for account in map(PopulationAccount.of, resolved):
+        try:
+            if account is not None:
+                account.require_room(charges)
+        except BudgetSpentError as error:
+            raise ConfigError(f"{NO_ROOM} that were drawn: with all of them {error}") from error
+
+
+def require_whole(trials: Sequence[RunFolder]) -> None:
+    """Raises ConfigError if a trial was ended by the population's account: then none may be published."""
+    for files in trials:
+        said = json.loads((files.path / "privacy.json").read_text())
+        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]  # and did not run away
+        if ended and files.read_config().privacy.user.account is not None:
+            raise ConfigError(f"{NO_ROOM}, and one ended early: nothing is published. What they spent is charged there")
 
 
 def _check(config: RunConfig) -> None:
@@ -142,6 +174,7 @@ def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, obj
     before = json.loads((files.path / "privacy.json").read_text())
     lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
     outcome = Outcome(checkpoint, before["stopped"], lost)
+    # Without the population's account: its total would tell the number of trials.
     files.write_privacy({**privacy_facts(config, ledger, outcome), "selection": facts})
     model = files.path / "model.safetensors"
     with safe_open(model, framework="pt") as file:

@@ -14,11 +14,12 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from discreet.federated.known_ledgers import LOCK_SECONDS, KnownLedgers, LedgerError, Mark, make_database
 from discreet.privacy.events import event_from_json, event_to_json
@@ -71,6 +72,30 @@ class Release:
     digest: str
 
 
+class Sum(NamedTuple):
+    """An event as JSON, how often it was charged, and the number of the last row that did."""
+
+    event: str
+    times: int
+    last: int
+
+
+class Account(Protocol):
+    """What is charged before a run's own ledger: see `discreet.federated.population_account`."""
+
+    def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
+        """Raises if these charges, for `what`, would pass the budget."""
+
+    def outlook(self, charges: Sequence[Charge]) -> str:
+        """What is spent, and how many of these charges the budget has room for."""
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """The same check, and the charge, in one transaction."""
+
+    def mark(self) -> Mark:
+        """How far the account has come."""
+
+
 def _digest(previous: str, content: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([previous, *content]).encode()).hexdigest()
 
@@ -82,7 +107,8 @@ class DurableLedger:
     to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
 
     Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an older
-    copy nor a second one is charged.
+    copy nor a second one is charged. If the ledger has an `account`, that is charged first: a crash between the two
+    leaves an account that says more than the ledger.
 
     Args:
       path: the file.
@@ -94,18 +120,17 @@ class DurableLedger:
 
     def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
         self.path = path
+        self.account: Account | None = None
         if not path.is_file():
             raise LedgerError(
                 f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
                 f"node is made by `discreet ledger create {path}`"
             )
-        with self._connect() as connection:
-            stored, _ = _settings(connection)
+        was = self.facts()
         if facts is not None:
-            self._check_facts(stored, facts)
+            self._check_facts(was, facts)
 
-    def _check_facts(self, stored: Mapping[str, str], facts: Mapping[str, object]) -> None:
-        was = {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+    def _check_facts(self, was: Mapping[str, object], facts: Mapping[str, object]) -> None:
         wanted = json.loads(json.dumps(dict(facts)))
         differing = [name for name in sorted({*was, *wanted}) if was.get(name) != wanted.get(name)]
         if differing:
@@ -127,7 +152,7 @@ class DurableLedger:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
                 raise LedgerError(f"{path} exists already, and is not made anew")
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         except (OSError, sqlite3.DatabaseError) as error:
             raise LedgerError(f"{path} can't be made: {error}") from error
         with KnownLedgers.opened() as here:
@@ -148,23 +173,45 @@ class DurableLedger:
     def charge(self, charges: Sequence[Charge]) -> None:
         """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
         if charges:
-            self._charge(charges, since=None)
+            if self.account is not None:
+                self.account.charge(charges)
+            self._charge(charges)
+
+    def charge_if(self, allowed: Callable[[Callable[[int], list[Sum]]], None], charges: Sequence[Charge]) -> None:
+        """As `charge`, unless `allowed` raises: then nothing is written.
+
+        Check and charge are one transaction: what `allowed` reads, as by `sums`, stays all that is spent until the
+        charges are written.
+        """
+        self._charge(charges, allowed=allowed)
+
+    def sums(self, after: int = 0) -> list[Sum]:
+        """The rows after that number, of all holders together, by event; the one that was charged last comes last."""
+        with self._connect() as connection:
+            return _sums(connection, after)
 
     def charge_after(self, since: Mark, charges: Sequence[Charge]) -> Mark | None:
         """As `charge`, unless one of the holders has been charged since a mark: then nothing is written, and None
         returned.
-
 
         Returns:
           How far the ledger has come with these charges.
         """
         return self._charge(charges, since=since)
 
-    def _charge(self, charges: Sequence[Charge], *, since: Mark | None) -> Mark | None:
+    def _charge(
+        self,
+        charges: Sequence[Charge],
+        *,
+        since: Mark | None = None,
+        allowed: Callable[[Callable[[int], list[Sum]]], None] | None = None,
+    ) -> Mark | None:
         with KnownLedgers.opened() as here, self._connect() as connection:
             with _transaction(connection):
                 if since is not None and _charged_since(connection, since) & {charge.holder for charge in charges}:
                     return None
+                if allowed is not None:
+                    allowed(partial(_sums, connection))
                 known = self._known(connection, here)
                 mark = _append(connection, charges)
             # If another process was faster, it has charged this very file, or else another copy of it.
@@ -225,6 +272,12 @@ class DurableLedger:
             _, own = _settings(connection)
             return own.identity == mark.identity and _head_at(connection, mark.rows) == mark.head
 
+    def facts(self) -> dict[str, Any]:
+        """The settings that the ledger was made with."""
+        with self._connect() as connection:
+            stored, _ = _settings(connection)
+        return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+
     def mark(self) -> Mark:
         """How far the ledger has come. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
         with self._connect() as connection:
@@ -284,6 +337,11 @@ def _charged_since(connection: sqlite3.Connection, mark: Mark) -> set[str]:
     return {str(holder) for (holder,) in connection.execute(query, (mark.rows,))}
 
 
+def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
+    query = "select event, sum(count), max(number) as last from releases where number > ? group by event order by last"
+    return [Sum(*row) for row in connection.execute(query, (after,))]
+
+
 def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
     _, before = _settings(connection)
     head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
@@ -315,7 +373,8 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
     return []
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
+    """Writes to disk which files a folder holds."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

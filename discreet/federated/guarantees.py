@@ -89,7 +89,9 @@ def _user(config: RunConfig) -> Guarantee:
             *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
             *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
             "a client with several nodes: one node is taken for one client",
-            "earlier runs over the same clients: each run has a ledger of its own",
+            "earlier runs over the same clients: each run has a ledger of its own"
+            if config.privacy.user.account is None
+            else "runs over the same clients that did not charge the population's account",
             *_shared_examples(config),
         ),
     )
@@ -252,4 +254,6 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
     facts["sampling.population_size"] = config.population_size
     if config.privacy.user.enabled:
         facts["privacy.user.clip.count_stddev"] = count_stddev(config)
+    if config.privacy.user.account is not None:
+        facts["sampling.population_name"] = config.sampling.population_name
     return facts

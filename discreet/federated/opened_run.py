@@ -15,6 +15,7 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.noise_outlook import noise_outlook
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
 from discreet.federated.run_folder import (
     ASKED,
@@ -40,6 +41,7 @@ class OpenedRun:
       checkpoint: where the run starts, or goes on.
       source: of cohorts and noise.
       tracking: whom the run tells of its rounds.
+      account: of the population, which the ledger charges before itself.
     """
 
     config: RunConfig
@@ -48,6 +50,7 @@ class OpenedRun:
     checkpoint: Checkpoint
     source: RandomSource
     tracking: Tracking = field(default_factory=Tracking)
+    account: PopulationAccount | None = None
 
 
 def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> OpenedRun:
@@ -65,12 +68,17 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
     require_extra(config)
-    folder = check_output(config)
+    folder, account = check_output(config), PopulationAccount.of(config)
+    if account is not None:
+        account.check()
     held.enter_context(only_writer(folder.path))
     if config.resume:
         folder.check_ledgers(config, simulated=simulated)
     else:
         folder.create_ledgers(config, simulated=simulated)
+    ledger = folder.ledger(config)
+    if account is not None:
+        account.join(ledger, folder)
     checkpoint = _start_from(folder, params, config)
     folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
     if not config.resume:
@@ -78,7 +86,7 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
     source = seeded_source(config.seed) if config.seed is not None else secure_source()
     _announce(config, folder, num_params=checkpoint.params.numel())
     tracking = begin(config, folder, held=held)
-    return OpenedRun(config, folder, folder.ledger(config), checkpoint, source, tracking)
+    return OpenedRun(config, folder, ledger, checkpoint, source, tracking, account)
 
 
 def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> Checkpoint:
@@ -138,7 +146,7 @@ def client_lines(config: RunConfig) -> Iterator[str]:
 def close_run(run: OpenedRun, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the model and privacy.json, which complete the folder."""
     run.folder.write_model(tensors, metadata=metadata)
-    run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome))
+    run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome, run.account))
 
 
 def say_how_it_ended(run: OpenedRun, outcome: Outcome) -> None:
@@ -147,7 +155,7 @@ def say_how_it_ended(run: OpenedRun, outcome: Outcome) -> None:
     run.tracking.ended(run.config, run.ledger.spent(USER), outcome.checkpoint.round)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
-    for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint):
+    for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint, run.account):
         logger.info("%s", line)
     logger.info("run folder: %s", run.folder.path)
 

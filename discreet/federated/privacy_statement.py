@@ -10,6 +10,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import Checkpoint
 from discreet.federated.training_run import Outcome, largest_reported
 from discreet.privacy.accountants import ACCOUNTANTS
@@ -19,8 +20,10 @@ from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 
-def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> list[str]:
-    """One line for each guarantee, those that are off included."""
+def epsilon_lines(
+    config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint, account: PopulationAccount | None = None
+) -> list[str]:
+    """One line for each guarantee, those that are off included; and one for the population's account."""
     lines = []
     for guarantee in guarantees_of(config):
         if not guarantee.enabled:
@@ -33,6 +36,12 @@ def epsilon_lines(config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoi
             f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
         )
+    if account is not None:
+        delta, name, budget = account.population.delta, account.population.name, account.budget
+        lines.append(
+            f"user-level, all runs on {name}: epsilon {budget.epsilon(account.total()):.4g} by {budget.accountant} at "
+            f"delta {delta:g} ({account.count()} in {account.path})"
+        )
     return lines
 
 
@@ -42,8 +51,11 @@ def _whose(checkpoint: Checkpoint) -> str:
     return f"the largest that clients reported of their own ledgers{without}"
 
 
-def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
-    """What privacy.json says: every guarantee of the run, those that are off included."""
+def privacy_facts(
+    config: RunConfig, ledger: DurableLedger, outcome: Outcome, account: PopulationAccount | None = None
+) -> dict[str, object]:
+    """What privacy.json says: every guarantee of the run, those that are off included; and, beside what the run has
+    cost, what its population has spent in all runs. None: it charges no account, or the account is not to be told."""
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
@@ -53,6 +65,7 @@ def privacy_facts(config: RunConfig, ledger: DurableLedger, outcome: Outcome) ->
         "seed": config.seed,
         "protects_nobody": config.seed is not None,
         "ledger_head": ledger.mark().head,
+        "account": None if account is None else account.facts(),
         "guarantees": [_facts(guarantee, config, ledger, outcome.checkpoint) for guarantee in guarantees_of(config)],
     }
 

@@ -17,6 +17,7 @@ from discreet.federated.run_folder import ASKED, RunFolder
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (
     *("rounds", "device", "engine", "operations", "tracking", "tracking_uri", "data.path", "sampling.min_nodes"),
+    "privacy.user.account",  # where it lies: that it is the account of this run is checked when it is opened
     *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),
 )
 WHICH_RUN = ("resume", "output_dir")

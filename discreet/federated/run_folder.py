@@ -35,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark, flush_folder
 from discreet.federated.guarantees import USER, deciding_settings
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings, described
@@ -44,7 +44,7 @@ from discreet.tasks.scores import score_columns
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, ASKED, STATUS = "config.yaml", "asked.yaml", "status.json"
+CONFIG, ASKED, STATUS, ACCOUNT = "config.yaml", "asked.yaml", "status.json", "account"
 STATES = ("running", "finished", "stopped", "interrupted")
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
@@ -140,11 +140,11 @@ class RunFolder:
         ledgers = [self.ledger(config)]
         if simulated and client_settings(config).accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
-        marks = _checkpoint_facts(self.checkpoint_path, "ledgers") if self.checkpoint_path.exists() else None
+        marks = self.marks() if self.checkpoint_path.exists() else None
         for ledger in ledgers:
             ledger.check()
             mark = None if marks is None else marks.get(ledger.path.name)
-            if marks is not None and (mark is None or not ledger.contains(Mark(*mark))):
+            if marks is not None and (mark is None or not ledger.contains(mark)):
                 raise LedgerError(
                     f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
                 )
@@ -152,6 +152,10 @@ class RunFolder:
         charged = ledgers[0].spent(USER).num_releases
         if config.privacy.user.enabled and charged < done:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
+
+    def marks(self) -> dict[str, Mark]:
+        """How far each ledger had come at the last checkpoint."""
+        return {name: Mark(*mark) for name, mark in _checkpoint_facts(self.checkpoint_path, "ledgers").items()}
 
     def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
@@ -174,13 +178,14 @@ class RunFolder:
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
-    def save_checkpoint(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
-        """Replaces the last or the best checkpoint: after a crash either the old or the new one is there, whole."""
+    def save_checkpoint(self, checkpoint: Checkpoint, *, best: bool = False, account: Mark | None = None) -> None:
+        """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.best_path if best else self.checkpoint_path
         numbers = {field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}
         tensors = {name: numbers.pop(name) for name in TENSORS}
-        ledgers = [DurableLedger(path) for path in (self.ledger_path, self.clients_ledger_path) if path.exists()]
-        marks = {ledger.path.name: dataclasses.astuple(ledger.mark()) for ledger in ledgers}
+        ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
+        reached = {each.name: DurableLedger(each).mark() for each in ledgers} | ({ACCOUNT: account} if account else {})
+        marks = {name: dataclasses.astuple(mark) for name, mark in reached.items()}
         path.parent.mkdir(exist_ok=True)
         save = import_module("safetensors.torch").save
         replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
@@ -203,9 +208,8 @@ class RunFolder:
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it."""
-        header = not self.metrics_path.exists()
         with self.metrics_path.open("a", newline="") as file:
-            file.write(_table([row], header=header))
+            file.write(_table([row], header=file.tell() == 0))
             file.flush()
             os.fsync(file.fileno())
 
@@ -379,11 +383,7 @@ def replace_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush_folder(path.parent)
 
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:

@@ -143,7 +143,8 @@ def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, stra
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:
-    operations, budget = session.config.operations, session.config.privacy.user.max_epsilon
+    operations, user = session.config.operations, session.config.privacy.user
+    budget = user.max_epsilon if user.account is None else None  # of all runs, where the gauge beside it is of one
     if operations.metrics_port is None:
         return nullcontext()
     require("prometheus_client", extra="deployment", why="operations.metrics_port")

@@ -18,6 +18,7 @@ from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.predictions import write_indicators, write_predictions
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.query import EVALUATION, Query, query_of
@@ -122,6 +123,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         task = load_task(config.data.name, path=config.data.path)
         config = replace(config, task=resolved_task(config.task, task))
         check_fits(config.model.name, task)
+        PopulationAccount.of(config)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
         if config.data.partition in COUNTED or (not task.num_classes and config.data.partition in BY_CLASS):
             task_partition(task, config.data)

@@ -53,6 +53,9 @@ class DPFedAvg(Strategy):
       evaluate_metrics_aggr_fn: None, as `fraction_evaluate`.
       population_size: how many nodes there may be, a public constant: the average is over fraction_train *
         population_size, whoever replies, and no more nodes may be connected.
+      population_name: of the population whose account the run charges; given with `account`.
+      account: a file, made by `discreet ledger create`: what all runs over the population have spent. It is charged
+        before the run's own ledger, and `max_epsilon` then holds over all runs together.
       noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
       target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
       max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
@@ -99,6 +102,8 @@ class DPFedAvg(Strategy):
         evaluate_metrics_aggr_fn: AggregateFn | None = None,
         *,
         population_size: int | None = None,
+        population_name: str | None = None,
+        account: str | None = None,
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         max_epsilon: float | None = None,

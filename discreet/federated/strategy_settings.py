@@ -60,7 +60,7 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
         "learning_rate": given["clip_learning_rate"],
         "count_stddev": given["count_stddev"],
     }
-    user = {name: given[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")}
+    user = {name: given[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy", "account")}
     return parse_config(
         {
             "rounds": 1,
@@ -71,6 +71,7 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
                 "kind": given["sampling"],
                 "probability": given["fraction_train"],
                 "population_size": population,
+                "population_name": given["population_name"],
                 "min_nodes": given["min_available_nodes"],
             },
             "server": _server(given),

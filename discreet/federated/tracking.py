@@ -35,7 +35,7 @@ KINDS = (NONE, MLFLOW, TENSORBOARD)
 TOLD_OF_A_ROUND = ("loss", *SCORES, "clip_norm", "fraction_below", "epsilon_user")
 NOT_TOLD_OF_A_RUN = (
     *("seed", "output_dir", "resume", "device", "engine", "tracking", "tracking_uri"),
-    *("data.path", "operations."),
+    *("data.path", "operations.", "privacy.user.account"),
 )
 FILE = "tracking.json"  # in the run folder: which tracking run a resumed run goes on with
 EXPERIMENT, REPORT = "discreet", "privacy.txt"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from discreet.federated.answer_sum import answer_round
+from discreet.federated.budget import BudgetSpentError, UserBudget
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
@@ -26,7 +27,6 @@ from discreet.federated.round import (
 from discreet.federated.round_line import round_line
 from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
-from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
@@ -86,10 +86,6 @@ class Scores(Protocol):
     @property
     def scores(self) -> Mapping[str, float | None]:
         """By their names in `discreet.tasks.scores.SCORES`; the higher the `main_score`, the better."""
-
-
-class BudgetSpentError(RuntimeError):
-    """The next round would pass a budget. The message says which, and what is left."""
 
 
 @dataclass(frozen=True)
@@ -159,20 +155,30 @@ class TrainingRun:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
         self.progress = Progress(progress, self.plan.rounds)
+        self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
             outcome = self._run_rounds(checkpoint)
         if self.plan.evaluation and not self.plan.evaluation.has_rated(self.folder, outcome.checkpoint.round):
             self.rate_last(self.plan.evaluation, outcome.checkpoint)
         return outcome
 
+    def _look_at_account(self, checkpoint: Checkpoint) -> None:
+        """Says what the population has spent before this run, and how far its budget reaches."""
+        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
+        if self.ledger.account is not None:
+            charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
+            logger.info("%s", self.plan.says(self.ledger.account.outlook(charges)))
+
     def rate_last(self, plan: EvaluationPlan, last: Checkpoint) -> None:
         """A cohort drawn anew rates the last model: an event of its own. It is left out, in words, if it would pass the
         budget."""
         try:
             self._check_event(plan.event, "rating the last model")
+            self._rate(plan, last)
         except BudgetSpentError as spent:
-            logger.warning("the model after round %d is not rated: %s", last.round, spent)
-            return
+            logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(spent)))
+
+    def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> None:
         self.wait_for_members()
         source, report = self.plan.source.child("evaluation", last.round), RoundReport()
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
@@ -195,24 +201,27 @@ class TrainingRun:
                 return Outcome(checkpoint, None)
             try:
                 self.check_budget(self.plan.settings_of(checkpoint.round + 1))
+                checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
-                return Outcome(checkpoint, str(spent))
-            self.wait_for_members()
-            started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-            replies = self.transport.ask(
-                round_number=checkpoint.round + 1,
-                params=checkpoint.params,
-                clip_norm=checkpoint.clip_norm,
-                cohort=cohort,
-                work=TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN,
-            )
-            checkpoint, report = self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
+                return Outcome(checkpoint, self.plan.says(str(spent)))
             if self.plan.settings.user is None and report.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
+
+    def _next_round(self, checkpoint: Checkpoint) -> tuple[Checkpoint, RoundReport]:
+        self.wait_for_members()
+        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
+        replies = self.transport.ask(
+            round_number=checkpoint.round + 1,
+            params=checkpoint.params,
+            clip_norm=checkpoint.clip_norm,
+            cohort=cohort,
+            work=TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN,
+        )
+        return self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
 
     def _epsilon(self, spent: PrivacyLedger) -> float:
         return spent.epsilon(self.plan.privacy.delta, self.plan.privacy.accountant)
@@ -221,23 +230,19 @@ class TrainingRun:
         """Looks one round ahead.
 
         Raises:
-          BudgetSpentError: a round with these settings would pass the user-level budget; the message says what is left.
+          BudgetSpentError: a round with these settings would pass the user-level budget, of this run or, if it charges
+            an account, of all runs over the same population; the message says what is left.
         """
         if settings.user is not None:
             self._check_event(settings.user.event, "the next round")
 
     def _check_event(self, event: DpEvent, what: str) -> None:
-        budget = self.plan.privacy.user.max_epsilon
-        if budget is None:
+        charges, privacy = [Charge(0, USER, "", event)], self.plan.privacy
+        if self.ledger.account is not None:
+            self.ledger.account.require_room(charges, what)
             return
-        spent = self.ledger.spent(USER)
-        after = self._epsilon(spent.record(event))
-        if exceeds(after, budget):
-            left = max(0.0, budget - self._epsilon(spent))
-            beyond = self.plan.says(f"privacy.user.max_epsilon={budget:g}")
-            raise BudgetSpentError(
-                f"{what} would reach a user-level epsilon of {after:.4g}, beyond {beyond}; {left:.4g} is left"
-            )
+        budget = UserBudget(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
+        budget.require_room(self.ledger.spent(USER), charges, what)
 
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""
@@ -277,7 +282,7 @@ class TrainingRun:
         after = _after(checkpoint, state, report)
         evaluation = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
-        self.folder.save_checkpoint(after)
+        self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
         score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score

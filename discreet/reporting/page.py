@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from discreet.client_settings import FLOWER_APP
-from discreet.federated.guarantees import Guarantee
+from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import THEMES, Picture, alone, series_variable, sign
 from discreet.reporting.pictures import pictures_of
@@ -133,12 +133,25 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
     for (name, *words), pairs in distinct.items():
         some = "" if len(pairs) == len(records) else f" ({len(pairs)} of {len(records)} runs)"
         facts = [("epsilon", _epsilon_words(name, [record for _, record in pairs]))] if words else []
+        facts += [("all runs", said) for said in _account_words(record for _, record in pairs) if name == USER]
         facts += zip(("protects", "adjacency", "trusted"), words, strict=False)
         mechanisms = list(dict.fromkeys(each.mechanism for each, _ in pairs))
         if more := len(mechanisms[MOST_MECHANISMS:]):
             mechanisms[MOST_MECHANISMS:] = [f"{more} more: see the settings of the runs"]
         folded = [("mechanism", "; or ".join(mechanisms)), ("not covered", "; ".join(pairs[0][0].not_covered))]
         yield {"title": f"{name}-level{some}", "facts": facts, "more": folded}
+
+
+def _account_words(records: Iterable[RunRecord]) -> Iterator[str]:
+    """What each population that runs charge an account of had spent when the last of them ended."""
+    last: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        account = (record.privacy or {}).get("account")
+        if account and account["releases"] >= last.get(name := account["population"]["name"], account)["releases"]:
+            last[name] = account
+    for name, account in last.items():
+        found = "; ".join(f"{_short(value)} ({accountant})" for accountant, value in account["epsilon"].items())
+        yield f"on {name}, {account['runs']} of them, at delta {account['population']['delta']:g}: {found}"
 
 
 def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:

@@ -19,7 +19,17 @@ from discreet.tasks.scores import main_score
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
-NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri")
+NOT_TRIED = (
+    "output_dir",
+    "resume",
+    "seed",
+    "data.path",
+    "device",
+    "engine",
+    "tracking",
+    "tracking_uri",
+    "privacy.user.account",
+)
 SCORE = "score"
 
 

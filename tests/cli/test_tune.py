@@ -13,8 +13,13 @@ from discreet.cli import tune
 from discreet.cli.ledger import main as ledger_command
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of, main
 from discreet.config import ConfigError, RunConfig, load_config
-from discreet.federated.chosen_trial import cost_of, publish
+from discreet.federated.chosen_trial import cost_of, publish, require_room
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.guarantees import user_event
+from discreet.federated.known_ledgers import Mark
+from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
@@ -228,10 +233,10 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(files: RunFolder, checkpoint: Checkpoint, *, best: bool = False) -> None:
+    def stop(files: RunFolder, checkpoint: Checkpoint, *, best: bool = False, account: Mark | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
-        save(files, checkpoint, best=best)
+        save(files, checkpoint, best=best, account=account)
 
     monkeypatch.setattr(tune, "simulate", simulated)
     return ran
@@ -269,3 +274,65 @@ def test_a_resumed_tune_takes_nothing_but_the_folder_of_one_that_was_begun(
 ) -> None:
     assert main(words) == 2
     assert "--resume" in capsys.readouterr().err
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    config = load_config(SMALL)
+    path = tmp_path / "people.db"
+    create_account(path, Population("people", config.population_size, ADJACENCIES[0], config.privacy.delta))
+    return path
+
+
+def over(people: Path, budget: float) -> list[str]:
+    words = [f"privacy.user.account={people}", "sampling.population_name=people"]
+    return [
+        "--output",
+        str(people.parent / "out"),
+        *SMALL,
+        "seed=null",
+        f"{NOISE}=2",
+        *words,
+        f"privacy.user.max_epsilon={budget}",
+    ]
+
+
+def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_many(
+    people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
+    assert main(over(people, 50)) == 0
+    chosen = people.parent / "out" / "chosen"
+    assert DurableLedger(people).sums()[0].times == 3 * load_config(SMALL).rounds
+    facts = json.loads((chosen / "privacy.json").read_text())
+    assert facts["account"] is None
+    assert facts["selection"]["epsilon"] == pytest.approx(facts["guarantees"][0]["epsilon"]["rdp"])
+    with pytest.raises(LedgerError, match="lacks what the run"):  # it would charge beside what its trial did
+        simulate(replace(RunFolder(chosen).read_config(), rounds=9, resume=True))
+
+
+def test_a_tune_that_the_account_has_no_room_for_spends_nothing(
+    people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 40)
+    assert main(over(people, 1)) == 2
+    assert "has no room for all trials that were drawn" in capsys.readouterr().err
+    assert DurableLedger(people).sums() == []
+
+
+def test_a_trial_that_the_account_ended_early_is_not_published(
+    people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
+    monkeypatch.setattr(tune, "require_room", lambda _: None)  # another run takes the room meanwhile
+    one = PrivacyLedger(((user_event(load_config(SMALL), 2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
+    assert main(over(people, one * 1.01)) == 2
+    assert "one ended early: nothing is published" in capsys.readouterr().err
+    assert not (people.parent / "out" / "chosen").exists()
+
+
+def test_trials_over_two_accounts_are_refused(people: Path) -> None:
+    words = [*SMALL, "seed=null", f"{NOISE}=2", "sampling.population_name=people"]
+    configs = [load_config([*words, f"privacy.user.account={people}{more}"]) for more in ("", "2")]
+    with pytest.raises(ConfigError, match=r"privacy\.user\.account must be the same"):
+        require_room(configs)

@@ -13,9 +13,11 @@ from typing import Any
 import discreet.federated.run_folder
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 
+AFTER_ACCOUNT = "after_account"  # the population's account is charged, and the run's own ledger is not
 POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
 
 
@@ -43,6 +45,8 @@ def at_call(number: int, before: bool, function: Callable[..., Any]) -> Callable
 def plant(point: str, number: int) -> None:
     if point in ("before_ledger", "after_ledger"):
         DurableLedger.charge = at_call(number, point == "before_ledger", DurableLedger.charge)  # type: ignore[method-assign]
+    elif point == AFTER_ACCOUNT:
+        PopulationAccount.charge = at_call(number, False, PopulationAccount.charge)  # type: ignore[method-assign]
     elif point == "before_metrics":
         RunFolder.append_metrics = at_call(number, True, RunFolder.append_metrics)  # type: ignore[method-assign]
     else:
@@ -53,28 +57,36 @@ def plant_at_checkpoint(point: str, number: int) -> None:
     save = RunFolder.save_checkpoint
     dying = at_call(number, point == "before_checkpoint", save)
 
-    def saved(self: RunFolder, checkpoint: Any, *, best: bool = False) -> None:
+    def saved(self: RunFolder, checkpoint: Any, *, best: bool = False, account: Any = None) -> None:
         if best or (point == "in_checkpoint" and checkpoint.round != number):
-            save(self, checkpoint, best=best)
+            save(self, checkpoint, best=best, account=account)
         elif point == "in_checkpoint":
             # The new file is half written beside the old one, and never renamed.
             discreet.federated.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
-            save(self, checkpoint)
+            save(self, checkpoint, account=account)
         else:
-            dying(self, checkpoint)
+            dying(self, checkpoint, account=account)
 
     RunFolder.save_checkpoint = saved  # type: ignore[method-assign]
 
 
 def crash(point: str, number: int, overrides: Sequence[str]) -> int | None:
     """Runs a simulation in a fork of this process until it dies at one of `POINTS` in round `number`; its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=_simulate, args=(point, number, overrides))
+    return crash_all([(point, number, overrides)])[0]
+
+
+def crash_all(runs: Sequence[tuple[str, int, Sequence[str]]]) -> list[int | None]:
+    """As `crash`, for several runs side by side."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_simulate, args=run) for run in runs]
     with warnings.catch_warnings():
         # Newer Pythons warn of forks beside threads. The child takes none of this process's locks.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    process.join(120)
-    return process.exitcode
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
 
 
 def _simulate(point: str, number: int, overrides: Sequence[str]) -> None:

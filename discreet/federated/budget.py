@@ -1,0 +1,54 @@
+"""Whether a budget has room for more releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from discreet.federated.durable_ledger import Charge
+from discreet.privacy.accountants import exceeds
+from discreet.privacy.privacy_ledger import PrivacyLedger
+
+
+class BudgetSpentError(RuntimeError):
+    """The next round would pass a budget. The message says which, and what is left."""
+
+
+@dataclass(frozen=True)
+class UserBudget:
+    """The largest user-level epsilon at `delta`, by `accountant`; None: no budget.
+
+    Attributes:
+      name: of the budget in messages, a setting.
+      whose: what has spent the epsilon, in words; empty for a single run.
+    """
+
+    max_epsilon: float | None
+    delta: float
+    accountant: str
+    name: str = "privacy.user.max_epsilon"
+    whose: str = ""
+
+    def epsilon(self, spent: PrivacyLedger) -> float:
+        """Of what was spent, 0 before the first release."""
+        return _epsilon(spent, self.delta, self.accountant)
+
+    def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
+        """Raises BudgetSpentError if these charges, for `what`, would pass the budget after what was spent."""
+        if self.max_epsilon is None:
+            return
+        after = spent
+        for charge in charges:
+            after = after.record(charge.event, charge.count)
+        if exceeds(self.epsilon(after), self.max_epsilon):
+            left = max(0.0, self.max_epsilon - self.epsilon(spent))
+            raise BudgetSpentError(
+                f"{what} would reach a user-level epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
+                f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
+            )
+
+
+@lru_cache(maxsize=256)
+def _epsilon(spent: PrivacyLedger, delta: float, accountant: str) -> float:
+    return spent.epsilon(delta, accountant)

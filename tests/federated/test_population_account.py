@@ -1,0 +1,297 @@
+"""One account over all runs on the same people: every run charges it, and no two pass its budget together."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from discreet.config import ConfigError, load_config
+from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
+from discreet.federated.run_folder import RunFolder
+from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.simulation.in_process import simulate
+
+EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
+PEOPLE = Population("people", 20, ADJACENCIES[0], 1e-3)
+SMALL = (
+    *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.population_name=people"),
+    *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
+)
+PROCESSES = 8
+FIT = {0.7: 2, 1.0: 4, 1.5: 9}  # rounds of EVENT, at delta 1e-3, by dp_accounting.pld.PLDAccountant
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    create_account(tmp_path / "people.db", PEOPLE)
+    return tmp_path / "people.db"
+
+
+def run(path: Path, name: str, *words: str) -> Path:
+    """Simulates a run that charges the account; its folder."""
+    folder = path.parent / name
+    simulate(load_config([*SMALL, f"privacy.user.account={path}", f"output_dir={folder}", *words]))
+    return folder
+
+
+def account(path: Path, *, budget: float | None = None, name: str = "run") -> PopulationAccount:
+    """As a run sees it that has no folder."""
+    opened = PopulationAccount(path, PEOPLE, UserBudget(budget, PEOPLE.delta, "pld"))
+    opened.run = name
+    return opened
+
+
+def one_more() -> Sequence[Charge]:
+    return [Charge(1, "user", "", EVENT)]
+
+
+@pytest.mark.parametrize("budget", FIT)
+def test_the_pinned_numbers_are_those_of_dp_accounting(budget: float) -> None:
+    fits, too_many = (PLDAccountant().compose(EVENT, FIT[budget] + more) for more in (0, 1))
+    assert fits.get_epsilon(PEOPLE.delta) <= budget < too_many.get_epsilon(PEOPLE.delta)
+
+
+def test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself(path: Path) -> None:
+    folders = [run(path, "first", "rounds=2"), run(path, "second", "rounds=3")]
+    assert [DurableLedger(folder / "ledger.db").spent("user").num_releases for folder in folders] == [2, 3]
+    assert account(path).total().entries == ((EVENT, 5),)
+    said = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
+    assert [facts["account"]["releases"] for facts in said] == [2, 5]
+    assert [facts["guarantees"][0]["epsilon"]["pld"] for facts in said] == [
+        pytest.approx(PrivacyLedger(((EVENT, count),)).epsilon(1e-3)) for count in (2, 3)
+    ]
+    together = PLDAccountant().compose(EVENT, 5).get_epsilon(1e-3)
+    assert said[1]["account"]["epsilon"]["pld"] == pytest.approx(together, rel=1e-3)
+
+
+def test_the_second_run_is_ended_by_what_the_first_one_spent(path: Path) -> None:
+    run(path, "first", "rounds=3", "privacy.user.max_epsilon=1")
+    folder = run(path, "second", "rounds=3", "privacy.user.max_epsilon=1")
+    facts = json.loads((folder / "privacy.json").read_text())
+    assert facts["rounds"] == FIT[1.0] - 3
+    assert "over all runs on people, beyond privacy.user.max_epsilon=1" in facts["stopped"]
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_target_chooses_noise_for_the_run_and_bounds_all_runs(path: Path) -> None:
+    words = ("rounds=2", "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=1")
+    first, second = run(path, "first", *words), run(path, "second", *words)
+    noise = [RunFolder(folder).read_config().privacy.user.noise_multiplier for folder in (first, second)]
+    assert noise[0] == noise[1]  # it is chosen for the planned rounds alone
+    assert json.loads((second / "privacy.json").read_text())["rounds"] == 0
+    assert PrivacyLedger(account(path).total().entries).epsilon(1e-3) <= 1
+
+
+def test_an_accounts_own_limit_holds_whatever_a_run_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "people.db"
+    create_account(path, PEOPLE, max_epsilon=0.7)
+    folder = run(path, "first", "rounds=9", "privacy.user.max_epsilon=100")
+    facts = json.loads((folder / "privacy.json").read_text())
+    assert facts["rounds"] == FIT[0.7]
+    assert f"max_epsilon of {path}=0.7" in facts["stopped"]
+
+
+def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = 0.5
+    other, mine, look = account(path, name="other"), account(path, budget=budget), PopulationAccount.require_room
+    while PrivacyLedger(other.total().entries).record(EVENT, 2).epsilon(1e-3) <= budget:
+        other.charge(one_more())
+
+    def looked(self: PopulationAccount, charges: Sequence[Charge], what: str = "") -> None:
+        look(self, charges, what)
+        if self is mine:
+            other.charge(one_more())  # takes the last room
+
+    monkeypatch.setattr(PopulationAccount, "require_room", looked)
+    before = other.total().num_releases
+    with pytest.raises(BudgetSpentError, match="would reach a user-level epsilon"):
+        mine.charge(one_more())
+    assert other.total().num_releases == before + 1
+
+
+def _spend_all(path: Path, number: int) -> None:
+    mine = account(path, budget=1.5, name=f"run {number}")
+    try:
+        while True:
+            mine.charge(one_more())
+    except BudgetSpentError:
+        return
+
+
+def test_many_processes_that_spend_at_once_spend_the_budget_and_no_more(path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_spend_all, args=(path, number)) for number in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+    assert account(path).total().entries == ((EVENT, FIT[1.5]),)
+    assert DurableLedger(path).verify() == []
+
+
+def test_a_round_whose_room_was_taken_meanwhile_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PopulationAccount, "require_room", lambda *_: None)  # each look ahead comes too early
+    folder = run(path, "first", "rounds=20", "privacy.user.max_epsilon=0.7")
+    facts = json.loads((folder / "privacy.json").read_text())
+    fit = FIT[0.7]
+    assert facts["rounds"] == fit == DurableLedger(folder / "ledger.db").spent("user").num_releases
+    assert account(path).total().num_releases == fit
+
+
+OTHERS = {
+    "another name": ("sampling.population_name=others", "sampling.population_name does not fit"),
+    "another size": ("sampling.population_size=30", "sampling.population_size does not fit"),
+    "another adjacency": (
+        "sampling.kind=fixed",
+        "sampling.kind does not fit .* add or remove one client there, and rep",
+    ),
+    "another delta": ("privacy.delta=1e-4", "privacy.delta does not fit .* 0.001 there, and 0.0001 in this run"),
+}
+
+
+@pytest.mark.parametrize(("word", "said"), OTHERS.values(), ids=OTHERS.keys())
+def test_another_population_is_refused_by_the_setting_that_differs(word: str, said: str, path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(path, "first", word, "privacy.accountant=rdp")
+    assert not (path.parent / "first").exists()
+    assert account(path).total().num_releases == 0
+
+
+SETTINGS = {
+    "no name": ((), "sampling.population_name=null", "sampling.population_name must be given with privacy.user.acc"),
+    "a seed": ((), "seed=90217", "seed must be null with privacy.user.account"),
+    "no guarantee": (("privacy.user.enabled=false",), "rounds=1", "privacy.user.account must be left out with"),
+    "no file": ((), "privacy.user.account=' '", "privacy.user.account must be a file"),
+}
+
+
+@pytest.mark.parametrize(("more", "word", "said"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_settings_that_an_account_can_not_go_with_are_refused(more: tuple[str, ...], word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config([*SMALL, "privacy.user.account=people.db", *more, word])
+
+
+def test_an_account_that_was_never_made_is_not_made_by_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "people.db"
+    with pytest.raises(ConfigError, match=r"is missing: .* discreet ledger create .* --population 'people' --size 20"):
+        run(path, "first", "rounds=1")
+    assert not path.exists()
+
+
+def test_a_runs_ledger_is_no_account(path: Path) -> None:
+    folder = run(path, "first", "rounds=1")
+    with pytest.raises(ConfigError, match="is the ledger of a run or of a node"):
+        run(folder / "ledger.db", "second", "rounds=1")
+
+
+def lose(path: Path, older: Path) -> None:
+    path.unlink()
+
+
+def turn_back(path: Path, older: Path) -> None:
+    shutil.copy(older, path)
+
+
+def replace_by_new(path: Path, older: Path) -> None:
+    path.unlink()
+    create_account(path, PEOPLE)
+
+
+def cut(path: Path, older: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("damage", [lose, turn_back, replace_by_new, cut])
+def test_a_run_is_not_resumed_without_all_that_the_account_knew(damage: object, path: Path) -> None:
+    older = path.with_name("older.db")
+    folder = run(path, "first", "rounds=1")
+    _checkpoint(path)
+    shutil.copy(path, older)
+    simulate(replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder)))
+    _checkpoint(path)
+    assert callable(damage)
+    damage(path, older)
+    with pytest.raises((LedgerError, ConfigError)):
+        simulate(replace(RunFolder(folder).read_config(), rounds=3, resume=True, output_dir=str(folder)))
+    assert DurableLedger(folder / "ledger.db").spent("user").num_releases == 2
+
+
+def _checkpoint(path: Path) -> None:
+    """All is in the file itself, none in the log beside it, so that a copy of the file is whole."""
+    import sqlite3
+
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma wal_checkpoint(truncate)")
+    connection.close()
+
+
+def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(path, "first", "rounds=1")
+    _checkpoint(path)
+    shutil.copy(path, tmp_path / "older.db")
+    account(path, name="other").charge(one_more())  # which the run's own ledger does not know
+    simulate(replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder)))
+    monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "elsewhere"))
+    turned_back = tmp_path / "turned_back.db"
+    shutil.copy(tmp_path / "older.db", turned_back)
+    DurableLedger(turned_back).adopt()
+    DurableLedger(folder / "ledger.db").adopt()
+    mine = account(turned_back, name=f"{folder} {DurableLedger(folder / 'ledger.db').mark().identity}")
+    mine.charge(one_more())  # as many of this run as its ledger has, but not what came between
+    config = RunFolder(folder).read_config()
+    user = replace(config.privacy.user, account=str(turned_back))
+    with pytest.raises(LedgerError, match=r"lacks what the run in .* has spent"):
+        simulate(replace(config, rounds=3, resume=True, privacy=replace(config.privacy, user=user)))
+
+
+def test_a_run_goes_on_with_an_account_that_was_moved(path: Path) -> None:
+    folder, moved = run(path, "first", "rounds=1"), path.with_name("moved.db")
+    _checkpoint(path)
+    path.rename(moved)
+    DurableLedger(moved).adopt()
+    run(moved, "first", "rounds=2", "resume=true")
+    assert json.loads((folder / "privacy.json").read_text())["account"]["releases"] == 2
+
+
+def test_a_run_that_charged_an_account_does_not_go_on_without_it(path: Path) -> None:
+    folder = run(path, "first", "rounds=1")
+    config = RunFolder(folder).read_config()
+    user = replace(config.privacy.user, account=None)
+    with pytest.raises(LedgerError, match=r"sampling.population_name was people, is None"):
+        simulate(replace(config, rounds=2, resume=True, privacy=replace(config.privacy, user=user)))
+
+
+def test_rows_bear_the_run_that_charged_them_by_where_it_began(path: Path) -> None:
+    folder = run(path, "first", "rounds=1")
+    moved = folder.rename(folder.with_name("elsewhere"))
+    ledger = DurableLedger(moved / "ledger.db")
+    ledger.adopt()
+    simulate(replace(RunFolder(moved).read_config(), rounds=2, resume=True, output_dir=str(moved)))
+    assert account(path).runs() == [f"{folder} {ledger.mark().identity}"]
+
+
+@pytest.mark.parametrize("population", [("", 20, 1e-3), ("people", 0, 1e-3), ("people", 20, 0.05), ("people", 20, 0.0)])
+def test_a_population_that_can_not_be_is_refused(population: tuple[str, int, float]) -> None:
+    name, size, delta = population
+    with pytest.raises(ConfigError, match="population"):
+        Population(name, size, ADJACENCIES[0], delta)
+
+
+def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
+        create_account(tmp_path / "people.db", PEOPLE, max_epsilon=0.0)
