@@ -416,8 +416,8 @@ MUTANTS = (
         "a run's own ledger is charged before the account",
         "discreet/federated/durable_ledger.py",
         "        if charges:\n            if self.account is not None:\n",
-        "        if charges:\n            self._charge(charges)\n            charges = charges if self.account else ()\n"
-        "            if self.account is not None:\n",
+        "        if charges:\n            self._charge(charges)\n"
+        "            charges = charges if self.account else ()\n            if self.account is not None:\n",
         ("tests/federated/test_population_account.py::test_a_round_whose_room_was_taken_meanwhile_releases_nothing",),
     ),
     Mutant(
@@ -432,7 +432,7 @@ MUTANTS = (
         "discreet/federated/population_account.py",
         "if lacking or (",
         "if (",
-        ("tests/federated/test_population_account.py::test_a_run_is_not_resumed_without_all_that_the_account_knew",),
+        ("tests/federated/test_population_account.py::test_a_run_that_has_no_checkpoint_keeps_its_account_too",),
     ),
     Mutant(
         "a trial of a tune that was ended early by the account is published",

@@ -259,6 +259,14 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
         simulate(replace(config, rounds=3, resume=True, privacy=replace(config.privacy, user=user)))
 
 
+def test_a_run_that_has_no_checkpoint_keeps_its_account_too(path: Path) -> None:
+    folder, other = run(path, "first", "rounds=1"), path.with_name("other.db")
+    shutil.rmtree(folder / "checkpoint")  # as after kill -9 in the first round
+    create_account(other, PEOPLE)
+    with pytest.raises(LedgerError, match=r"lacks what the run in .* has spent"):
+        run(other, "first", "rounds=1", "resume=true")
+
+
 def test_a_run_goes_on_with_an_account_that_was_moved(path: Path) -> None:
     folder, moved = run(path, "first", "rounds=1"), path.with_name("moved.db")
     _checkpoint(path)
