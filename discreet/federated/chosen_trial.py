@@ -30,7 +30,6 @@ from discreet.privacy.selection import TrialCount, selection_event
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-NO_ROOM = "privacy.user.account has no room for all trials"
 SELECTION_FILE = "selection.json"
 ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
@@ -96,7 +95,9 @@ def require_room(trials: Sequence[RunConfig]) -> None:
             if account is not None:
                 account.require_room(charges)
         except BudgetSpentError as error:
-            raise ConfigError(f"{NO_ROOM} that were drawn: with all of them {error}") from error
+            raise ConfigError(
+                f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
+            ) from error
 
 
 def require_whole(trials: Sequence[RunFolder]) -> None:
@@ -105,7 +106,10 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
         said = json.loads((files.path / "privacy.json").read_text())
         ended = said["stopped"] is not None and said["model_round"] == said["rounds"]  # and did not run away
         if ended and files.read_config().privacy.user.account is not None:
-            raise ConfigError(f"{NO_ROOM}, and one ended early: nothing is published. What they spent is charged there")
+            raise ConfigError(
+                "privacy.user.account has no room for all trials, and one ended early: nothing is published. What they "
+                "have spent is charged there"
+            )
 
 
 def _check(config: RunConfig) -> None:
