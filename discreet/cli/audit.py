@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,10 +21,13 @@ from rich.table import Table
 
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.canary_scores import Experiment
+from discreet.audit.example_audit import ExampleAudit, audit_examples
+from discreet.audit.local_audit import LocalAudit, audit_local
 from discreet.audit.user_audit import UserAudit, audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.logs import log_to
@@ -32,11 +35,15 @@ from discreet.logs import log_to
 EXAMPLES = """examples:
   discreet audit rounds=5 --runs 10
   discreet audit experiment=mnist_users_scattering --canaries 2000
+  discreet audit experiment=silos data.num_clients=2 --canaries 300 --rounds 2
   discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
 """
 REFUTED = 1  # exit code
 MOST_CANARIES = 500  # unless more are asked for
+RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
+CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}); example level: examples
+of the client ({MOST_CANARIES}); local: releases with the canary, and as many with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -94,9 +101,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="as of discreet simulate")
     made.add_argument("--run", type=Path, metavar="FOLDER", help="the settings of the run in this folder")
-    made.add_argument("--canaries", type=int, help=f"of each run (half of the population, at most {MOST_CANARIES})")
-    made.add_argument("--runs", type=int, default=1, help="how many runs, each with canaries of its own (1)")
-    made.add_argument("--honest", type=int, help="how many other clients train; 0 is fastest (all there is room for)")
+    made.add_argument("--canaries", type=int, metavar="N", help=CANARIES)
+    made.add_argument("--of", choices=AUDITS, help="the guarantee (the first that is on)")
+    made.add_argument("--rounds", type=int, help="example level: of the client (all); local: of the schedule (1)")
+    made.add_argument("--client", type=int, default=0, help="example level: whose examples (0)")
+    made.add_argument(
+        "--runs", type=int, default=1, help="user level: how many runs, each with canaries of its own (1)"
+    )
+    made.add_argument(
+        "--honest", type=int, help="user level: how many other clients train; 0 is fastest (all there is room for)"
+    )
     made.add_argument("--output", type=Path, metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")
     made.add_argument("--false-alarm", type=float, default=FALSE_ALARM, help=f"of the verdict ({FALSE_ALARM})")
     return made
@@ -136,5 +150,31 @@ def main(words: Sequence[str]) -> int:
 
 
 def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
-    canaries = min(config.population_size // 2, MOST_CANARIES) if given.canaries is None else given.canaries
+    on = [guarantee.name for guarantee in guarantees_of(config) if guarantee.enabled]
+    wanted = given.of or next(iter(on), USER)
+    return AUDITS[wanted](config, given)
+
+
+def _users(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    canaries = _given(given.canaries, min(config.population_size // 2, MOST_CANARIES))
     return audit_users(config, UserAudit(canaries, honest=given.honest, runs=given.runs))
+
+
+def _examples(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    canaries = _given(given.canaries, MOST_CANARIES)
+    return audit_examples(config, ExampleAudit(canaries, client=given.client, rounds=given.rounds))
+
+
+def _local(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    return audit_local(config, LocalAudit(_given(given.canaries, RELEASES), rounds=_given(given.rounds, 1)))
+
+
+def _given(count: int | None, otherwise: int) -> int:
+    return otherwise if count is None else count
+
+
+AUDITS: dict[str, Callable[[RunConfig, argparse.Namespace], Experiment]] = {
+    USER: _users,
+    EXAMPLE: _examples,
+    LOCAL: _local,
+}

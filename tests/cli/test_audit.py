@@ -46,6 +46,22 @@ def test_a_run_is_audited_from_its_settings(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "audit.svg").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "mechanism"),
+    [
+        (["privacy.example.enabled=true", "privacy.example.noise_multiplier=2", "data.num_clients=4"], "example level"),
+        (["privacy.local.kind=laplace", "privacy.local.noise_multiplier=2", "privacy.noise=float"], "local level"),
+    ],
+    ids=["example", "local"],
+)
+def test_the_guarantee_that_is_on_is_audited(words: list[str], mechanism: str, tmp_path: Path) -> None:
+    off = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null", "model.name=linear", "seed=7919"]
+    assert main([*off, *words, "--canaries", "100", "--rounds", "1", "--output", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "audit.json").read_text())
+    assert record["mechanism"] == mechanism
+    assert 0 < record["observations"][-1]["claimed"] < float("inf")
+
+
 def test_a_claim_that_does_not_hold_ends_with_code_1(
     audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
