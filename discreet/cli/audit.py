@@ -42,8 +42,8 @@ REFUTED = 1  # exit code
 MOST_CANARIES = 500  # unless more are asked for
 RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
-CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}); example level: examples
-of the client ({MOST_CANARIES}); local: releases with the canary, and as many with its opposite ({RELEASES})"""
+CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}); example level:
+examples of the client ({MOST_CANARIES}); local: releases with the canary, and as many with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
