@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.tasks.bounded_answers import Block, Held, bins_of, joined_answer, length_of
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import METRICS, metric_blocks
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
+
+TWO = TaskShape((4,), 2)
+TEN = TaskShape((4,), 10)
+LABELLED = TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c")))
+NUMBERED = TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0)))
+SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED}
+EACH = [
+    (shape, name)
+    for shape in SHAPES
+    for name in METRICS[SHAPES[shape].target.kind]
+    if (shape, name) != ("ten classes", "auc")
+]
+HUGE = torch.finfo(torch.float32).max
+OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": HUGE, "-huge": -HUGE}
+
+
+def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
+    if shape.target.kind == CLASSES:
+        return torch.zeros(n, dtype=torch.int64) if kind == "one" else torch.arange(n) % shape.num_classes
+    low = 0.0 if shape.target.kind == LABELS else -1.0
+    both = torch.full((n, shape.num_outputs), low)
+    both[::2] = 1.0 if kind == "both" else low
+    return both
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+@pytest.mark.parametrize(("shape", "name"), EACH)
+def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, name: str, outputs: str) -> None:
+    blocks = metric_blocks([name], SHAPES[shape])
+    for kind in ("one", "both"):
+        for n in (1, 7):
+            values = torch.full((n, SHAPES[shape].num_outputs), OUTPUTS[outputs])
+            answer = joined_answer(blocks, values, targets_of(SHAPES[shape], kind, n))
+            assert answer.shape == (length_of(blocks),)
+            assert answer.isfinite().all()
+            assert float(answer.norm()) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nor_does_a_mixture_of_all_that_or_all_metrics_at_once(shape: str) -> None:
+    names = [name for at, name in EACH if at == shape]
+    blocks, source = metric_blocks(names, SHAPES[shape]), torch.Generator().manual_seed(58211)
+    odd = torch.tensor([*OUTPUTS.values(), 3.0, -0.1])
+    for _ in range(50):
+        values = odd[torch.randint(len(odd), (9, SHAPES[shape].num_outputs), generator=source)]
+        assert float(joined_answer(blocks, values, targets_of(SHAPES[shape], "both", 9)).norm()) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(("shape", "name"), EACH)
+def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str) -> None:
+    # The bound is true of the block itself: joining shortens nothing, which would bend what is read.
+    (block,) = metric_blocks([name], SHAPES[shape])
+    source = torch.Generator().manual_seed(61121)
+    for scale in (0.0, 1.0, 40.0):
+        values = torch.randn(9, SHAPES[shape].num_outputs, generator=source).double() * scale
+        targets = targets_of(SHAPES[shape], "both", 9)
+        raw = block.answer(Held(values, targets))
+        assert torch.allclose(joined_answer([block], values, targets), raw / block.bound, atol=1e-12)
+        assert not block.shares or (bool((raw >= 0).all()) and float(raw.sum()) <= block.bound**2 + 1e-12)
+
+
+@pytest.mark.parametrize(("shape", "name"), EACH)
+def test_a_client_without_examples_answers_zeros(shape: str, name: str) -> None:
+    blocks = metric_blocks([name], SHAPES[shape])
+    empty = targets_of(SHAPES[shape], "one", 0)
+    assert not joined_answer(blocks, torch.zeros(0, SHAPES[shape].num_outputs), empty).any()
+
+
+def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
+    faulty = [
+        Block("long", 2, 1.0, lambda _: torch.tensor([30.0, 40.0]).double()),
+        Block("bad", 1, 1.0, lambda _: torch.tensor([math.nan]).double()),
+    ]
+    answer = joined_answer(faulty, torch.zeros(1, 1), torch.zeros(1))
+    assert torch.allclose(answer, torch.tensor([0.6, 0.8, 0.0]).double() / math.sqrt(2))
+
+
+def test_accuracy_reaches_its_bound_on_both_sides() -> None:
+    blocks, right = metric_blocks(["accuracy"], TWO), torch.tensor([[1.0, 0.0]])
+    assert [float(joined_answer(blocks, right, torch.tensor([one]))) for one in (0, 1)] == [1.0, -1.0]
+
+
+def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
+    nan, target = torch.full((3, 2), math.nan), torch.zeros(3, dtype=torch.int64)
+    assert float(joined_answer(metric_blocks(["accuracy"], TWO), nan, target)) == -1
+    assert float(joined_answer(metric_blocks(["loss"], TWO), nan, target)) == 1
+    assert float(joined_answer(metric_blocks(["mae"], NUMBERED), nan, torch.zeros(3, 2))) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "words"),
+    [
+        (["accuracy", "mae"], TWO, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
+        (["auc"], TEN, "accuracy, loss, calibration, clients if classes .*auc is none"),
+        (["accuracy"], NUMBERED, "mae, rmse, r2, clients if numbers .*accuracy is none"),
+        (["accuracy", "accuracy"], LABELLED, "different names"),
+        ([], TWO, "list of different names"),
+    ],
+    ids=["of another kind", "ten classes have no AUC", "of numbers", "twice", "none"],
+)
+def test_metrics_that_do_not_fit_are_refused_with_the_choices(names: list[str], shape: TaskShape, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        metric_blocks(names, shape)
+
+
+def test_bins_are_those_of_a_histogram() -> None:
+    values = torch.rand(500, generator=torch.Generator().manual_seed(7129), dtype=torch.float64)
+    counted = torch.bincount(bins_of(values, 0, 1, 7), minlength=7)
+    assert counted.tolist() == np.histogram(values.numpy(), 7, (0, 1))[0].tolist()

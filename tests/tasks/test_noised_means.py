@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import METRICS, metric_blocks
+from discreet.tasks.noised_means import Estimate, Noise, expected_errors, noised_blocks, quantile, read_metrics
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
+
+KINDS = {
+    CLASSES: TaskShape((4,), 2),
+    LABELS: TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c"))),
+    NUMBERS: TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0))),
+}
+EACH = [(kind, name) for kind in KINDS for name in METRICS[kind]]
+DRAWS, CLIENTS = 200, 300
+Client = tuple[Tensor, Tensor]
+
+
+def population(kind: str) -> list[Client]:
+    """Clients of 40 examples each, on whose data a model is good for some and poor for others."""
+    source, found = torch.Generator().manual_seed(40177), []
+    for _ in range(CLIENTS):
+        skill = torch.rand((), generator=source) * 1.5 + 0.3
+        if kind == CLASSES:
+            targets = torch.randint(0, 2, (40,), generator=source)
+            outputs = torch.randn(40, 2, generator=source)
+            outputs[torch.arange(40), targets] += skill
+        elif kind == LABELS:
+            targets = torch.randint(0, 2, (40, 3), generator=source).float()
+            outputs = torch.randn(40, 3, generator=source) + (2 * targets - 1) * skill
+        else:
+            targets = torch.rand(40, 2, generator=source) * 1.6 - 0.8
+            outputs = targets + torch.randn(40, 2, generator=source) * 0.2 * skill
+        found.append((outputs, targets))
+    return found
+
+
+def exact(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
+    """The same numbers, computed in the plain way from all clients' data."""
+    from sklearn.metrics import r2_score, roc_auc_score
+
+    outputs, targets = (torch.cat(parts).double() for parts in zip(*clients, strict=True))
+    units = torch.tensor([2.0, 10.0], dtype=torch.float64)
+    errors = (outputs.clamp(-1, 1) - targets).abs().clamp(0, 1) if kind == NUMBERS else outputs
+    right = outputs.argmax(dim=1) == targets if kind == CLASSES else (outputs >= 0) == (targets == 1)
+    if name == "accuracy":
+        return {"accuracy": float(right.double().mean())}
+    if name == "loss":  # of an example cut at twice the loss of chance
+        chances = outputs.softmax(dim=1) if kind == CLASSES else outputs.sigmoid()
+        said = chances[torch.arange(len(targets)), targets.long()] if kind == CLASSES else (1 - targets - chances).abs()
+        return {"loss": float(np.minimum(-np.log(said.numpy()), 2 * math.log(2)).mean())}
+    if name == "auc":
+        scores = (outputs[:, 1] - outputs[:, 0])[:, None] if kind == CLASSES else outputs
+        return {
+            "auc": float(roc_auc_score(targets.reshape(len(targets), -1).squeeze().numpy(), scores.squeeze().numpy()))
+        }
+    if name == "mae":
+        return {"mae": float((errors * units).mean())}
+    if name == "rmse":
+        return {"rmse": float((errors * units).square().mean().sqrt())}
+    if name == "r2":
+        return {"r2": float(r2_score(targets.numpy(), outputs.numpy()))}
+    if name == "calibration":
+        sure = outputs.softmax(dim=1).max(dim=1).values
+        gap = np.histogram(sure.numpy(), 10, (0, 1), weights=(sure - right.double()).numpy())[0] / len(sure)
+        return {"overconfidence": float(gap.sum()), "calibration_error": float(np.abs(gap).sum())}
+    each = (errors if kind == NUMBERS else right.double()).reshape(CLIENTS, -1).mean(dim=1).numpy()
+    worst = 0.9 if kind == NUMBERS else 0.1
+    return {
+        "clients_mean": float(each.mean()),
+        "clients_worst_tenth": float(np.quantile(each, worst)),
+        "clients_median": float(np.quantile(each, 0.5)),
+    }
+
+
+def drawn(kind: str, name: str, *, scale: float = 1.0, probability: float = 1.0, z: float = 2.0) -> dict[str, int]:
+    """How often, of 200 seeded draws, each number is within 2 of its standard errors, times `scale`, of the exact."""
+    shape, clients = KINDS[kind], population(kind)
+    blocks, truth = metric_blocks([name], shape), exact(kind, name, clients)
+    answers = torch.stack([joined_answer(blocks, *client) for client in clients])
+    noise, source = Noise(z / (probability * CLIENTS), probability, CLIENTS), torch.Generator().manual_seed(90437)
+    hits = dict.fromkeys(truth, 0)
+    for _ in range(DRAWS):
+        asked = (torch.rand(CLIENTS, generator=source) < probability).double()
+        drawn = torch.randn(answers.shape[1], generator=source, dtype=torch.float64) * z
+        mean = (asked @ answers + drawn) / (probability * CLIENTS)
+        read = read_metrics(blocks, mean, noise, shape=shape)
+        assert read.keys() == truth.keys()
+        for found, value in truth.items():
+            hits[found] += abs(read[found].value - value) <= 2 * scale * read[found].standard_error
+    return hits
+
+
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_a_private_number_is_within_two_standard_errors_of_the_exact_one(kind: str, name: str) -> None:
+    # 95.4 % of 200 is 191, with a standard deviation of 3; the seed is fixed.
+    assert min(drawn(kind, name).values()) >= 183
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in EACH if pair[1] not in ("clients", "calibration")])
+def test_with_standard_errors_of_half_the_size_it_is_not(kind: str, name: str) -> None:
+    assert max(drawn(kind, name, scale=0.5).values()) < 170
+
+
+@pytest.mark.parametrize("name", ["calibration", "clients"])
+def test_nor_with_a_fifth_where_a_bound_is_stated(name: str) -> None:
+    assert min(drawn(CLASSES, name, scale=0.2).values()) < 170
+
+
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(kind: str, name: str) -> None:
+    assert min(drawn(kind, name, probability=0.4, z=0.5).values()) >= 183
+
+
+def test_an_error_that_forgets_the_sampling_is_too_small() -> None:
+    assert drawn(CLASSES, "accuracy", probability=0.4, z=0.5)["accuracy"] >= 183
+    blocks, answers = metric_blocks(["accuracy"], KINDS[CLASSES]), population(CLASSES)
+    exactly = torch.stack([joined_answer(blocks, *one) for one in answers]).mean(dim=0)
+    sampled = read_metrics(blocks, exactly, Noise(0.5 / 120, 0.4, CLIENTS), shape=KINDS[CLASSES])["accuracy"]
+    forgot = read_metrics(blocks, exactly, Noise(0.5 / 120), shape=KINDS[CLASSES])["accuracy"]
+    assert sampled.standard_error > 5 * forgot.standard_error
+
+
+def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points() -> None:
+    noise = Noise(5 / (0.3 * 200), 0.3, 200)
+    blocks = metric_blocks(["accuracy"], KINDS[CLASSES])
+    assert expected_errors(blocks, noise)["accuracy"] == pytest.approx(0.0417, abs=1e-4)
+
+
+def test_of_several_metrics_each_has_more_noise() -> None:
+    alone, both = (
+        expected_errors(metric_blocks(names, KINDS[CLASSES]), Noise(0.01))["accuracy"]
+        for names in (["accuracy"], ["accuracy", "loss"])
+    )
+    assert both == pytest.approx(alone * math.sqrt(2))
+
+
+def test_metrics_that_are_asked_together_are_read_as_they_are_alone() -> None:
+    for kind, shape in KINDS.items():
+        clients, names = population(kind)[:30], METRICS[kind]
+        read = []
+        for asked in (list(names), *([name] for name in names)):
+            blocks = metric_blocks(asked, shape)
+            mean = torch.stack([joined_answer(blocks, *client) for client in clients]).mean(dim=0)
+            read.append({name: one.value for name, one in read_metrics(blocks, mean, Noise(1e-9), shape=shape).items()})
+        together, alone = read[0], {name: value for part in read[1:] for name, value in part.items()}
+        assert together == pytest.approx(alone, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
+    blocks, source = metric_blocks([name], KINDS[kind]), torch.Generator().manual_seed(31511)
+    length = sum(block.length for block in blocks)
+    for _ in range(20):
+        mean = torch.randn(length, generator=source) * 5
+        for one in read_metrics(blocks, mean, Noise(5.0), shape=KINDS[kind]).values():
+            assert one.standard_error > 0
+            assert math.isfinite(one.value) or one.standard_error == math.inf
+
+
+def test_an_auc_of_one_class_alone_is_no_number() -> None:
+    blocks = metric_blocks(["auc"], KINDS[CLASSES])
+    mean = joined_answer(blocks, torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
+    found = read_metrics(blocks, mean, Noise(1e-3), shape=KINDS[CLASSES])["auc"]
+    assert math.isnan(found.value)
+    assert found.standard_error == math.inf
+
+
+def test_a_mean_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1,\), not \(2,\)"):
+        read_metrics(metric_blocks(["accuracy"], KINDS[CLASSES]), torch.zeros(2), Noise(1.0), shape=KINDS[CLASSES])
+
+
+def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:
+    blocks = metric_blocks(["clients"], KINDS[CLASSES])
+    shares = torch.full((20,), 1 / 20, dtype=torch.float64)
+    (part,) = noised_blocks(blocks, shares, Noise(0.0))
+    edges = torch.linspace(0, 1, 21, dtype=torch.float64)
+    assert quantile(part, 0.31, edges).value == pytest.approx(0.31)
+    louder = replace(part, noise=Noise(0.01))
+    # The cumulative share at 0.31 is 6.2 bins of 20: its error is 0.01 * sqrt(7 * 0.69^2 + 13 * 0.31^2).
+    assert quantile(louder, 0.31, edges).standard_error == pytest.approx(
+        0.01 * math.sqrt(7 * 0.69**2 + 13 * 0.31**2), rel=0.35
+    )
+    assert quantile(replace(part, mean=-shares), 0.5, edges) != Estimate(0.5, 0.0)
