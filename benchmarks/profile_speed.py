@@ -22,7 +22,7 @@ from benchmarks.cohort_speed import CLIENTS, CLIP_NORM, COHORT, MODELS, SEED, WO
 from discreet.client.admission import local_settings
 from discreet.client_settings import DataConfig
 from discreet.config import load_config
-from discreet.privacy.clipping import ClippedSum
+from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.simulation.batches import table_of

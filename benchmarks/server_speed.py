@@ -32,7 +32,8 @@ from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.run_plan import round_settings
 from discreet.federated.server_messages import decode_reply
 from discreet.federated.transport import RoundReport
-from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.randomness import secure_source
 

@@ -27,7 +27,8 @@ ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")
-METRICS = ("accuracy",)  # what clients can be asked of a model, on data of their own
+# What clients can be asked of a model: `discreet.tasks.metric_answers` says of which kind of target.
+METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 

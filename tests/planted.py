@@ -116,14 +116,14 @@ MUTANTS = (
     # Clipping.
     Mutant(
         "a float sum lets norms pass that are too large by 1e-4",
-        "discreet/privacy/clipping.py",
+        "discreet/privacy/clipped_sum.py",
         "factors = clip_factors(torch.from_numpy(norms), self.clip_norm)",
         "factors = clip_factors(torch.from_numpy(norms), self.clip_norm * (1 + 1e-4))",
         ("tests/privacy/test_clipping.py::test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum",),
     ),
     Mutant(
         "float32 is sure of a norm that is a little too large",
-        "discreet/privacy/clipping.py",
+        "discreet/privacy/clipped_sum.py",
         "squares <= clip_norm**2 * (1 - 2.0**-9)",
         "squares <= clip_norm**2 * (1 + 2.0**-9)",
         ("tests/privacy/test_clipping.py::test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little",),

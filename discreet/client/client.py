@@ -18,9 +18,8 @@ from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, Tr
 from discreet.federated.query import query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
-from discreet.tasks.examples import Examples
+from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, trainable
-from discreet.tasks.targets import CLASS, Target
 from discreet.training.local_training import local_update
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
@@ -38,7 +37,7 @@ class DPClient(NumPyClient):
       source: of all random numbers of this message.
       holder: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
-      target: what is predicted.
+      shape: of its data; None if the run asks for none.
     """
 
     model: nn.Module
@@ -48,7 +47,7 @@ class DPClient(NumPyClient):
     source: RandomSource
     holder: str = ""
     held_out: Examples | None = None
-    target: Target = CLASS
+    shape: TaskShape | None = None
 
     def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
         """One round's work.
@@ -84,9 +83,9 @@ class DPClient(NumPyClient):
         return TrainReply(request.round, clipped[0], below, *spent, answer=answer)
 
     def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
-        if self.held_out is None:
+        if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
-        query = query_of(request.work.query, request.run, self.target)
+        query = query_of(request.work.query, request.run, self.shape)
         return answer_to(query, self.model, params, self.held_out)
 
     def _update(self, params: Tensor, work: RoundWork) -> Tensor:

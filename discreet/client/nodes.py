@@ -19,12 +19,11 @@ from discreet.federated.messages import TrainRequest
 from discreet.federated.simulation_ticket import finds_ticket
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import SHAPES, Examples
+from discreet.tasks.examples import SHAPES, Examples, TaskShape
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.holdout import split_rows
 from discreet.tasks.models import OWN, build_model
 from discreet.tasks.partition import client_examples
-from discreet.tasks.targets import Target
 
 SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
 
@@ -60,8 +59,8 @@ def virtual_client(request: TrainRequest) -> DPClient:
         accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
     number, path = virtual.client_id, virtual.data_path
     examples, held_out = split_examples(share_of(run.data, number, path=path), run.evaluation, client_id=number)
-    model, target = model_of(run, path=path), target_of(run, path=path)
-    return DPClient(model, examples, accounts, ClientPolicy(), source, str(number), held_out, target)
+    model, shape = model_of(run, path=path), shape_of(run, path=path)
+    return DPClient(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
 def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
@@ -87,7 +86,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPC
     examples = node_examples(run.data, node_config)
     examples, held_out = split_examples(examples, run.evaluation, client_id=number if isinstance(number, int) else 0)
     made = node_model(run, node_config), examples, accounts, policy, secure_source()
-    return DPClient(*made, held_out=held_out, target=node_target(run, node_config))
+    return DPClient(*made, held_out=held_out, shape=node_shape(run, node_config))
 
 
 def split_examples(
@@ -138,16 +137,16 @@ def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Mod
     return _model(run.model, shape.input_shape, shape.num_outputs)
 
 
-def target_of(run: ClientSettings, *, path: str | None = None) -> Target:
-    """What is predicted in the demonstration data."""
-    return SHAPES[run.data.name].target if run.data.name in SHAPES else load_task(run.data.name, path=path).target
+def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
+    """What an example of the demonstration data is."""
+    return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
 
 
-def node_target(run: ClientSettings, node_config: Mapping[str, object]) -> Target:
-    """What is predicted in a node's data."""
+def node_shape(run: ClientSettings, node_config: Mapping[str, object]) -> TaskShape:
+    """What an example of a node is."""
     if run.data.name != FOLDER or "data" not in node_config:
-        return target_of(run)
-    return node_table(Path(str(node_config["data"])), FOLDER)[1].target
+        return shape_of(run)
+    return node_table(Path(str(node_config["data"])), FOLDER)[1]
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:

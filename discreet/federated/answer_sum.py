@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from discreet.federated.estimates import Sums
-from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
@@ -29,6 +30,7 @@ class AnswerNoise:
       length: of an answer.
       expected_cohort: q * population_size, a public constant.
       noise_multiplier: of the noise on the sum, over `SENSITIVITY`; 0 draws no noise and protects nobody.
+      probability: q, with which a client is asked.
       draws, on_grid, largest_cohort: as `discreet.federated.round.UserPrivacy` has them.
     """
 
@@ -38,6 +40,7 @@ class AnswerNoise:
     draws: int = 1
     on_grid: bool = False
     largest_cohort: int = 2**20
+    probability: float = 1.0
 
     @property
     def stddev(self) -> float:
@@ -92,7 +95,7 @@ class AnswerSum:
         """The noised sum."""
         mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)
         noised = self.clipped.noised(mechanism, source)
-        return Sums(tuple(noised.tolist()), self.how.expected_cohort, self.how.stddev)
+        return Sums(tuple(noised.tolist()), self.how.expected_cohort, self.how.stddev, self.how.probability)
 
     @property
     def _values(self) -> Tensor:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from discreet.federated.query import ACCURACY_SCALE, Accuracy, Query
+import torch
+from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number that was read from a noised sum. `standard_error`: of the noise alone, in the units of `value`."""
-
-    value: float
-    standard_error: float
+from discreet.federated.query import Query
+from discreet.tasks.noised_means import Estimate, Noise, read_metrics
 
 
 @dataclass(frozen=True)
@@ -23,28 +19,32 @@ class Sums:
     Attributes:
       expected_cohort: q * population_size: what the sum is divided by, whoever has answered.
       stddev: of the noise on each coordinate.
+      probability: q, with which a client is asked.
     """
 
     values: Sequence[float]
     expected_cohort: float
     stddev: float
+    probability: float = 1.0
+
+    @property
+    def mean(self) -> Tensor:
+        """The noised mean over clients, (length,), float64."""
+        return torch.tensor(self.values, dtype=torch.float64) / self.expected_cohort
+
+    @property
+    def noise(self) -> Noise:
+        """What is between the exact mean over the population and this one."""
+        population = round(self.expected_cohort / self.probability)
+        return Noise(self.stddev / self.expected_cohort, self.probability, population)
 
 
 def names_of(query: Query) -> tuple[str, ...]:
-    """The names of the estimates of a query."""
+    """The names of the estimates of a query about a model."""
     zeros = Sums([0.0] * query.length, expected_cohort=1.0, stddev=1.0)
     return tuple(read(query, zeros))
 
 
 def read(query: Query, sums: Sums) -> dict[str, Estimate]:
-    """The estimates of a query, by name.
-
-    `accuracy`: the mean over clients of the share that is right: 1/2 + sum / (2 * q * population_size), of the clients
-    of the cohort. It is not clamped to [0, 1], for a clamped estimate would be biased.
-
-    >>> read(Accuracy("classes"), Sums([600.0], expected_cohort=1200.0, stddev=10.0))
-    {'accuracy': Estimate(value=0.75, standard_error=0.004166666666666667)}
-    """
-    assert isinstance(query, Accuracy)
-    scale = ACCURACY_SCALE * sums.expected_cohort
-    return {"accuracy": Estimate(0.5 + sums.values[0] / scale, sums.stddev / scale)}
+    """The estimates of a query about a model, by name: see `discreet.tasks.noised_means.read_metrics`."""
+    return read_metrics(query.blocks, sums.mean, sums.noise, shape=query.shape)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import EvaluationConfig
 from discreet.federated.answer_sum import AnswerNoise
-from discreet.federated.estimates import Estimate, Sums, names_of, read
+from discreet.federated.estimates import Sums, names_of, read
 from discreet.federated.messages import Work
 from discreet.federated.query import EVALUATION, Query
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
+from discreet.tasks.noised_means import Estimate
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -91,9 +92,8 @@ def said(found: Mapping[str, Estimate]) -> str:
     """Estimates in words, each with its standard error.
 
     >>> said({"accuracy": Estimate(0.75, 0.0042)})
-    'accuracy 0.7500 (standard error of the noise 0.0042)'
+    'accuracy 0.7500 (standard error 0.0042)'
     """
     return ", ".join(
-        f"{name} {each.value:.4f} (standard error of the noise {each.standard_error:.4f})"
-        for name, each in found.items()
+        f"{name} {each.value:.4f} (standard error {each.standard_error:.4f})" for name, each in found.items()
     )

@@ -17,7 +17,8 @@ from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
 from discreet.federated.estimates import Sums
 from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
-from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import GridSum
 from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian

@@ -43,6 +43,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
         draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
         on_grid=config.privacy.noise == "grid",
         largest_cohort=config.population_size,
+        probability=config.sampling_probability,
     )
 
 

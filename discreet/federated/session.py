@@ -84,7 +84,7 @@ def evaluation_query(config: RunConfig, task: Task) -> Query | None:
     Raises:
       ConfigError: a metric does not fit what is predicted.
     """
-    return query_of(EVALUATION, client_settings(config), task.target) if config.evaluation.private else None
+    return query_of(EVALUATION, client_settings(config), task.shape) if config.evaluation.private else None
 
 
 def check_secure(config: RunConfig) -> None:

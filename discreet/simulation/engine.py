@@ -86,7 +86,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     rates = None
     if run.evaluation.private:
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
-        rates = ChunkAnswers(query_of(EVALUATION, client_settings(run), task.target), learned, data, client_examples)
+        rates = ChunkAnswers(query_of(EVALUATION, client_settings(run), task.shape), learned, data, client_examples)
     layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")

@@ -138,6 +138,11 @@ class Task:
         """How many numbers a model gives for an example."""
         return self.num_classes or len(self.target.names)
 
+    @property
+    def shape(self) -> TaskShape:
+        """What an example is; of data that are not in `SHAPES` without the range of inputs."""
+        return SHAPES.get(self.name) or TaskShape(self.input_shape, self.num_classes, target=self.target)
+
 
 def task_of(name: str, train: Examples, test: Examples, owners: torch.Tensor | None = None) -> Task:
     """The task of a data set of `SHAPES`."""

@@ -1,4 +1,4 @@
-"""What a client answers to how good a model is on its held-out examples: the blocks, for each kind of target.
+"""What a client answers to how good a model is on its held-out examples. `values` are the model's outputs.
 
 A client's own mean counts, not its number of examples: each client weighs the same.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.tasks.bounded_answers import Block, Held, bins_of
+from discreet.tasks.bounded_answers import Block, bins_of
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
@@ -22,8 +22,7 @@ METRICS = {
     NUMBERS: ("mae", "rmse", "r2", "clients"),
 }
 SCORE_BINS, LARGEST_LOGIT = 32, 8.0  # of scores, in logits: half a logit each
-CONFIDENCE_BINS = 10
-CLIENT_BINS = 20
+CONFIDENCE_BINS, CLIENT_BINS = 10, 20
 LARGEST_ERROR = 1.0  # of a number, where numbers are learned as -1..1: half of its public range
 
 
@@ -52,106 +51,84 @@ def half_ranges(target: Target) -> Tensor:
     return (torch.tensor(target.high, dtype=torch.float64) - torch.tensor(target.low, dtype=torch.float64)) / 2
 
 
-def _right(held: Held) -> Tensor:
-    """Whether each example, or each of its labels, is right; NaN is wrong."""
-    if held.targets.ndim == 1:
-        return (held.values.argmax(dim=1) == held.targets) & ~held.values.isnan().any(dim=1)
-    return ((held.values >= 0) == (held.targets == 1)) & ~held.values.isnan()
+def _scalar(name: str, largest: float, value: Callable[[Tensor, Tensor], Tensor]) -> Block:
+    """Of the mean of values in 0..largest, less the middle; NaN counts as the largest."""
+
+    def answer(values: Tensor, targets: Tensor) -> Tensor:
+        return value(values, targets).double().nan_to_num(largest).clamp(0, largest).mean().reshape(1) - largest / 2
+
+    return Block(name, 1, largest / 2, answer)
 
 
-def _accuracy(held: Held) -> float:
-    return float(_right(held).double().mean())
+def _right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether each example, or each of its labels, is right; NaN, which argmax takes for the largest, is wrong."""
+    if targets.ndim == 1:
+        return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
+    return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
 
 
-def _accuracy_block(shape: TaskShape) -> Block:
-    return Block("accuracy", 1, 0.5, lambda held: _centred(_accuracy(held), 1.0))
+def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 1:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+    return functional.binary_cross_entropy_with_logits(outputs, targets.double(), reduction="none")
 
 
-def _centred(value: float, high: float) -> Tensor:
-    """A value in 0..high as one in -high/2..high/2; NaN, as of a model that gives NaN, is the worst, high."""
-    value = high if math.isnan(value) else min(max(value, 0.0), high)
-    return torch.tensor([value - high / 2], dtype=torch.float64)
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range counts as its end."""
+    return (outputs.clamp(-1, 1) - targets.double()).abs().nan_to_num(LARGEST_ERROR).clamp(0, LARGEST_ERROR)
 
 
-def _loss_block(shape: TaskShape) -> Block:
-    largest = largest_loss(shape)
-
-    def answer(held: Held) -> Tensor:
-        if held.targets.ndim == 1:
-            each = functional.cross_entropy(held.values, held.targets, reduction="none")
-        else:
-            each = functional.binary_cross_entropy_with_logits(held.values, held.targets.double(), reduction="none")
-        return _centred(float(each.nan_to_num(largest, posinf=largest).clamp(0, largest).mean()), largest)
-
-    return Block("loss", 1, largest / 2, answer)
+def shares_of(places: Tensor, count: int) -> Tensor:
+    """For each column of places (n, k) the share of rows at each of `count` places: (k * count,), norm <= sqrt(k)."""
+    counts = torch.stack([torch.bincount(column, minlength=count) for column in places.T])
+    return (counts.double() / len(places)).reshape(-1)
 
 
-def _auc_block(shape: TaskShape) -> Block:
-    """Of each score (of class 1, or of each label) a histogram of negatives and one of positives: shares of all."""
+def _auc(shape: TaskShape) -> Block:
+    """Of the score of class 1, or of each label, a histogram of negatives and one of positives: shares of all."""
     columns = 1 if shape.target.kind == CLASSES else len(shape.target.names)
 
-    def answer(held: Held) -> Tensor:
-        classes = held.targets.ndim == 1
-        logits = held.values[:, 1:2] - held.values[:, 0:1] if classes else held.values
+    def answer(outputs: Tensor, targets: Tensor) -> Tensor:
+        logits = outputs[:, 1:2] - outputs[:, 0:1] if targets.ndim == 1 else outputs
         places = bins_of(logits, -LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS)
-        truth = held.targets.reshape(len(held.targets), -1).long()
-        return _shares(places + SCORE_BINS * truth, 2 * SCORE_BINS)
+        return shares_of(places + SCORE_BINS * targets.reshape(len(targets), -1).long(), 2 * SCORE_BINS)
 
     return Block("auc", columns * 2 * SCORE_BINS, math.sqrt(columns), answer, shares=True)
 
 
-def _shares(places: Tensor, count: int) -> Tensor:
-    """For each column of places (n, k) the share of rows at each of `count` places: (k * count,), norm <= sqrt(k)."""
-    hot = functional.one_hot(places, count).double()
-    return hot.mean(dim=0).reshape(-1)
-
-
-def _calibration_block(shape: TaskShape) -> Block:
+def _gaps(outputs: Tensor, targets: Tensor) -> Tensor:
     """For each bin of confidence, the mean over examples of (confidence - right) if it falls there: L1 norm <= 1."""
-
-    def answer(held: Held) -> Tensor:
-        confidence = held.values.softmax(dim=1).max(dim=1).values.nan_to_num(1.0)
-        gap = (confidence - _right(held).double()) / len(confidence)
-        places = bins_of(confidence, 0.0, 1.0, CONFIDENCE_BINS)
-        return torch.zeros(CONFIDENCE_BINS, dtype=torch.float64).index_add(0, places, gap)
-
-    return Block("calibration", CONFIDENCE_BINS, 1.0, answer)
+    confidence = outputs.softmax(dim=1).max(dim=1).values.nan_to_num(1.0)
+    gap = (confidence - _right(outputs, targets).double()) / len(confidence)
+    places = bins_of(confidence, 0.0, 1.0, CONFIDENCE_BINS)
+    return torch.zeros(CONFIDENCE_BINS, dtype=torch.float64).index_add(0, places, gap)
 
 
-def _clients_block(shape: TaskShape) -> Block:
-    """One of the bins of a client's own accuracy or mean absolute error is 1."""
+def _clients(shape: TaskShape) -> Block:
+    """One of the bins of a client's own accuracy, or mean absolute error, is 1."""
+    own = _errors if shape.target.kind == NUMBERS else _right
 
-    def answer(held: Held) -> Tensor:
-        numbers = shape.target.kind == NUMBERS
-        value = float(_errors(held).mean()) if numbers else _accuracy(held)
-        return _shares(bins_of(torch.tensor([[value]]), 0.0, 1.0, CLIENT_BINS), CLIENT_BINS)
+    def answer(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = own(outputs, targets).double().mean().reshape(1, 1)
+        return shares_of(bins_of(value, 0.0, 1.0, CLIENT_BINS), CLIENT_BINS)
 
     return Block("clients", CLIENT_BINS, 1.0, answer, shares=True)
 
 
-def _errors(held: Held) -> Tensor:
-    """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range counts as its end."""
-    return (held.values.clamp(-1, 1) - held.targets.double()).abs().nan_to_num(LARGEST_ERROR).clamp(0, LARGEST_ERROR)
-
-
-def _mae_block(shape: TaskShape) -> Block:
+def _powers(shape: TaskShape, power: int) -> Block:
+    """Of the mean of the errors, or of their squares, in the numbers' own units."""
     units = half_ranges(shape.target)
-    largest = float(units.mean()) * LARGEST_ERROR
-    return Block("mae", 1, largest / 2, lambda held: _centred(float((_errors(held) * units).mean()), largest))
+    largest = float((LARGEST_ERROR * units).pow(power).mean())
+    name = "mae" if power == 1 else "rmse"
+    return _scalar(name, largest, lambda said, truth: (_errors(said, truth) * units).pow(power).mean(dim=1))
 
 
-def _rmse_block(shape: TaskShape) -> Block:
-    units = half_ranges(shape.target)
-    largest = float((units**2).mean()) * LARGEST_ERROR**2
-    return Block("rmse", 1, largest / 2, lambda held: _centred(float((_errors(held) * units).square().mean()), largest))
-
-
-def _r2_block(shape: TaskShape) -> Block:
+def _r2(shape: TaskShape) -> Block:
     """Of each number the mean squared error and the mean square of the truth, both less 1/2, and the truth's mean."""
 
-    def answer(held: Held) -> Tensor:
-        truth = held.targets.double().clamp(-1, 1)
-        parts = [_errors(held).square() - LARGEST_ERROR**2 / 2, truth.square() - 0.5, truth]
+    def answer(outputs: Tensor, targets: Tensor) -> Tensor:
+        truth = targets.double().clamp(-1, 1)
+        parts = [_errors(outputs, targets).square() - LARGEST_ERROR**2 / 2, truth.square() - 0.5, truth]
         return torch.cat([part.mean(dim=0) for part in parts])
 
     count = len(shape.target.names)
@@ -159,12 +136,12 @@ def _r2_block(shape: TaskShape) -> Block:
 
 
 _BLOCKS: dict[str, Callable[[TaskShape], Block]] = {
-    "accuracy": _accuracy_block,
-    "loss": _loss_block,
-    "auc": _auc_block,
-    "calibration": _calibration_block,
-    "clients": _clients_block,
-    "mae": _mae_block,
-    "rmse": _rmse_block,
-    "r2": _r2_block,
+    "accuracy": lambda shape: _scalar("accuracy", 1.0, _right),
+    "loss": lambda shape: _scalar("loss", largest_loss(shape), _losses),
+    "auc": _auc,
+    "calibration": lambda shape: Block("calibration", CONFIDENCE_BINS, 1.0, _gaps),
+    "clients": _clients,
+    "mae": lambda shape: _powers(shape, 1),
+    "rmse": lambda shape: _powers(shape, 2),
+    "r2": _r2,
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from discreet.tasks.bounded_answers import Block, length_of, weight_of
+from discreet.tasks.bounded_answers import Block, weight_of
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import CLIENT_BINS, LARGEST_ERROR, SCORE_BINS, largest_loss
 from discreet.tasks.targets import NUMBERS
@@ -88,6 +88,11 @@ def _cut(value: float, error: float, low: float, high: float) -> Estimate:
     if not (math.isfinite(value) and math.isfinite(error)):
         return Estimate(math.nan, math.inf)
     return Estimate(min(max(value, low), high), error)
+
+
+def length_of(blocks: Sequence[Block]) -> int:
+    """Of a joined answer."""
+    return sum(block.length for block in blocks)
 
 
 def noised_blocks(blocks: Sequence[Block], mean: Tensor, noise: Noise) -> list[NoisedBlock]:
