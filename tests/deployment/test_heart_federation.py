@@ -1,0 +1,42 @@
+"""Four hospitals as real nodes: each with its own file, ledger and policy, and one that refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from discreet.cli.status import status_lines
+from discreet.deployment.heart_nodes import write_node
+from discreet.deployment.local_federation import main
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.run_folder import RunFolder, state_of
+from discreet.tasks.heart import HOSPITALS
+
+ROUNDS, NOISE = 2, 1.5
+STRICT = "switzerland"
+
+
+def spent_by_dp_accounting(rounds: int) -> float:
+    """What a hospital has spent on a patient: steps over all patients, without sampling."""
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(NOISE), rounds)
+    return float(PLDAccountant().compose(event).get_epsilon(1e-3))
+
+
+@pytest.mark.slow
+def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shared_data: Path, tmp_path: Path) -> None:
+    for name in HOSPITALS:
+        file, allowed = shared_data / "heart" / f"processed.{name}.data", 1.0 if name == STRICT else 8.0
+        write_node(file, tmp_path / "nodes", max_epsilon=allowed, max_delta=1e-3)
+    run = RunFolder(tmp_path / "run")
+    words = ("experiment=heart", f"data.path={shared_data / 'heart'}", f"rounds={ROUNDS}", f"output_dir={run.path}")
+    noise = ("privacy.example.target_epsilon=null", f"privacy.example.noise_multiplier={NOISE}")
+    assert main(["--data", str(tmp_path / "nodes"), *words, *noise]) == 0
+    assert state_of(run) == "finished"
+    assert [row["replies"] for row in run.read_metrics()] == [3, 3]
+    assert any("refused 2" in line for line in status_lines(run))
+    for number, name in enumerate(HOSPITALS):  # which is also their order by name
+        spent = DurableLedger(run.path / "nodes" / f"node-{number}.db").spent("example").epsilon(1e-3, "pld")
+        assert spent == pytest.approx(0 if name == STRICT else spent_by_dp_accounting(ROUNDS), rel=1e-3)
