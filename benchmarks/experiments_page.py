@@ -51,6 +51,12 @@ Means of three runs with the seeds 31013, 47129 and 58211, each listed in [resul
 `mnist_users` one run without a seed. [Published tables](results.md) has what others published beside them. `FOLDER`
 holds the four IDX files.
 """
+HOSPITALS = """
+## On four hospitals
+
+One run without a seed. [Four hospitals](systems/heart.md) has means of five seeds at six epsilons, and what others
+published beside them. `FOLDER` holds the four files of the UCI heart disease data.
+"""
 SWEEPS = """
 ## Sweeps
 
@@ -59,6 +65,7 @@ setting three times. The settings that are compared include some that learn noth
 was learned.
 """
 TABLE = ("command", "task", "clients", "protected", "epsilon", "delta", "accuracy", "seconds", "measured")
+FROM_FILES = ("mnist", "heart")  # the data sets that need data.path
 UNITS = {"all data of one client": "client", "one example of one client": "example"}
 
 
@@ -173,9 +180,10 @@ def protected(config: RunConfig) -> str:
 
 def command(name: str, config: RunConfig) -> str:
     """What runs an experiment."""
-    program = "python -m scripts.simulate" if name.endswith(SWEEP) or config.data.name == "mnist" else "scripts/run"
+    files = config.data.name in FROM_FILES
+    program = "python -m scripts.simulate" if name.endswith(SWEEP) or files else "scripts/run"
     words = [program, *([] if name == DEFAULT else [f"experiment={name}"])]
-    return " ".join([*words, "data.path=FOLDER"] if config.data.name == "mnist" else words)
+    return " ".join([*words, "data.path=FOLDER"] if files else words)
 
 
 def line(name: str) -> str:
@@ -205,9 +213,11 @@ def page() -> str:
     """The whole page."""
     names = experiments()
     sweeps = [name for name in names if name.endswith(SWEEP)]
-    mnist = [name for name in names if name not in sweeps and config_of(name).data.name == "mnist"]
-    others = [name for name in names if name not in (*sweeps, *mnist)]
-    parts = ((BUILT_IN, others), (MNIST, mnist), (SWEEPS, sweeps))
+    mnist, heart = (
+        [name for name in names if name not in sweeps and config_of(name).data.name == data] for data in FROM_FILES
+    )
+    others = [name for name in names if name not in (*sweeps, *mnist, *heart)]
+    parts = ((BUILT_IN, others), (MNIST, mnist), (HOSPITALS, heart), (SWEEPS, sweeps))
     return HEAD + "".join(f"{text}\n{table(members)}" for text, members in parts)
 
 

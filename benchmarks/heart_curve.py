@@ -2,9 +2,12 @@
 
     python -m benchmarks.heart_curve FOLDER --out docs/results/heart.csv --picture docs/systems/heart_curve.svg
     python -m benchmarks.heart_curve --from docs/results/heart.csv --picture docs/systems/heart_curve.svg
+    python -m benchmarks.heart_curve FOLDER --own docs/results/heart_choice.csv --out docs/results/heart_own.csv
 
 FOLDER holds the four processed.*.data files. Each row is a run of experiment=heart at a target epsilon or without noise
-(same steps, same clip). Accuracies are those of the last model on the pooled test set and on each hospital's.
+(same steps, same clip); with --own, at the settings that were the best for this epsilon alone in the cross-validation
+of heart_choice, if it was tried there. Accuracies are those of the last model on the pooled test set and on each
+hospital's.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import csv
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -35,6 +38,12 @@ COLUMNS = (
     *("target", "seed", "accuracy", *(f"accuracy {name}" for name in HOSPITALS)),
     *(f"epsilon {name}" for name in HOSPITALS),
 )
+TRIED = {  # the columns of heart_choice, as settings
+    "rounds": "rounds",
+    "momentum": "server.momentum",
+    "learning_rate": "training.learning_rate",
+    "clip": "privacy.example.l2_norm_clip",
+}
 
 Row = dict[str, str]
 
@@ -118,11 +127,13 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, nargs="?", help="with the four processed.*.data files")
     parser.add_argument("--out", type=Path, help="a row for each run, as CSV")
     parser.add_argument("--from", dest="read", type=Path, help="draw these rows instead of running anything")
+    parser.add_argument("--own", type=Path, help="the CSV of heart_choice: settings for each epsilon by itself")
     parser.add_argument("--picture", type=Path, help="draw there, as SVG")
     arguments = parser.parse_args(words)
     if (arguments.folder is None) == (arguments.read is None):
         parser.error("give either FOLDER or --from")
-    rows = read_rows(arguments.read) if arguments.read else run_all(arguments.folder.resolve())
+    settings = own_settings(arguments.own) if arguments.own else dict.fromkeys(EPSILONS, ())
+    rows = read_rows(arguments.read) if arguments.read else run_all(arguments.folder.resolve(), settings)
     if arguments.out:
         write_rows(arguments.out, rows)
     if arguments.picture:
@@ -131,9 +142,20 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def run_all(data: Path) -> list[Row]:
-    """Every target with every seed."""
-    return [measured(data, target, seed) for target in EPSILONS for seed in SEEDS]
+def run_all(data: Path, settings: Mapping[float, Sequence[str]]) -> list[Row]:
+    """Every target that has settings (further overrides, or none) with every seed."""
+    return [measured(data, target, seed, more=more) for target, more in settings.items() for seed in SEEDS]
+
+
+def own_settings(choice: Path) -> dict[float, list[str]]:
+    """Overrides for each epsilon that the cross-validation tried: its best row for that epsilon."""
+    tried, found = read_rows(choice), {}
+    for target in EPSILONS:
+        column = f"epsilon {target:g}"
+        if column in tried[0]:
+            best = max(tried, key=lambda row: float(row[column]))
+            found[target] = [f"{setting}={best[name]}" for name, setting in TRIED.items()]
+    return found
 
 
 def read_rows(path: Path) -> list[Row]:

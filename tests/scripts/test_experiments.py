@@ -40,6 +40,7 @@ ON_MNIST = {
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
+ON_HEART = {"heart": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
     "adaptive_clipping_sweep": (["data.num_clients=40"], 11),
@@ -62,7 +63,12 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 
 def test_every_experiment_is_here() -> None:
-    assert {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")} == {*ALONE, *ON_MNIST, *SWEEPS}
+    assert {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")} == {
+        *ALONE,
+        *ON_MNIST,
+        *ON_HEART,
+        *SWEEPS,
+    }
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -81,6 +87,12 @@ def test_an_experiment_on_mnist_runs_by_one_command(
     where = [f"data.path={shared_data / 'mnist'}", f"output_dir={tmp_path / 'run'}"]
     run(f"experiment={name}", "rounds=1", *where, *small)
     check(tmp_path / "run", guarantees)
+
+
+@pytest.mark.parametrize("name", ON_HEART)
+def test_an_experiment_on_the_hospitals_runs_by_one_command(name: str, shared_data: Path, tmp_path: Path) -> None:
+    run(f"experiment={name}", "rounds=1", f"data.path={shared_data / 'heart'}", f"output_dir={tmp_path / 'run'}")
+    check(tmp_path / "run", ON_HEART[name])
 
 
 def images(folder: Path) -> Path:

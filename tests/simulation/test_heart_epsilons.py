@@ -1,0 +1,52 @@
+"""What each of the four hospitals spends on a patient is what dp-accounting says for its own number of patients."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from benchmarks.heart_curve import epsilons_of
+from discreet.config import load_config
+from discreet.simulation.in_process import simulate
+
+PATIENTS = (199, 172, 30, 85)
+DELTA, ROUNDS, BATCH = 1e-3, 2, 20
+# Batches drawn by each hospital's own n, in place of a step over all its patients.
+SAMPLED = ("data.public_num_examples=null", f"training.batch_size={BATCH}", f"rounds={ROUNDS}")
+
+
+def oracle(noise_multiplier: float, *, patients: int) -> float:
+    """dp-accounting's PLD for the steps that a hospital takes with Poisson batches of expected size 20."""
+    step = dp_accounting.PoissonSampledDpEvent(BATCH / patients, dp_accounting.GaussianDpEvent(noise_multiplier))
+    steps = dp_accounting.SelfComposedDpEvent(step, ROUNDS * math.ceil(patients / BATCH))
+    return float(PLDAccountant().compose(steps).get_epsilon(DELTA))
+
+
+def epsilons(shared_data: Path, folder: Path, *words: str) -> list[float]:
+    where = (f"data.path={shared_data / 'heart'}", f"output_dir={folder}", "seed=30689")
+    simulate(load_config(["experiment=heart", *where, *words]))
+    return epsilons_of(folder)
+
+
+def test_with_batches_each_hospital_spends_by_its_own_number_of_patients(shared_data: Path, tmp_path: Path) -> None:
+    noise = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=2")
+    found = epsilons(shared_data, tmp_path / "run", *SAMPLED, *noise)
+    assert found == pytest.approx([oracle(2.0, patients=count) for count in PATIENTS], rel=2e-3)
+    assert max(found) > 2 * min(found)
+
+
+def test_with_batches_a_target_is_met_by_noise_of_each_hospitals_own(shared_data: Path, tmp_path: Path) -> None:
+    found = epsilons(shared_data, tmp_path / "run", *SAMPLED, "privacy.example.target_epsilon=2")
+    assert found == pytest.approx([2.0] * 4, rel=2e-3)
+    assert max(found) <= 2.0
+
+
+def test_a_step_over_all_patients_costs_every_hospital_the_same(shared_data: Path, tmp_path: Path) -> None:
+    noise = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=2")
+    found = epsilons(shared_data, tmp_path / "run", f"rounds={ROUNDS}", *noise)
+    gaussians = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), ROUNDS)
+    assert found == pytest.approx([PLDAccountant().compose(gaussians).get_epsilon(DELTA)] * 4, rel=2e-3)
