@@ -18,7 +18,6 @@ from benchmarks.heart_curve import (
     WITHOUT_NOISE,
     measured,
     own_settings,
-    picture_of,
     read_rows,
     summary,
 )
