@@ -60,10 +60,12 @@ def no_clip(cohort: Cohort, source: RandomSource) -> object:
     return NOISE.add_noise(sum((client.update for client in cohort), torch.zeros(2)), C, source) / EXPECTED_COHORT
 
 
-def noise_for_the_next_clip_norm(cohort: Cohort, source: RandomSource) -> object:
+def noise_for_the_next_clip_norm(
+    cohort: Cohort, source: RandomSource, *, stddev: float = 0.1, rate: float = 0.2
+) -> object:
     bits = torch.tensor([sum(0.5 if client.below else -0.5 for client in cohort)])
-    count = Gaussian(0.1 / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
-    estimator, _ = QuantileEstimator(C, 0.5, 0.2).update(float(count), expected_cohort=EXPECTED_COHORT)
+    count = Gaussian(stddev / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
+    estimator, _ = QuantileEstimator(C, 0.5, rate).update(float(count), expected_cohort=EXPECTED_COHORT)
     noised = NOISE.add_noise(total_of(cohort), estimator.estimate, source.child("update"))
     return noised / EXPECTED_COHORT, estimator.estimate
 
@@ -97,9 +99,9 @@ def integer_buffer_noised_but_not_clipped(cohort: Cohort, source: RandomSource) 
     return NOISE.add_noise(torch.cat([total_of(cohort), seen]), C, source) / EXPECTED_COHORT
 
 
-def bits_that_are_not_centred(cohort: Cohort, source: RandomSource) -> object:
+def bits_that_are_not_centred(cohort: Cohort, source: RandomSource, *, stddev: float = 4.0) -> object:
     count = torch.tensor([float(sum(client.below for client in cohort))])
-    return Gaussian(4.0 / BIT_SENSITIVITY).add_noise(count, BIT_SENSITIVITY, source)
+    return Gaussian(stddev / BIT_SENSITIVITY).add_noise(count, BIT_SENSITIVITY, source)
 
 
 def noise_only_where_somebody_replied(cohort: Cohort, source: RandomSource) -> object:
@@ -165,9 +167,9 @@ def test_a_fault_that_is_met_by_the_wrong_neighbour_alone_is_why_several_are_tri
     assert found_in(no_clip, EXTRA).faults == ()
 
 
-def clip_of_the_batch(count: int, source: RandomSource) -> Tensor:
+def clip_of_the_batch(count: int, source: RandomSource, *, noise: Gaussian = NOISE) -> Tensor:
     whole = torch.stack(gradients(linear(), examples(count))).sum(0)
-    return NOISE.add_noise(whole * min(1.0, C / float(whole.norm())), C / 8, source)
+    return noise.add_noise(whole * min(1.0, C / float(whole.norm())), C / 8, source)
 
 
 def test_a_batch_that_is_clipped_in_place_of_its_examples_is_found() -> None:
