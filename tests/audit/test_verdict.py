@@ -52,7 +52,7 @@ def test_the_estimate_of_a_single_round_is_near_the_claim() -> None:
 
 
 def test_laplace_noise_is_not_refuted_by_a_gaussian_fit_to_it() -> None:
-    # Scale 1 is (1, 0)-DP, and a Gaussian with this mean and spread would have more than three times as much.
+    # Scale 1 is (1, 0)-DP, and a Gaussian with this mean and spread would have 2.9.
     generator = np.random.default_rng(405)
     included = generator.random(2000) < 0.5
     scores = CanaryScores(generator.laplace(size=2000) + included, included)
