@@ -5,7 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["DPSGD", "BudgetSpent", "DPFedAvg", "ServerAdam", "ServerSGD", "ServerYogi", "to_group_norm"]
+__all__ = [
+    "DPSGD",
+    "BudgetSpent",
+    "DPFedAvg",
+    "PrivateEvaluation",
+    "ServerAdam",
+    "ServerSGD",
+    "ServerYogi",
+    "to_group_norm",
+]
 __version__ = "0.1.0"
 
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
@@ -14,6 +23,7 @@ _HOMES = {
     "BudgetSpent": "discreet.central.step_account",
     "DPFedAvg": "discreet.federated.strategy",
     "DPSGD": "discreet.central.dpsgd",
+    "PrivateEvaluation": "discreet.federated.strategy_settings",
     "ServerAdam": "discreet.federated.server_optimizer",
     "ServerSGD": "discreet.federated.server_optimizer",
     "ServerYogi": "discreet.federated.server_optimizer",

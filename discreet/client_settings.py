@@ -234,6 +234,7 @@ class EvaluationConfig:
       kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
         train on; what they answer is noised, and paid for. none: not at all.
       every: private: the model is rated after so many rounds, again and again, and after the last one.
+      cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
       share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
       metrics: what clients are asked.
       noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
@@ -241,6 +242,7 @@ class EvaluationConfig:
 
     kind: str = setting("public", one_of("public", "private", "none"))
     every: int = setting(10, at_least(1))
+    cohort: str = setting("own", one_of("own", "same"))
     share: float = setting(0.2, OPEN_SHARE)
     metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
     noise_multiplier: float = setting(10.0, POSITIVE)
@@ -255,11 +257,12 @@ class EvaluationConfig:
 
     def joins(self, round_number: int) -> bool:
         """Whether the cohort of a round is also asked to rate the model that it starts from."""
-        return self.private and round_number > 1 and (round_number - 1) % self.every == 0
+        return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
 
-    def joined_rounds(self, rounds: int) -> int:
-        """In how many of the first `rounds` rounds."""
-        return (rounds - 1) // self.every if self.private else 0
+    def ratings(self, rounds: int) -> tuple[int, int]:
+        """How often cohorts that train also rate a model in so many rounds, and how often others do nothing else."""
+        times = -(-rounds // self.every) if self.private else 0
+        return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))
 
 
 @dataclass(frozen=True)
@@ -348,14 +351,21 @@ class ClientSettings:
             noise_multiplier = joined_noise_multiplier(noise_multiplier, self.evaluation.noise_multiplier)
         return self.user.event(noise_multiplier)
 
+    def least_user_noise(self, noise: float) -> float:
+        """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
+        ratings, rated = self.evaluation, self.evaluation.noise_multiplier
+        least = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
+        return least if ratings.private else noise
+
     def user_releases(self, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
-        """What so many rounds cost a client at user level, with the rating of the model after the last one."""
-        joined = self.evaluation.joined_rounds(rounds)
-        plain = ((self.user_event(noise_multiplier), rounds - joined),)
-        if not self.evaluation.private:
-            return plain
-        alone = self.user.event(self.evaluation.noise_multiplier)
-        return (*plain, (self.user_event(noise_multiplier, joined=True), joined), (alone, 1))
+        """What so many rounds cost a client at user level, with the ratings of their models."""
+        joined, alone = self.evaluation.ratings(rounds)
+        releases = (
+            (self.user_event(noise_multiplier), rounds - joined),
+            (self.user_event(noise_multiplier, joined=True), joined),
+            (self.user.event(self.evaluation.noise_multiplier), alone),
+        )
+        return tuple((event, count) for event, count in releases if count)
 
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size

@@ -202,6 +202,9 @@ class RunConfig:
         require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
         _check_cohort(self)
         _check_account(self)
+        if self.evaluation.private:
+            rule = "another one with evaluation.kind=private: views overlap, so others train on what a client holds out"
+            require(self.data.partition != "sampled", "data.partition", rule, self.data.partition)
         client_settings(self)
 
     @property

@@ -519,6 +519,52 @@ MUTANTS = (
         "if not isinstance(below, int):",
         ("tests/federated/test_messages.py::test_a_malformed_reply_is_refused",),
     ),
+    # Ratings by clients.
+    Mutant(
+        "answers are not clipped at the server",
+        "discreet/federated/answer_sum.py",
+        "self.add(part.answer.unsqueeze(0))",
+        "self._values.add_(part.answer.double().nan_to_num().to(self._values.dtype))",
+        ("tests/federated/test_answer_sum.py::test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one",),
+    ),
+    Mutant(
+        "a rating is noised before it is charged",
+        "discreet/federated/answer_sum.py",
+        "    charge(event)\n    return total.released(source)",
+        "    sums = total.released(source)\n    charge(event)\n    return sums",
+        ("tests/federated/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",),
+    ),
+    Mutant(
+        "the answers have half their noise",
+        "discreet/federated/answer_sum.py",
+        "mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)",
+        "mechanism = Gaussian(self.how.noise_multiplier / 2, draws=self.how.draws)",
+        ("tests/federated/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",),
+    ),
+    Mutant(
+        "a round that also rates the model is charged as if it did not",
+        "discreet/federated/run_plan.py",
+        "event = user_event(config, settings.user.noise_multiplier, joined=True)",
+        "event = user_event(config, settings.user.noise_multiplier)",
+        (
+            "tests/simulation/test_private_evaluation.py"
+            "::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
+        ),
+    ),
+    Mutant(
+        "clients train on what they hold out",
+        "discreet/client/nodes.py",
+        "return examples.subset(trained), examples.subset(held)",
+        "return examples, examples.subset(held)",
+        ("tests/simulation/test_private_evaluation.py::test_no_client_trains_on_what_it_holds_out",),
+    ),
+    Mutant(
+        "an owner's policy does not count ratings",
+        "discreet/client/policy.py",
+        "PrivacyLedger(run.user_releases(noise_multiplier, rounds))",
+        "PrivacyLedger(((run.user_event(noise_multiplier), rounds),))",
+        ("tests/client/test_policy.py::test_a_policy_counts_the_ratings_of_a_run",),
+    ),
     # Resume.
     Mutant(
         "a run may be resumed with another sampling probability",

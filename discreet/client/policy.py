@@ -125,8 +125,8 @@ def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
     return replace(run, data=replace(run.data, public_num_examples=policy.public_num_examples))
 
 
-def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: Mapping[str, float]) -> None:
-    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on.
+def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: dict[str, float]) -> None:
+    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on, of an update.
 
     The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
     client can check what the server declares, not what it does.
@@ -139,7 +139,8 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
     if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
         raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
-    for name, value in noise_multipliers.items():
+    least = run.least_user_noise(noise_multipliers.get(USER, 0.0))
+    for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
         if value < policy.min_noise_multiplier:
             raise Refused(
                 f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
@@ -161,7 +162,7 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
     def epsilon(rounds: int) -> float:
-        return PrivacyLedger().record(run.user.event(noise_multiplier), rounds).epsilon(delta, run.accountant)
+        return PrivacyLedger(run.user_releases(noise_multiplier, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))

@@ -26,6 +26,7 @@ from discreet.federated.training_run import Outcome
 from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.selection import TrialCount, selection_event
+from discreet.settings import client_settings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -128,7 +129,12 @@ def _check(config: RunConfig) -> None:
 def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
     noise_multiplier = resolve_noise(config).privacy.user.noise_multiplier
     assert noise_multiplier is not None
-    return ((user_event(config, noise_multiplier), config.rounds + repeated),)
+    planned = client_settings(config).user_releases(noise_multiplier, config.rounds)
+    # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
+    again = user_event(
+        config, noise_multiplier, joined=config.evaluation.private and config.evaluation.cohort == "same"
+    )
+    return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 
 def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: SelectionCost) -> Path:

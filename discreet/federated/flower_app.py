@@ -19,20 +19,28 @@ from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.array_layout import ArrayLayout, layout_of
 from discreet.federated.durable_ledger import LedgerError
+from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
+from discreet.federated.private_evaluation import Unrated
+from discreet.federated.query import Query
 from discreet.federated.ready_run import EvaluateFn, ReadyRun, StartCall
 from discreet.federated.resuming import same_settings
 from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, replace_file
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.training_run import Outcome, TrainingRun
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 
+# What clients of another app rate by: one accuracy, whatever their examples are.
+ANY_SHAPE = TaskShape((1,), 2)
+RATED = Query(metric_blocks(["accuracy"], ANY_SHAPE), ANY_SHAPE)
 # How the constructor and `start` call the settings of conf/.
 ARGUMENTS = {
     "sampling.kind": "sampling",
@@ -59,6 +67,8 @@ ARGUMENTS = {
     "privacy.user.clip.target_quantile": "target_quantile",
     "privacy.user.clip.learning_rate": "clip_learning_rate",
     "privacy.user.clip.count_stddev": "count_stddev",
+    "evaluation.every": "private_evaluation.every",
+    "evaluation.noise_multiplier": "private_evaluation.noise_multiplier",
     "resume=true": "resume=True",
     "rounds=": "num_rounds=",
     "rounds must": "num_rounds must",
@@ -139,12 +149,14 @@ class FlowerApp:
       config: of the run, but for what `start` says: the rounds and the timeout.
       frozen: patterns of the arrays that stay as they are.
       arrays_key, config_key: of the records in a message.
+      metric: by which clients rate models, if they do.
     """
 
     config: RunConfig
     frozen: tuple[str, ...] = ()
     arrays_key: str = "arrays"
     config_key: str = "config"
+    metric: str = ""
 
     def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:
         """See `discreet.federated.ready_run.App`."""
@@ -174,7 +186,7 @@ class FlowerApp:
 
     def _settings(self, call: StartCall) -> tuple[RunConfig, RunConfig]:
         """The configuration, resolved and as it was asked for."""
-        _refuse_evaluation(call)
+        _refuse_evaluation(call, private=self.config.evaluation.private)
         server = replace(self.config.server, round_timeout=call.timeout)
         asked = replace(self.config, rounds=call.num_rounds, server=server)
         if not isinstance(call.grid, InMemoryGrid):
@@ -192,7 +204,7 @@ class FlowerApp:
         train_config = ConfigRecord() if call.train_config is None else call.train_config
         transport = GridTransport(
             call.grid,
-            FlowerMessages(evaluation.layout, train_config, self.arrays_key, self.config_key),
+            FlowerMessages(evaluation.layout, train_config, self.arrays_key, self.config_key, self.metric),
             timeout=config.server.round_timeout,
             population_size=config.population_size,
             min_nodes=config.sampling.min_nodes,
@@ -201,11 +213,16 @@ class FlowerApp:
         )
         logger.info("metrics and numbers of examples that clients report are not read: they are not private")
         # An untrained model is the yardstick for a loss that runs away.
-        plan = plan_of(run, chance_loss=float("inf") if loss is None else loss, says=in_arguments)
-        return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=evaluation.after)
+        query = RATED if config.evaluation.private else None
+        chance = float("inf") if loss is None else loss
+        plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
+        after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
+        return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
 
 
-def _refuse_evaluation(call: StartCall) -> None:
+def _refuse_evaluation(call: StartCall, *, private: bool) -> None:
+    if private and call.evaluate_fn is not None:
+        raise ConfigError("evaluate_fn must be left out with private_evaluation: a row has place for one accuracy")
     if not isinstance(call.initial_arrays, ArrayRecord):
         raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(call.initial_arrays).__name__})")
     if call.evaluate_config:

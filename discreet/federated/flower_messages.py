@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
 from discreet.federated.array_layout import ArrayLayout
@@ -22,20 +24,24 @@ class FlowerMessages:
       layout: of the app's arrays.
       config: sent to every client in every round, with the number of the round beside it.
       arrays_key, config_key: of the records.
+      metric: the name of the accuracy among what clients say of a model, if they are to rate any.
     """
 
     layout: ArrayLayout
     config: ConfigRecord
     arrays_key: str = "arrays"
     config_key: str = "config"
+    metric: str = "accuracy"
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> FlowerRound:
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> FlowerRound | FlowerRating:
         """The messages of one round."""
         arrays = self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.
         sent = self.layout.vector(arrays)
         config = ConfigRecord({**self.config, ROUND: number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
+        if not work.trains:
+            return FlowerRating(number, content, self.metric)
         return FlowerRound(number, content, self.layout, sent, clip_norm)
 
 
@@ -54,6 +60,11 @@ class FlowerRound:
     def reply_size(self) -> int:
         """How many values a reply holds."""
         return self.layout.num_values
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages."""
+        return MessageType.TRAIN
 
     def request(self, client: VirtualClient | None) -> RecordDict:
         """What a client is sent."""
@@ -74,3 +85,38 @@ class FlowerRound:
         # The norm before any clipping: the bit says whether this client would have been clipped.
         below = float(row_norms(update.unsqueeze(0))[0]) <= self.clip_norm
         return TrainReply(self.number, update, below)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowerRating:
+    """The messages to a cohort that rates a model: Flower's evaluate messages, answered with metrics."""
+
+    number: int
+    content: RecordDict
+    metric: str
+
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds."""
+        return 1
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages."""
+        return MessageType.EVALUATE
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """What a client is sent."""
+        return self.content
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """The answer of a client with this accuracy. All else that it says is not looked at.
+
+        Raises:
+          MalformedMessage: the metric is missing or is no finite number.
+        """
+        records = [record for record in content.values() if isinstance(record, MetricRecord)]
+        value = next((record[self.metric] for record in records if self.metric in record), None)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value})")
+        return TrainReply(self.number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))

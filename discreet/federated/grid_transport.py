@@ -55,6 +55,10 @@ class RoundMessages(Protocol):
     def reply_size(self) -> int:
         """How many values a reply holds."""
 
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages."""
+
     def request(self, client: VirtualClient | None) -> RecordDict:
         """The content of a message; `client` is which one to be, in a simulation of Discreet's own clients."""
 
@@ -193,7 +197,7 @@ class GridTransport:
             if self.virtual:
                 who, node = self.virtual.client(client), self.nodes[client % len(self.nodes)]
             content = asked.request(who)
-            yield Message(content, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(number))
+            yield Message(content, node, asked.kind, ttl=self.timeout, group_id=str(number))
 
 
 def looks(timeout: float) -> Iterator[float]:

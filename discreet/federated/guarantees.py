@@ -70,6 +70,16 @@ def _user(config: RunConfig) -> Guarantee:
         "fixed": "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
         "everyone": "a Gaussian a round, update and bits together",
     }[config.sampling.kind]
+    mechanism = f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server"
+    if config.evaluation.private:
+        mechanism += (
+            f"; clients rate the model on held-out examples of their own every {config.evaluation.every} rounds and at "
+            "the end, each answer clipped to norm 1, Gaussian noise on their sum at the server"
+        )
+        own = config.evaluation.cohort == "own"
+        rated = "for each rating, by a cohort of its own," if own else "for the last rating"
+        joined = "" if own else "in a round that also rates the model its answer too; "
+        accounting += f"; {joined}{rated} a Gaussian of noise multiplier {config.evaluation.noise_multiplier:g}"
     sampled = config.sampling.kind != "everyone"
     # Of another app only its nodes are known: whether one is a person, a device or a hospital is the app's to say.
     foreign = config.model.name == FLOWER_APP
@@ -81,7 +91,7 @@ def _user(config: RunConfig) -> Guarantee:
         adjacency=f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}",
         trusted="the server",
         observer="who sees every released model and clip norm, but not who takes part",
-        mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server",
+        mechanism=mechanism,
         accounting=accounting,
         not_covered=(
             *NOT_COVERED,
@@ -237,7 +247,9 @@ _DECIDING_EXAMPLE = (
     *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
     "data.public_num_examples",
 )
-_DECIDING_EVALUATION = tuple(f"evaluation.{name}" for name in ("kind", "every", "share", "metrics", "noise_multiplier"))
+_DECIDING_EVALUATION = tuple(
+    f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier")
+)
 _DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 TRAIN_AND_RATE, RATE = Work(trains=True, query=EVALUATION), Work(trains=False, query=EVALUATION)
+LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
 ERROR = "_error"  # what ends the name of a column with standard errors
 
 logger = logging.getLogger("discreet")
@@ -40,6 +42,32 @@ class Unrated:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """How far off private estimates are expected to be: said before anything is spent.
+
+    Attributes:
+      by_noise: the standard error of each estimate by the noise alone: of the mean over the clients that are asked.
+      in_all: of the mean over all clients: the noise and the chance of who is asked, with a bound on how much clients
+        differ. Estimates whose error can't be told before they are read are in neither.
+    """
+
+    by_noise: Mapping[str, float]
+    in_all: Mapping[str, float]
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the population is too small for a useful accuracy."""
+        return self.by_noise.get("accuracy", 0.0) > LARGEST_ERROR
+
+    def __str__(self) -> str:
+        each = (f"{name} {error:.4g} by noise, {self.in_all[name]:.4g} in all" for name, error in self.by_noise.items())
+        whole = f"clients rate the model; standard errors: {'; '.join(each)}"
+        if not self.is_poor:
+            return whole
+        return f"{whole}. The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
+
+
+@dataclass(frozen=True)
 class EvaluationPlan:
     """How clients rate the models of a run.
 
@@ -55,6 +83,30 @@ class EvaluationPlan:
     query: Query
     joined: RoundSettings
     event: DpEvent
+
+    def is_due(self, number: int, *, last: bool) -> bool:
+        """Whether the model after a round is rated by a cohort of its own."""
+        return last or (self.config.cohort == "own" and number > 0 and number % self.config.every == 0)
+
+    def left(self, done: int, *, rounds: int) -> int:
+        """How many ratings by cohorts of their own are to come after so many rounds of all."""
+        _, planned = self.config.ratings(rounds)
+        return planned - (done // self.config.every if self.config.cohort == "own" else 0)
+
+    def announce(self) -> None:
+        """Logs how far off the estimates are expected to be; warns if the population is too small for them."""
+        outlook = self.outlook()
+        logger.log(logging.WARNING if outlook.is_poor else logging.INFO, "%s", outlook)
+
+    def outlook(self) -> Outlook:
+        """How far off the estimates are expected to be."""
+        how, zeros = self.answers, [0.0] * self.query.length
+        asked, everybody = (
+            read(self.query, Sums(zeros, how.expected_cohort, how.stddev, probability))
+            for probability in (1.0, how.probability)
+        )
+        known = [name for name, each in asked.items() if math.isfinite(each.standard_error)]
+        return Outlook(*({name: found[name].standard_error for name in known} for found in (asked, everybody)))
 
     @property
     def answers(self) -> AnswerNoise:

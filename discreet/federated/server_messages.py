@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -63,6 +63,11 @@ class OwnRound:
     def reply_size(self) -> int:
         """How many values a reply holds, at least 1."""
         return max(1, self.update_size + self.answer_size)
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages: Discreet's clients answer queries as they train."""
+        return MessageType.TRAIN
 
     def request(self, client: VirtualClient | None) -> RecordDict:
         """What a client is sent; in a simulation with which client to be."""

@@ -146,6 +146,8 @@ def _check_shares(config: RunConfig, examples: int) -> None:
 def _check_evaluation(config: RunConfig, task: Task) -> None:
     if config.evaluation.kind == "public" and len(task.test) == 0:
         raise ConfigError("evaluation.kind=public needs a test set, and these data have none: take private, or none")
+    if config.operations.predictions and len(task.test) == 0:
+        raise ConfigError("operations.predictions=true needs a test set, and these data have none")
     evaluation_query(config, task)
 
 

@@ -16,7 +16,7 @@ from discreet.federated.flower_app import FlowerApp, said_in_arguments
 from discreet.federated.opened_run import Interruptible
 from discreet.federated.ready_run import App, EvaluateFn, StartCall
 from discreet.federated.server_optimizer import ServerOptimizer
-from discreet.federated.strategy_settings import flower_settings, refuse_what_is_not_private
+from discreet.federated.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
 from discreet.federated.training_run import Outcome
 from discreet.logs import log_to
 
@@ -77,6 +77,8 @@ class DPFedAvg(Strategy):
       too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
+      private_evaluation: `discreet.PrivateEvaluation(every, metric, noise_multiplier)`: clients rate the model, and the
+        mean of what they say is noised and paid for; `evaluate_fn` is then left out. None: they are not asked.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
       tracking: "mlflow" or "tensorboard" is told of rounds what may be published; "none" is not.
       tracking_uri: where that is.
@@ -124,6 +126,7 @@ class DPFedAvg(Strategy):
         too_noisy: str = "refuse",
         frozen: Sequence[str] = (),
         seed: int | None = None,
+        private_evaluation: PrivateEvaluation | None = None,
         output_dir: str | None = None,
         tracking: str = "none",
         tracking_uri: str | None = None,
@@ -134,7 +137,8 @@ class DPFedAvg(Strategy):
             refuse_what_is_not_private(given)
             config = flower_settings(given)
         patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key)
+        metric = private_evaluation.metric if private_evaluation else ""
+        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric)
         self.outcome: Outcome | None = None
 
     @classmethod

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.server_optimizer import server_section
+
+
+@dataclass(frozen=True)
+class PrivateEvaluation:
+    """Clients rate the model on data of their own, and what they say is noised and paid for: of `DPFedAvg`.
+
+    A cohort drawn as those of training rounds gets Flower's evaluate message. Each client's `metric` is held to [0, 1],
+    the server adds up what it is above one half, and noises the sum for one client: an event of its own in the ledger.
+
+    Attributes:
+      every: after so many rounds, again and again, and after the last one.
+      metric: its name in the MetricRecord that clients send back: an accuracy, or another share.
+      noise_multiplier: of the noise, over what one client can add. The standard error of the mean over clients is
+        noise_multiplier / (2 * fraction_train * population_size).
+    """
+
+    every: int = 10
+    metric: str = "accuracy"
+    noise_multiplier: float = 10.0
+
 
 EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
 REFUSED = {
@@ -75,12 +96,20 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
                 "min_nodes": given["min_available_nodes"],
             },
             "server": _server(given),
+            "evaluation": _evaluation(given["private_evaluation"]),
             "privacy": {
                 **{name: given[name] for name in ("delta", "accountant", "noise")},
                 "user": {**user, "enabled": True, "clip": clip},
             },
         }
     )
+
+
+def _evaluation(asked: PrivateEvaluation | None) -> dict[str, object]:
+    """The section `evaluation` of the settings."""
+    if asked is None:
+        return {}
+    return {"kind": "private", "every": asked.every, "noise_multiplier": asked.noise_multiplier}
 
 
 def _server(given: Mapping[str, Any]) -> dict[str, object]:

@@ -32,7 +32,7 @@ from discreet.tasks.scores import SCORES
 
 NONE, MLFLOW, TENSORBOARD = "none", "mlflow", "tensorboard"
 KINDS = (NONE, MLFLOW, TENSORBOARD)
-TOLD_OF_A_ROUND = ("loss", *SCORES, "clip_norm", "fraction_below", "epsilon_user")
+TOLD_OF_A_ROUND = ("loss", *SCORES, "accuracy_error", "clip_norm", "fraction_below", "epsilon_user")
 NOT_TOLD_OF_A_RUN = (
     *("seed", "output_dir", "resume", "device", "engine", "tracking", "tracking_uri"),
     *("data.path", "operations.", "privacy.user.account"),

@@ -154,12 +154,13 @@ class TrainingRun:
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
+        if self.plan.evaluation:
+            self.plan.evaluation.announce()
         self.progress = Progress(progress, self.plan.rounds)
         self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
             outcome = self._run_rounds(checkpoint)
-        if self.plan.evaluation and not self.plan.evaluation.has_rated(self.folder, outcome.checkpoint.round):
-            self.rate_last(self.plan.evaluation, outcome.checkpoint)
+        self.rate(outcome.checkpoint, is_last=True)
         return outcome
 
     def _look_at_account(self, checkpoint: Checkpoint) -> None:
@@ -167,13 +168,19 @@ class TrainingRun:
         settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
         if self.ledger.account is not None:
             charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
+            if self.plan.evaluation:
+                left = self.plan.evaluation.left(checkpoint.round, rounds=self.plan.rounds)
+                charges.append(Charge(0, USER, "", self.plan.evaluation.event, left))
             logger.info("%s", self.plan.says(self.ledger.account.outlook(charges)))
 
-    def rate_last(self, plan: EvaluationPlan, last: Checkpoint) -> None:
-        """A cohort drawn anew rates the last model: an event of its own. It is left out, in words, if it would pass the
-        budget."""
+    def rate(self, last: Checkpoint, *, is_last: bool) -> None:
+        """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
+        words, if it would pass the budget."""
+        plan = self.plan.evaluation
+        if plan is None or not plan.is_due(last.round, last=is_last) or plan.has_rated(self.folder, last.round):
+            return
         try:
-            self._check_event(plan.event, "rating the last model")
+            self._check_event(plan.event, "rating the model")
             self._rate(plan, last)
         except BudgetSpentError as spent:
             logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(spent)))
@@ -204,6 +211,7 @@ class TrainingRun:
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, self.plan.says(str(spent)))
+            self.rate(checkpoint, is_last=False)
             if self.plan.settings.user is None and report.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)

@@ -164,3 +164,24 @@ def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
 
 def test_the_names_of_the_guarantees_are_the_ones_a_policy_requires() -> None:
     assert ClientPolicy(require=(USER, EXAMPLE, LOCAL)).require == ("user", "example", "local")
+
+
+NOISE = ("privacy.user.noise_multiplier=1.5", "privacy.user.target_epsilon=null")
+
+
+@pytest.mark.parametrize("cohort", ["own", "same"])
+def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
+    words = (
+        "evaluation.kind=private",
+        "evaluation.noise_multiplier=2",
+        "evaluation.every=1",
+        f"evaluation.cohort={cohort}",
+    )
+    plain, rated = (client_settings(config("rounds=20", "privacy.delta=1e-5", *NOISE, *more)) for more in ((), words))
+    owner = ClientPolicy(
+        max_epsilon=planned_user_epsilon(plain, noise_multiplier=1.5, delta=1e-5) + 0.01, max_delta=1e-5
+    )
+    check_policy(owner, plain, noise_multipliers={USER: 1.5})
+    with pytest.raises(Refused, match="the run plans a user-level"):
+        check_policy(owner, rated, noise_multipliers={USER: 1.5})
+    assert rated.least_user_noise(1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])

@@ -108,7 +108,15 @@ TRAVELS = {
     *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
     *("training.optimizer", "training.weight_decay", "training.schedule"),
     *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
-    *("work.trains", "work.query", "evaluation.kind", "evaluation.every", "evaluation.share", "evaluation.metrics"),
+    *(
+        "work.trains",
+        "work.query",
+        "evaluation.kind",
+        "evaluation.every",
+        "evaluation.cohort",
+        "evaluation.share",
+        "evaluation.metrics",
+    ),
     "evaluation.noise_multiplier",
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
 }
