@@ -168,9 +168,8 @@ class TrainingRun:
         settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
         if self.ledger.account is not None:
             charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
-            if self.plan.evaluation:
-                left = self.plan.evaluation.left(checkpoint.round, rounds=self.plan.rounds)
-                charges.append(Charge(0, USER, "", self.plan.evaluation.event, left))
+            if plan := self.plan.evaluation:
+                charges.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.plan.rounds)))
             logger.info("%s", self.plan.says(self.ledger.account.outlook(charges)))
 
     def rate(self, last: Checkpoint, *, is_last: bool) -> None:
