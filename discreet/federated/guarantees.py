@@ -70,16 +70,6 @@ def _user(config: RunConfig) -> Guarantee:
         "fixed": "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
         "everyone": "a Gaussian a round, update and bits together",
     }[config.sampling.kind]
-    mechanism = f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server"
-    if config.evaluation.private:
-        mechanism += (
-            f"; clients rate the model on held-out examples of their own every {config.evaluation.every} rounds and at "
-            "the end, each answer clipped to norm 1, Gaussian noise on their sum at the server"
-        )
-        own = config.evaluation.cohort == "own"
-        rated = "for each rating, by a cohort of its own," if own else "for the last rating"
-        joined = "" if own else "in a round that also rates the model its answer too; "
-        accounting += f"; {joined}{rated} a Gaussian of noise multiplier {config.evaluation.noise_multiplier:g}"
     sampled = config.sampling.kind != "everyone"
     # Of another app only its nodes are known: whether one is a person, a device or a hospital is the app's to say.
     foreign = config.model.name == FLOWER_APP
@@ -91,8 +81,8 @@ def _user(config: RunConfig) -> Guarantee:
         adjacency=f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}",
         trusted="the server",
         observer="who sees every released model and clip norm, but not who takes part",
-        mechanism=mechanism,
-        accounting=accounting,
+        mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server{_ratings(config)[0]}",
+        accounting=accounting + _ratings(config)[1],
         not_covered=(
             *NOT_COVERED,
             "who took part in a round, and how many replied",
@@ -104,6 +94,21 @@ def _user(config: RunConfig) -> Guarantee:
             else "runs over the same clients that did not charge the population's account",
             *_shared_examples(config),
         ),
+    )
+
+
+def _ratings(config: RunConfig) -> tuple[str, str]:
+    """What the ratings by clients add to the mechanism and to the accounting."""
+    asked = config.evaluation
+    if not asked.private:
+        return "", ""
+    own = asked.cohort == "own"
+    rated = "for each rating, by a cohort of its own," if own else "for the last rating"
+    joined = "" if own else "in a round that also rates the model its answer too; "
+    return (
+        f"; clients rate the model on held-out examples of their own every {asked.every} rounds and at the end, each "
+        "answer clipped to norm 1, Gaussian noise on their sum at the server",
+        f"; {joined}{rated} a Gaussian of noise multiplier {asked.noise_multiplier:g}",
     )
 
 
