@@ -26,7 +26,18 @@ from discreet.config import load_config
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.predictions import load_model, own_test_set, predict
 from discreet.federated.run_folder import RunFolder
-from discreet.reporting.drawing import INK, MUTED, Picture, alone, canvas, draw_line, draw_spread, log_axis, to_svg
+from discreet.reporting.drawing import (
+    INK,
+    MUTED,
+    Picture,
+    alone,
+    canvas,
+    draw_line,
+    draw_spread,
+    log_axis,
+    place_ticks,
+    to_svg,
+)
 from discreet.simulation.in_process import simulate
 from discreet.tasks.heart import HOSPITALS, load_hospitals
 
@@ -99,7 +110,9 @@ def picture_of(rows: Sequence[Row]) -> Picture:
                 draw_spread(axes, target, values)
         axes.axhline(dict(means(rows))[math.inf], color=INK, linestyle="dashed", linewidth=0.9)
         axes.axhline(FLAMBY_BEST, color=MUTED, linestyle="dotted", linewidth=1.2)
-        log_axis(axes, "x", [target for target, _ in means(rows) if math.isfinite(target)])
+        targets = [target for target, _ in means(rows) if math.isfinite(target)]
+        log_axis(axes, "x", targets)
+        place_ticks(axes, targets)
         axes.set_xlabel("epsilon of each hospital, delta 0.001")
         axes.set_ylabel("accuracy, %")
         note = "dashed: without noise, all four; dotted: FLamby's best without privacy"

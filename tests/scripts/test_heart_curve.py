@@ -18,6 +18,7 @@ from benchmarks.heart_curve import (
     WITHOUT_NOISE,
     measured,
     own_settings,
+    picture_of,
     read_rows,
     summary,
 )
@@ -44,6 +45,12 @@ def test_the_pages_table_is_what_the_runs_measured() -> None:
 def test_every_epsilon_has_five_runs_and_no_hospital_spent_more_than_the_target() -> None:
     assert [(float(row["target"]), int(row["seed"])) for row in ROWS] == [(e, seed) for e in EPSILONS for seed in SEEDS]
     assert all(float(row[name]) <= float(row["target"]) for row in ROWS for name in row if name.startswith("epsilon"))
+
+
+def test_the_picture_has_the_pooled_test_set_each_hospital_and_what_the_lines_are() -> None:
+    picture = picture_of(ROWS)
+    assert [label for number, label in picture.legend if number > 0] == list(HOSPITALS)
+    assert "FLamby's best" in picture.legend[-1][1]
 
 
 @pytest.mark.slow
