@@ -40,6 +40,13 @@ MUTANTS = (
         ("tests/federated/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",),
     ),
     Mutant(
+        "the PLD keeps the sum of other counts than those that are asked for",
+        "discreet/privacy/loss_distribution.py",
+        "total = _settled_sum(items[:-_GROWING], frame, length)",
+        "total = _settled_sum(tuple((event, 3) for event, _ in items[:-_GROWING]), frame, length)",
+        ("tests/privacy/test_loss_distribution.py::test_what_is_kept_of_events_that_do_not_change_is_of_these_events",),
+    ),
+    Mutant(
         "the PLD forgets the direction in which a member is added",
         "discreet/privacy/loss_distribution.py",
         "directions = (0, 1) if",

@@ -7,7 +7,7 @@ is rounded is rounded up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,7 +30,10 @@ _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
 _SMALLEST_TILT = 1e-6  # below, no tilt at all
 _SMALLEST_EXPONENT = -60.0  # exp(-60) is nothing beside the rounding errors of a transform
 
+_GROWING = 4  # events of which the sum is not kept
+
 Counts = Mapping[DpEvent, int]
+Items = tuple[tuple[DpEvent, int], ...]
 
 
 @lru_cache(maxsize=4096)
@@ -110,28 +113,54 @@ _short_transform = lru_cache(maxsize=256)(_transform)  # half a megabyte each
 _long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
 
 
+class _LogSum(NamedTuple):
+    """Several releases in one: the sums over them of log modulus and phase of transforms of a length, and of what step
+    6 bounds their errors by."""
+
+    length: int
+    log_modulus: FloatArray
+    phase: FloatArray
+    relative: FloatArray
+
+    def with_event(self, event: DpEvent, count: int, frame: _Frame) -> _LogSum:
+        """With `count` releases of an event."""
+        length = self.length
+        transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
+        log_modulus, phase = transform(event, frame, length)
+        with np.errstate(over="ignore"):
+            relative = self.relative + count * (math.log2(length) * np.exp(-log_modulus) + 10)
+        return _LogSum(length, self.log_modulus + count * log_modulus, self.phase + count * phase, relative)
+
+
+def _log_sum(counts: Items, frame: _Frame, length: int) -> _LogSum:
+    total = _LogSum(length, *np.zeros((3, length // 2 + 1)))
+    for event, count in counts:
+        total = total.with_event(event, count, frame)
+    return total
+
+
+_settled_sum = lru_cache(maxsize=4)(_log_sum)  # up to twelve megabytes each
+
+
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound on their errors."""
-    transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
-    once = {event: transform(event, frame, length) for event in counts}
-    log_modulus, phase = np.zeros(length // 2 + 1), np.zeros(length // 2 + 1)
-    for event, count in counts.items():
-        log_modulus += count * once[event][0]
-        phase += count * once[event][1]
-    spectrum = np.zeros(len(phase), dtype=np.complex128)
-    heard = log_modulus > _SMALLEST_EXPONENT
-    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
+    # Of an account over many runs only the events of the runs that go on change: they come last.
+    items = tuple(counts.items())
+    total = _settled_sum(items[:-_GROWING], frame, length)
+    for event, count in items[-_GROWING:]:
+        total = total.with_event(event, count, frame)
+    spectrum = np.zeros(len(total.phase), dtype=np.complex128)
+    heard = total.log_modulus > _SMALLEST_EXPONENT
+    spectrum[heard] = np.exp(total.log_modulus[heard] + 1j * total.phase[heard])
     masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
-    inverses = ((count, np.exp(-once[event][0][heard])) for event, count in counts.items())
-    return masses, _error_norm(masses, np.abs(spectrum[heard]), inverses)
+    return masses, _error_norm(masses, np.abs(spectrum[heard]), total.relative[heard])
 
 
-def _error_norm(masses: FloatArray, modulus: FloatArray, inverses: Iterable[tuple[int, FloatArray]]) -> float:
-    """Step 6: bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus; `inverses` are
-    counts, and 1 / modulus of one release."""
+def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
+    """Step 6: bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus, and errors
+    relative to it of at most `relative` units for the releases."""
     levels = math.log2(len(masses))
-    relative = sum(count * (levels * inverse + 10) for count, inverse in inverses) - _SMALLEST_EXPONENT
-    forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * relative))
+    forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * (relative - _SMALLEST_EXPONENT)))
     return _UNIT * (forward + levels * float(np.linalg.norm(masses)))
 
 

@@ -97,7 +97,7 @@ def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> F
     return np.maximum(masses, 0.0)
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=64)  # up to four megabytes each; where there are more events, each epsilon computes them anew
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
     """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as infinite.
 

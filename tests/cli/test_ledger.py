@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent, get_epsilon_gaussian
 
 from discreet.cli.ledger import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
@@ -54,3 +54,49 @@ def test_one_file_may_be_named(run: Path) -> None:
 def test_a_folder_without_a_ledger_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path)]) == 2
     assert "holds no ledger" in capsys.readouterr().err
+
+
+def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "people.db"
+    assert main(["create", str(path), "--population", "people", "--size", "20", "--delta", "1e-3"]) == 0
+    event = GaussianDpEvent(3.0)
+    runs = (("/runs/second ab", 1), ("/runs/first cd", 2))
+    DurableLedger(path).charge([Charge(1, "user", holder, event, count) for holder, count in runs])
+    assert main(["show", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "population people: 20 clients, add or remove one client, delta 0.001" in lines
+    assert [line for line in lines if line.startswith("run ")] == [
+        "run /runs/second: 1 x Gaussian of noise multiplier 3",
+        "run /runs/first: 2 x Gaussian of noise multiplier 3",
+    ]
+    together = get_epsilon_gaussian(3.0 / 3**0.5, 1e-3)
+    assert lines[-2] == "all runs together (2): 3 releases"
+    assert lines[-1].startswith(f"  epsilon {together:.4g} by pld")
+
+
+REFUSED = {
+    "no size": (["--population", "people", "--delta", "1e-3"], "--size and --delta must be given"),
+    "no delta": (["--population", "people", "--size", "20"], "--size and --delta must be given"),
+    "a large delta": (["--population", "people", "--size", "20", "--delta", "0.05"], "delta must be within"),
+    "a limit of nothing": (
+        ["--population", "people", "--size", "20", "--delta", "1e-3", "--max-epsilon", "0"],
+        "max_epsilon of an account must be above 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_account_that_can_not_be_made_is_said(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["create", str(tmp_path / "people.db"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "people.db").exists()
+
+
+def test_an_account_is_not_made_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["create", str(tmp_path / "people.db"), "--population", "people", "--size", "20", "--delta", "1e-3"]
+    assert [main(words), main(words)] == [0, 2]
+    assert "exists already, and is not made anew" in capsys.readouterr().err

@@ -83,6 +83,14 @@ def test_the_second_run_is_ended_by_what_the_first_one_spent(path: Path) -> None
     assert (folder / "model.safetensors").exists()
 
 
+def test_private_evaluation_is_charged_to_the_account_as_well(path: Path) -> None:
+    words = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=20")
+    folder = run(path, "first", "rounds=3", *words)
+    own = DurableLedger(folder / "ledger.db").spent("user")
+    assert own.num_releases == 4  # three rounds, of which one is joined by ratings, and the last model rated alone
+    assert {*account(path).total().entries} == {*own.entries}
+
+
 def test_a_target_chooses_noise_for_the_run_and_bounds_all_runs(path: Path) -> None:
     words = ("rounds=2", "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=1")
     first, second = run(path, "first", *words), run(path, "second", *words)

@@ -107,6 +107,13 @@ def test_settings_are_told(in_tensorboard: RunFolder) -> None:
     assert "| model.name | logistic_regression |" in tensorboard_text(in_tensorboard.path / "tensorboard", "settings")
 
 
+def test_where_the_account_of_a_population_lies_is_not_told() -> None:
+    words = ["privacy.user.account=/secret/people.db", "sampling.population_name=people"]
+    told = told_settings(load_config(words))
+    assert told["sampling.population_name"] == "people"
+    assert not any("/secret" in value for value in told.values())
+
+
 @pytest.fixture
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)

@@ -135,3 +135,16 @@ def test_an_event_without_a_loss_distribution_is_refused() -> None:
     event = PoissonSampledDpEvent(0.1, SAMPLED)
     with pytest.raises(ValueError, match="has no loss distribution"):
         composed_epsilon({event: 1}, delta=1e-5)
+
+
+def several(first: int) -> dict[DpEvent, int]:
+    """Eight events, of which the first ones are not charged any more."""
+    return {PoissonSampledDpEvent(0.05, GaussianDpEvent(1 + x / 4)): first if x == 0 else 3 for x in range(8)}
+
+
+def test_what_is_kept_of_events_that_do_not_change_is_of_these_events() -> None:
+    before = composed_epsilon(several(3), delta=1e-5)
+    after = composed_epsilon(several(20), delta=1e-5)
+    other_order = dict(reversed(several(20).items()))  # the one that changed is then not kept
+    assert after == pytest.approx(composed_epsilon(other_order, delta=1e-5), rel=1e-9)
+    assert after > 1.2 * before
