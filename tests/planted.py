@@ -638,6 +638,13 @@ MUTANTS = (
         ("tests/tasks/test_frozen.py::test_frozen_values_stay_and_are_no_part_of_what_travels",),
     ),
     Mutant(
+        "a client trains on other frozen values than the server's",
+        "discreet/client/client.py",
+        "if request.frozen is not None and request.frozen != frozen_digest(self.model):",
+        "if request.frozen is not None and not frozen_digest(self.model):",
+        ("tests/tasks/test_frozen.py::test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers",),
+    ),
+    Mutant(
         "frozen values that server and clients do not share are taken",
         "discreet/tasks/model_check.py",
         "parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter])",

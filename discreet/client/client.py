@@ -19,7 +19,7 @@ from discreet.federated.query import query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples, TaskShape
-from discreet.tasks.models import load_parameters, trainable
+from discreet.tasks.models import frozen_digest, load_parameters, trainable
 from discreet.training.local_training import local_update
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
@@ -61,13 +61,17 @@ class DPClient(NumPyClient):
 
         Raises:
           Refused: a policy or a budget forbids the work.
-          MalformedMessage: the parameters are those of another model.
+          MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
             name, given = request.run.model, params.numel()
             raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
+        if request.frozen is not None and request.frozen != frozen_digest(self.model):
+            raise MalformedMessage(
+                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
+            )
         sizes = {self.holder: len(self.examples)}
         admitted = admit(request, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
         if isinstance(admitted, Refused):

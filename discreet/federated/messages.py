@@ -94,6 +94,8 @@ class TrainRequest:
       run: what the run asks, the same in every round.
       work: what this round asks.
       virtual: which client to be, in a simulation; None in a real federation, where a node is itself.
+      frozen: the digest of what is frozen in the server's model (`discreet.tasks.models.frozen_digest`); None if the
+        client is in the server's process, and builds the same.
     """
 
     round: int
@@ -101,6 +103,7 @@ class TrainRequest:
     run: ClientSettings
     virtual: VirtualClient | None = None
     work: Work = TRAIN
+    frozen: str | None = None
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -138,6 +141,8 @@ def request_items(request: TrainRequest) -> Items:
     """The request as it travels, a flat dictionary; also what `NumPyClient.fit` takes. What is None is left out."""
     virtual = {} if request.virtual is None else _flat(request.virtual, VIRTUAL)
     first: Items = {"version": VERSION, "round": request.round, "clip_norm": request.clip_norm}
+    if request.frozen is not None:
+        first["frozen"] = request.frozen
     return first | _flat(request.work, WORK) | _flat(request.run) | virtual
 
 
@@ -156,10 +161,11 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
         )
     number = _value(left.pop("round", None), int, "round")
     clip_norm = _value(left.pop("clip_norm", None), float, "clip_norm")
+    frozen = _value(left.pop("frozen", None), str | None, "frozen")
     try:
         run, work = _read(ClientSettings, left), _read(Work, left, WORK)
         virtual = _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
-        request = TrainRequest(number, clip_norm, run, virtual, work)
+        request = TrainRequest(number, clip_norm, run, virtual, work, frozen)
     except MalformedMessage:
         raise
     except ValueError as error:

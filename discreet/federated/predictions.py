@@ -30,7 +30,7 @@ from discreet.tasks.folder import (
     read_more,
     stack_columns,
 )
-from discreet.tasks.models import build_model
+from discreet.tasks.models import build_model, parts_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
@@ -73,6 +73,16 @@ class SavedModel:
     def target(self) -> Target:
         """What it predicts."""
         return self.shape.target
+
+
+def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the trainable ones, and
+    the frozen ones as they are in the model."""
+    parts = iter(parts_of(model, vector))
+    return {
+        name: (next(parts) if value.requires_grad else value.detach()).clone(memory_format=torch.contiguous_format)
+        for name, value in model.named_parameters()
+    }
 
 
 def load_model(run: Path) -> SavedModel:

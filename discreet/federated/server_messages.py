@@ -37,14 +37,15 @@ PIECE = 2**16
 @dataclass(frozen=True)
 class OwnMessages:
     """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round; `lengths` says
-    of how many numbers the answer to a query is, by its name."""
+    of how many numbers the answer to a query is, by its name; `frozen` is the digest of the model's frozen values."""
 
     run: ClientSettings
     lengths: Mapping[str, int] = field(default_factory=dict)
+    frozen: str | None = None
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> OwnRound:
         """The messages of one round; the parameters are encoded once."""
-        asked = TrainRequest(number, clip_norm, self.run, work=work)
+        asked = TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen)
         sizes = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
         return OwnRound(asked, parameters_record(params), *sizes)
 

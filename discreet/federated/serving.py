@@ -29,6 +29,7 @@ from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.transport import MessagesTooLarge
 from discreet.logs import log_to
 from discreet.settings import client_settings
+from discreet.tasks.models import frozen_digest
 
 logger = logging.getLogger("discreet")
 
@@ -131,7 +132,11 @@ def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, stra
     config = session.config
     transport = GridTransport(
         grid,
-        OwnMessages(client_settings(config), {EVALUATION: session.query.length} if session.query else {}),
+        OwnMessages(
+            client_settings(config),
+            {EVALUATION: session.query.length} if session.query else {},
+            frozen=frozen_digest(session.model),
+        ),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,

@@ -19,7 +19,7 @@ from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.population_account import PopulationAccount
-from discreet.federated.predictions import write_indicators, write_predictions
+from discreet.federated.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_folder import RunFolder
@@ -31,7 +31,7 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
-from discreet.tasks.models import build_model, flatten_parameters, load_parameters, named_parameters_of
+from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
 from discreet.tasks.targets import Target
 from discreet.training.fitting_loss import resolved_task

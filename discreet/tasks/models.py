@@ -5,6 +5,7 @@ None mixes the examples of a batch: every example has a gradient of its own.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 import sys
@@ -166,6 +167,16 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
     return values | {name: value for name, value in model.named_buffers(remove_duplicate=False) if id(value) in kept}
 
 
+def frozen_digest(model: nn.Module) -> str:
+    """What tells whether two models have the same frozen values: SHA-256 of these with their names, types and shapes;
+    an empty text if nothing is frozen."""
+    values, digest = frozen(model), hashlib.sha256()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if values else ""
+
+
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
     """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these statistics."""
     norms = [layer for layer in model.modules() if isinstance(layer, _NormBase) and layer.running_mean is not None]
@@ -199,18 +210,8 @@ def load_parameters(model: nn.Module, vector: Tensor) -> None:
     Values are converted to each parameter's type and device; NaN and infinities are written as they are.
     Raises ValueError unless the length is exactly the number of trainable parameters; the model is then unchanged.
     """
-    for parameter, part in zip(trainable(model), _split(model, vector), strict=True):
+    for parameter, part in zip(trainable(model), parts_of(model, vector), strict=True):
         parameter.copy_(part)
-
-
-def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the trainable ones, and
-    the frozen ones as they are in the model."""
-    parts = iter(_split(model, vector))
-    return {
-        name: (next(parts) if value.requires_grad else value.detach()).clone(memory_format=torch.contiguous_format)
-        for name, value in model.named_parameters()
-    }
 
 
 def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
@@ -222,7 +223,8 @@ def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
     return torch.cat([part for part, value in zip(parts, parameters, strict=True) if value.requires_grad])
 
 
-def _split(model: nn.Module, vector: Tensor) -> list[Tensor]:
+def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
+    """`vector` cut into views shaped like the trainable parameters. Raises as `load_parameters`."""
     parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):

@@ -66,6 +66,7 @@ def test_a_run_on_flowers_runtime_is_tracked(tmp_path: Path) -> None:
     [
         ("one_by_one", []),
         pytest.param("auto", ["model.name='tests.tasks.test_dropout:sequence'"], marks=slow),
+        pytest.param("auto", ["model.name='tests.tasks.test_frozen:statistics'"], marks=slow),
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
     ],

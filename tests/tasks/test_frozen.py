@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from discreet.cli.predict import main as predict
 from discreet.client import nodes
 from discreet.client.local_privacy import LocalPrivacy, release_step
 from discreet.config import ConfigError, load_config
-from discreet.federated.messages import MalformedMessage
+from discreet.federated.messages import MalformedMessage, request_items, request_of
+from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.engine import learned_layers
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import Examples
 from discreet.tasks.model_check import check_model
-from discreet.tasks.models import flatten_parameters, frozen, named_parameters_of, trainable
+from discreet.tasks.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import OFF, client, clipped, config, examples, request
 from tests.replay import replay
@@ -204,6 +206,24 @@ def test_a_client_names_the_number_of_parameters_that_it_trains() -> None:
     assert who.answer(request(config(*OFF)), torch.zeros(15)).update.shape == (15,)
     with pytest.raises(MalformedMessage, match="has 15 trainable parameters, the train request holds 18"):
         who.answer(request(config(*OFF)), torch.zeros(18))
+
+
+def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> None:
+    # The server's digest travels with the request; values, names and statistics count.
+    who = replace(client(examples(4)), model=built(statistics))
+    asked = replace(request(config(*OFF)), frozen=frozen_digest(built(statistics)))
+    params = flatten_parameters(who.model)
+    assert request_of(request_items(asked)) == asked
+    assert who.answer(asked, params).update.shape == params.shape
+    for name, value in frozen(who.model).items():
+        before = value.clone()
+        value.add_(1)
+        with pytest.raises(MalformedMessage, match="the frozen values of the model mlp are not the server's"):
+            who.answer(asked, params)
+        assert frozen_digest(who.model) != frozen_digest(built(statistics)), name
+        value.copy_(before)
+    assert who.answer(asked, params).update.shape == params.shape
+    assert frozen_digest(nn.Linear(2, 2)) == ""
 
 
 @of_each_model

@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from discreet.federated.predictions import named_parameters_of
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
@@ -21,7 +22,6 @@ from discreet.tasks.models import (
     character_lstm,
     flatten_parameters,
     load_parameters,
-    named_parameters_of,
 )
 
 FITTING = [
