@@ -68,7 +68,7 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
     """
     _check(config, audit)
-    resolved = checked(config)[0]
+    resolved = checked(_on_no_account(config))[0]
     seen = [_one_run(_numbered(resolved, number), audit) for number in range(audit.runs)]
     included = np.concatenate([run.included for run in seen])
     rounds = [np.concatenate(scores) for scores in zip(*(run.rounds for run in seen), strict=True)]
@@ -86,6 +86,11 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
         ),
         _settings(resolved, audit, len(rounds)),
     )
+
+
+def _on_no_account(config: RunConfig) -> RunConfig:
+    """The configuration without the account of its population: what an audit releases is thrown away."""
+    return replace(config, privacy=replace(config.privacy, user=replace(config.privacy.user, account=None)))
 
 
 def _check(config: RunConfig, audit: UserAudit) -> None:

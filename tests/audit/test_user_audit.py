@@ -5,6 +5,8 @@ Seeds are fixed, so that a verdict is the same each time.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -120,3 +122,10 @@ def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:
 def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], audit: UserAudit, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         audit_users(settings(*words), audit)
+
+
+def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
+    whose = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
+    config = settings(*EVERYBODY, *whose)
+    audit_users(config, UserAudit(20, honest=0))
+    assert list(tmp_path.iterdir()) == []
