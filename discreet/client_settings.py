@@ -143,6 +143,7 @@ class DataConfig:
     partition_seed: int = setting(20611, at_least(0))
     examples_per_client: int | None = setting(None, at_least(1))
     public_num_examples: int | None = setting(None, at_least(1))
+    normalise: str = setting("none", one_of("none", "public", "private"))
 
     def __post_init__(self) -> None:
         check(self, "data.")

@@ -45,6 +45,7 @@ from discreet.client_settings import (
 from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
+from discreet.statistics_settings import NormaliserConfig, StatisticsConfig
 
 NAME = Rule("a name", lambda value: bool(value.strip()))
 FILE = Rule("a file", lambda value: bool(value.strip()) and "\0" not in value)
@@ -195,6 +196,8 @@ class RunConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
+    statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ IN_A_PROJECT = {
     "simulate": "an experiment in one process, and sweeps with --multirun",
     "tune": "tries settings, keeps the best run, and accounts for the choice",
     "audit": "tries to break the privacy claim of a run, with canaries",
+    "statistics": "what clients' data are like, noised and paid for",
     "benchmark": "measures Discreet side by side with others",
 }
 

@@ -200,6 +200,8 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     trials = TrialCount(arguments.trials, arguments.mean)
     configs = [load_config(words) for words in candidates_of(arguments.overrides)]
+    if any(config.data.normalise == "private" for config in configs):
+        raise ConfigError("data.normalise must be none or public with discreet tune, whose price is that of rounds")
     cost = cost_of(configs, trials)
     print(f"{len(configs)} candidates; a {trials.distribution} number of trials, {trials.mean:g} on average")
     print(f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, delta {cost.delta:g})")

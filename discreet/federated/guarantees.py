@@ -22,6 +22,8 @@ NOT_COVERED = (
     "timing, traffic and which nodes are connected",
 )
 
+ASKED_BEFORE = "; and before the first round a Gaussian of everybody's means and deviations of inputs"
+
 OF_ANOTHER_APP = (
     "the train_config and the initial arrays, which are sent as they are",
     "the data that evaluate_fn works on, which are the server's own",
@@ -82,7 +84,7 @@ def _user(config: RunConfig) -> Guarantee:
         trusted="the server",
         observer="who sees every released model and clip norm, but not who takes part",
         mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server{_ratings(config)[0]}",
-        accounting=accounting + _ratings(config)[1],
+        accounting=accounting + _ratings(config)[1] + (ASKED_BEFORE if config.data.normalise == "private" else ""),
         not_covered=(
             *NOT_COVERED,
             "who took part in a round, and how many replied",
@@ -196,6 +198,12 @@ def expected_cohort(config: RunConfig) -> float:
     return float(round(config.expected_cohort)) if config.sampling.kind == "fixed" else config.expected_cohort
 
 
+def user_releases(config: RunConfig, noise_multiplier: float) -> tuple[tuple[DpEvent, int], ...]:
+    """All that a whole run costs a client at user level."""
+    before = ((config.statistics.event, 1),) if config.data.normalise == "private" else ()
+    return (*before, *client_settings(config).user_releases(noise_multiplier, config.rounds))
+
+
 def resolve_noise(config: RunConfig) -> RunConfig:
     """The configuration with the user-level noise multiplier that its target asks for, and its budget, filled in.
 
@@ -211,7 +219,7 @@ def resolve_noise(config: RunConfig) -> RunConfig:
     try:
         noise_multiplier = noise_multiplier_for_releases(
             user.target_epsilon,
-            releases=lambda noise: client_settings(config).user_releases(noise, config.rounds),
+            releases=lambda noise: user_releases(config, noise),
             delta=config.privacy.delta,
             accountant=config.privacy.accountant,
         )
@@ -255,6 +263,7 @@ _DECIDING_EXAMPLE = (
 _DECIDING_EVALUATION = tuple(
     f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier")
 )
+_DECIDING_STATISTICS = ("data.normalise", "statistics.noise_multiplier")
 _DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
 
 
@@ -265,6 +274,7 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
     names += _DECIDING_EXAMPLE if config.privacy.example.enabled else ()
     names += _DECIDING_LOCAL if config.privacy.local.kind != "none" else ()
     names += _DECIDING_EVALUATION if config.evaluation.private else ()
+    names += _DECIDING_STATISTICS if config.data.normalise == "private" else ()
     names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()
     facts: dict[str, object] = {name: attrgetter(name)(config) for name in names}
     facts["sampling.probability"] = config.sampling_probability

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from discreet.tasks.folder import (
     stack_columns,
 )
 from discreet.tasks.models import build_model, parts_of
+from discreet.tasks.normalising import Normaliser
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
@@ -51,6 +52,7 @@ class SavedModel:
       data: the name of the data set it was trained on.
       shape: what it expects of an input, and what it predicts.
       folder: where the data are described, with data.name=folder.
+      normaliser: what `predict` normalises inputs by.
     """
 
     model: nn.Module
@@ -58,6 +60,7 @@ class SavedModel:
     data: str
     shape: TaskShape
     folder: Path | None = None
+    normaliser: Normaliser = field(default_factory=Normaliser)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -112,7 +115,8 @@ def load_model(run: Path) -> SavedModel:
         raise ConfigError(f"{path} can't be read: {error}") from error
     folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
     described = None if folder is None else Path(folder).expanduser().resolve()
-    return SavedModel(model.eval(), facts["model"], facts["data"], shape, described)
+    by = {name: tuple(values) for name, values in json.loads(facts.get("normaliser", "{}")).items()}
+    return SavedModel(model.eval(), facts["model"], facts["data"], shape, described, Normaliser(**by))
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
@@ -262,8 +266,8 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     """
     if tuple(inputs.shape[1:]) != saved.input_shape:
         raise ValueError(f"the model reads inputs of shape {saved.input_shape}, not {tuple(inputs.shape[1:])}")
-    say = _SAY[saved.target.kind]
-    parts = [say(saved.target, saved.model(part).double()) for part in torch.split(inputs, BATCH) if len(part)]
+    say, read = _SAY[saved.target.kind], saved.normaliser.inputs
+    parts = [say(saved.target, saved.model(read(part)).double()) for part in torch.split(inputs, BATCH) if len(part)]
     return torch.cat([torch.empty(0, saved.shape.num_outputs, dtype=torch.float64), *parts])
 
 

@@ -126,7 +126,9 @@ def _floating_point(
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
-    slack = releases * bound(checkpoint.params.numel() + 1, LARGEST_SCALE)
+    # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
+    values = max(checkpoint.params.numel() + 1, 2 * len(config.normaliser.means or []))
+    slack = releases * bound(values, LARGEST_SCALE)
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}

@@ -112,6 +112,10 @@ def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
         and can be resumed.
     """
     simulated = isinstance(grid, InMemoryGrid)
+    if config.data.normalise != "none":
+        raise ConfigError(
+            "data.normalise must be none with nodes, which read inputs as they are: it is of discreet simulate"
+        )
     if not simulated:
         check_secure(config)
     with ExitStack() as held:

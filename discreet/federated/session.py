@@ -21,6 +21,7 @@ from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_ho
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.federated.private_evaluation import Unrated
+from discreet.federated.private_statistics import normaliser_in, with_constants
 from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.training_run import Outcome, Scores
@@ -121,7 +122,8 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         count_stddev(config)
     try:
         task = load_task(config.data.name, path=config.data.path)
-        config = replace(config, task=resolved_task(config.task, task))
+        config = with_constants(replace(config, task=resolved_task(config.task, task)), task)
+        task = normaliser_in(config).task(task)
         check_fits(config.model.name, task)
         PopulationAccount.of(config)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
@@ -170,6 +172,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "input_shape": json.dumps(session.task.input_shape),
         "num_classes": str(session.task.num_classes),
         "target": json.dumps(asdict(session.task.target)),
+        "normaliser": json.dumps(asdict(normaliser_in(config))),
     }
     close_run(session.opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if config.operations.predictions:

@@ -1,0 +1,177 @@
+"""Statistics of clients' data: everybody is asked once, and what comes back is noised at the server and charged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from discreet.client_settings import PRIVACY_DRAWS
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.answer_sum import AnswerNoise, AnswerPart, answer_round
+from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.durable_ledger import Charge
+from discreet.federated.estimates import Sums
+from discreet.federated.guarantees import USER
+from discreet.federated.opened_run import OpenedRun
+from discreet.federated.query import Query
+from discreet.statistics_settings import NormaliserConfig
+from discreet.tasks.description import read_description
+from discreet.tasks.examples import SHAPES, Task
+from discreet.tasks.folder import FOLDER, SCALE
+from discreet.tasks.noised_statistics import read_normaliser
+from discreet.tasks.normalising import Normaliser, normaliser_of
+from discreet.tasks.statistic_answers import DataShape, statistic_blocks
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+BEFORE = 0  # the round that a ledger names for what is asked before the first one
+NORMALISE, STATISTICS = "normalise", "statistics"  # what a query is for: each has draws of its own
+
+logger = logging.getLogger("discreet")
+
+
+def check_user_level(config: RunConfig, what: str) -> None:
+    """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
+    privacy = config.privacy
+    if not privacy.user.enabled or privacy.example.enabled:
+        raise ConfigError(
+            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+        )
+    if config.sampling.kind == "fixed":
+        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
+
+
+def data_shape(config: RunConfig, task: Task) -> DataShape:
+    """What is public of the data that statistics are about.
+
+    Raises:
+      ConfigError: their range is not given, or statistics of such data are not known.
+    """
+    asked = config.statistics
+    declared = (asked.low, asked.high) if asked.low is not None else declared_range(config)
+    if declared is None:
+        raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
+    low, high = declared
+    assert low is not None
+    assert high is not None
+    try:
+        return DataShape(task.shape, low, high, asked.most_examples)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def declared_range(config: RunConfig) -> tuple[float, float] | None:
+    """In which the data declare that all inputs lie, as a model reads them; None if they do not."""
+    if config.data.name == FOLDER and config.data.path is not None:
+        folder = Path(config.data.path).expanduser().resolve()
+        return SCALE if read_description(folder).low is not None else None
+    shape = SHAPES.get(config.data.name)
+    return None if shape is None or shape.tokens else shape.scale
+
+
+def with_constants(config: RunConfig, task: Task) -> RunConfig:
+    """The configuration with what `data.normalise=public` normalises by: the middle and half of the public range,
+    unless it is given.
+
+    Raises:
+      ConfigError: inputs can't be normalised so.
+    """
+    means, kind = config.normaliser.means, config.data.normalise
+    if kind == "none":
+        if means is not None:
+            raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
+        return config
+    if config.model.name == "scattering":
+        raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
+    shape = data_shape(config, task)
+    if means is not None and len(means) != shape.columns:
+        raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
+    if kind == "private":
+        check_user_level(config, "data.normalise=private")
+        if means is not None and not config.resume:
+            raise ConfigError(
+                "normaliser.means must be left out with data.normalise=private: clients are asked for them"
+            )
+    if kind == "private" or means is not None:
+        return config
+    middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
+    return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
+
+
+def normaliser_in(config: RunConfig) -> Normaliser:
+    """What a configuration normalises inputs by, if that is known."""
+    return normaliser_of(config.normaliser.means, config.normaliser.deviations)
+
+
+def needs_normaliser(config: RunConfig) -> bool:
+    """Whether clients have to be asked before the first round."""
+    return config.data.normalise == "private" and config.normaliser.means is None
+
+
+def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
+    """How the sum of everybody's answers of so many numbers is released."""
+    return AnswerNoise(
+        length,
+        float(config.population_size),
+        config.statistics.noise_multiplier,
+        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
+    )
+
+
+def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: str) -> Sums:
+    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn.
+
+    Raises:
+      ConfigError: it would pass the budget; nobody is asked then.
+    """
+    event = run.config.statistics.event
+    _check_budget(run, event)
+    # What is asked again draws anew: the same noise on two sums would give their difference away.
+    source = run.source.child(name, run.ledger.spent(USER).num_releases)
+    return answer_round(
+        answers,
+        statistics_noise(run.config, query.length),
+        event=event,
+        source=source,
+        charge=lambda event: run.ledger.charge([Charge(BEFORE, USER, "", event)]),
+    )
+
+
+def _check_budget(run: OpenedRun, event: DpEvent) -> None:
+    """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
+    charges, privacy, what = [Charge(BEFORE, USER, "", event)], run.config.privacy, "asking clients about their data"
+    try:
+        if run.ledger.account is not None:
+            run.ledger.account.require_room(charges, what)
+            return
+        budget = UserBudget(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
+        budget.require_room(run.ledger.spent(USER), charges, what)
+    except BudgetSpentError as error:
+        raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
+
+
+def normalise_query(config: RunConfig, task: Task) -> Query:
+    """What clients are asked for `data.normalise=private`."""
+    return Query(statistic_blocks(["moments"], data_shape(config, task)), task.shape)
+
+
+def with_normaliser(run: OpenedRun, task: Task, answers: Iterable[AnswerPart]) -> RunConfig:
+    """The configuration with the means and deviations of inputs that clients' answers to `normalise_query` give. It is
+    written to the run folder, so that a run that goes on does not ask again.
+
+    Raises:
+      ConfigError: asking would pass the budget.
+    """
+    query, config = normalise_query(run.config, task), run.config
+    sums = ask(run, query, answers, name=NORMALISE)
+    found = read_normaliser(query.blocks, sums.mean, sums.noise, shape=data_shape(config, task))
+    config = replace(config, normaliser=NormaliserConfig(list(found.means), list(found.deviations)))
+    run.folder.write_config(replace(config, output_dir=str(run.folder.path), resume=False))
+    logger.info("inputs are normalised by %d means and deviations that clients were asked for", len(found.means))
+    return config

@@ -1,0 +1,76 @@
+"""What is asked of clients' data, and what inputs are normalised by: settings that only a server reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from discreet.client_settings import POSITIVE, Rule, UserTerms, at_least, check, require, setting
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+STATISTICS = ("moments", "quantiles", "targets", "examples")
+
+
+def _are_names(value: object) -> bool:
+    names = value if isinstance(value, list) else []
+    return bool(names) and all(name in STATISTICS for name in names) and len(set(names)) == len(names)
+
+
+def _are_numbers(value: object) -> bool:
+    numbers = value if isinstance(value, list) else []
+    return bool(numbers) and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+
+
+NAMES = Rule(f"a list of different names of {', '.join(STATISTICS)}", _are_names)
+NUMBERS = Rule("a list of finite numbers, one a column", _are_numbers)
+DEVIATIONS = Rule(
+    "a list of finite numbers above 0, one a column",
+    lambda value: _are_numbers(value) and min(value) > 0,
+)
+
+
+@dataclass(frozen=True)
+class NormaliserConfig:
+    """What inputs are normalised by with `data.normalise`: (input - mean) / deviation, for each column of a table or
+    channel of images. Public: constants, by default the middle and half of the public range. Private: left out, since
+    a query finds them before the first round; a run that goes on has them."""
+
+    means: list[float] | None = field(default=None, metadata={"rule": NUMBERS})
+    deviations: list[float] | None = field(default=None, metadata={"rule": DEVIATIONS})
+
+    def __post_init__(self) -> None:
+        check(self, "normaliser.")
+        same = len(self.means or []) == len(self.deviations or [])
+        require(same, "normaliser.deviations", "as many as normaliser.means", self.deviations)
+
+
+@dataclass(frozen=True)
+class StatisticsConfig:
+    """What clients are asked of their data, by `discreet statistics` and with `data.normalise=private`.
+
+    Attributes:
+      of: by `discreet statistics`.
+      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
+      low, high: the public range of all inputs as a model reads them; None for that of the data set.
+      most_examples: a client with more examples counts as one with so many.
+    """
+
+    of: list[str] = field(default_factory=lambda: ["moments", "targets"], metadata={"rule": NAMES})
+    noise_multiplier: float = setting(10.0, POSITIVE)
+    low: float | None = None
+    high: float | None = None
+    most_examples: int = setting(1000, at_least(1))
+
+    def __post_init__(self) -> None:
+        check(self, "statistics.")
+        given = self.low is not None and self.high is not None
+        holds = -math.inf < self.low < self.high < math.inf if given else self.low is self.high  # type: ignore[operator]
+        require(holds, "statistics.high", "given with statistics.low, finite and above it", self.high)
+
+    @property
+    def event(self) -> DpEvent:
+        """What it costs a client at user level if everybody is asked, once."""
+        return UserTerms(sampling="everyone").event(self.noise_multiplier)

@@ -1,0 +1,80 @@
+"""`discreet statistics`: a table with standard errors, a file, and a charge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from discreet.cli.main import main
+from discreet.config import load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.simulation.in_process import simulate
+
+SMALL = [
+    *("data.name=digits", "data.num_clients=30", "seed=40931"),
+    *("privacy.user.noise_multiplier=1", "statistics.noise_multiplier=0.01"),
+]
+
+
+def asked(folder: Path, *more: str) -> tuple[int, dict[str, dict[str, dict[str, float]]]]:
+    code = main(["statistics", *SMALL, f"output_dir={folder}", *more])
+    path = folder / "statistics.json"
+    return code, json.loads(path.read_text())["statistics"] if code == 0 else {}
+
+
+def test_it_prints_and_writes_each_number_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = asked(tmp_path / "run")
+    assert code == 0
+    printed = capsys.readouterr().out
+    # Of all pixels of digits, and of the classes, as scikit-learn has them.
+    assert found["mean"]["column 1"]["value"] == pytest.approx(0.305, abs=0.01)
+    assert found["deviation"]["column 1"]["value"] == pytest.approx(0.376, abs=0.01)
+    assert found["share"]["class 3"]["value"] == pytest.approx(0.102, abs=0.01)
+    one = found["mean"]["column 1"]
+    assert f"{one['value']:.5g}" in printed
+    assert f"{one['standard_error']:.2g}" in printed
+    assert "the noise protects nobody" in printed
+
+
+def test_it_is_charged_to_the_ledger_of_its_folder(tmp_path: Path) -> None:
+    asked(tmp_path / "run", "statistics.noise_multiplier=4")
+    ((event, count),) = DurableLedger(tmp_path / "run" / "ledger.db").spent("user").entries
+    assert (str(event), count) == ("GaussianDpEvent(noise_multiplier=4.0)", 1)
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text())["privacy"]["epsilon"] == pytest.approx(
+        DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3)
+    )
+
+
+def test_the_ledger_of_a_run_pays_for_it_too(tmp_path: Path) -> None:
+    run = ["data.num_clients=30", "rounds=2", "model.name=linear", "privacy.user.noise_multiplier=1"]
+    simulate(load_config([*run, "privacy.user.too_noisy=warn", "seed=40931", f"output_dir={tmp_path / 'run'}"]))
+    assert main(["statistics", "resume=true", f"output_dir={tmp_path / 'run'}"]) == 0
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["statistics.of=[mode]"], "statistics.of must be a list of different names of moments, quantiles, targets"),
+        (["privacy.user.enabled=false"], "needs privacy.user.enabled=true"),
+        (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "privacy.example.enabled=false"),
+        (["sampling.kind=fixed", "privacy.accountant=rdp"], "needs sampling.kind=poisson or everyone"),
+        (["privacy.user.max_epsilon=0.1"], "a larger statistics.noise_multiplier is needed"),
+        (["statistics.low=1", "statistics.high=0"], "statistics.high must be given with statistics.low"),
+    ],
+    ids=["unknown", "off", "example level", "fixed size", "budget", "range"],
+)
+def test_what_it_can_not_do_is_said_in_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(tmp_path / "run", "statistics.noise_multiplier=1", *words)[0] == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_its_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statistics", "--help"]) == 0
+    assert "discreet statistics data.name=" in capsys.readouterr().out

@@ -1,0 +1,172 @@
+"""Statistics of clients' data as a query: what one client moves, what it costs, who may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor
+
+from discreet.config import ConfigError, RunConfig, load_config
+from discreet.federated.answer_sum import answer_round
+from discreet.federated.guarantees import resolve_noise, user_releases
+from discreet.federated.private_statistics import data_shape, statistics_noise
+from discreet.federated.query import Query
+from discreet.federated.round import ClientUpdate
+from discreet.federated.session import checked
+from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.randomness import RandomSource
+from discreet.statistics_settings import STATISTICS
+from discreet.tasks.bounded_answers import Block
+from discreet.tasks.datasets import load_task
+from discreet.tasks.statistic_answers import statistic_blocks
+from tests.replay import replay
+
+NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
+EXAMPLE_LEVEL = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
+Client = tuple[Tensor, Tensor]
+
+
+def config_of(*words: str) -> RunConfig:
+    return load_config([*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words])
+
+
+def query(config: RunConfig, *names: str) -> Query:
+    task = load_task(config.data.name)
+    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)), task.shape)
+
+
+def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
+    how = statistics_noise(config, asked.length)
+
+    def run(clients: Sequence[Client], source: RandomSource) -> object:
+        charged: list[object] = []
+        # What a client sends is beyond the server's control: it is clipped there once more.
+        parts = [ClientUpdate(torch.zeros(0), False, asked.answer(*client).float()) for client in clients]
+        sums = answer_round(parts, how, event=config.statistics.event, source=source, charge=charged.append)
+        return sums, charged
+
+    return run
+
+
+def clients_with(*more: Client) -> list[Client]:
+    source = torch.Generator().manual_seed(20771)
+    honest = [
+        (torch.rand(9, 30, generator=source) * 2 - 1, torch.randint(0, 2, (9,), generator=source)) for _ in range(5)
+    ]
+    return [*honest, *more]
+
+
+NAN, INF = torch.full((3, 30), torch.nan), torch.full((3, 30), torch.inf)
+WORST = {
+    "corner": torch.ones(4, 30),
+    "other corner": -torch.ones(4, 30),
+    "one example": torch.ones(1, 30),
+    "many examples": torch.ones(5000, 30),
+    "NaN": NAN,
+    "infinity": INF,
+    "huge": torch.full((3, 30), 1e38),
+}
+
+
+@pytest.mark.parametrize("noise", ["grid", "float"])
+@pytest.mark.parametrize("inputs", WORST)
+def test_one_client_more_moves_the_sum_by_at_most_what_the_noise_is_for(inputs: str, noise: str) -> None:
+    config, values = config_of(f"privacy.noise={noise}"), WORST[inputs]
+    for names in (["moments"], STATISTICS):
+        with_one = clients_with((values, torch.ones(len(values), dtype=torch.int64)))
+        found = replay(mechanism(config, query(config, *names)), with_one, clients_with())
+        assert found.faults == ()
+
+
+def test_some_client_reaches_the_bound() -> None:
+    config = config_of("privacy.noise=float")
+    corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
+    found = replay(mechanism(config, query(config)), corner, clients_with())
+    assert max(found.shares) == pytest.approx(1, abs=1e-5)
+
+
+def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
+    config = config_of("privacy.noise=float")
+    block = Block("moments", 60, 1.0, lambda *_: torch.ones(60, dtype=torch.float64))
+    monkeypatch.setattr("discreet.tasks.bounded_answers._within", lambda answer, bound: answer)
+    liar = replace(query(config), blocks=(block,))
+    corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
+    assert replay(mechanism(config, liar), corner, clients_with()).faults
+
+
+def test_it_costs_one_gaussian_beside_the_rounds() -> None:
+    config = config_of("statistics.noise_multiplier=7", "rounds=12")
+    releases = user_releases(config, 1.0)
+    oracle = PLDAccountant()
+    for event, count in releases:
+        oracle.compose(event, count)
+    expected = PLDAccountant()
+    expected.compose(GaussianDpEvent(7.0)).compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(1.0)), 12)
+    assert oracle.get_epsilon(1e-3) == pytest.approx(expected.get_epsilon(1e-3))
+
+
+def test_a_target_pays_for_it_too() -> None:
+    asked = load_config(
+        [*NOISY, "data.normalise=private", "privacy.user.target_epsilon=4", "statistics.noise_multiplier=2"]
+    )
+    resolved, without = resolve_noise(asked), resolve_noise(replace(asked, data=replace(asked.data, normalise="none")))
+    z = resolved.privacy.user.noise_multiplier
+    assert z is not None
+    assert z > (without.privacy.user.noise_multiplier or 0) * 1.01
+    spent = PLDAccountant()
+    spent.compose(GaussianDpEvent(2.0)).compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(z)), asked.rounds)
+    assert spent.get_epsilon(1e-3) == pytest.approx(4, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.user.enabled=false"], "data.normalise=private needs privacy.user.enabled=true"),
+        (
+            ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
+            "needs privacy.user.enabled=true and privacy.example.enabled=false",
+        ),
+        (
+            ["sampling.kind=fixed", "privacy.accountant=rdp"],
+            "needs sampling.kind=poisson or everyone",
+        ),
+        (["normaliser.means=[1]", "normaliser.deviations=[1]"], "normaliser.means must be 30 numbers"),
+        (["data.name=digits", "model.name=scattering"], "data.normalise must be none with model.name=scattering"),
+        (["normaliser.means=[1]"], "normaliser.deviations must be as many"),
+    ],
+    ids=["no noise", "example level", "fixed size", "given", "scattering", "no deviations"],
+)
+def test_what_it_does_not_go_with_is_refused_in_one_line(words: list[str], said: str) -> None:
+    given = [*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words]
+    with pytest.raises(ConfigError, match=said) as refused:
+        checked(load_config(given))
+    assert "\n" not in str(refused.value)
+
+
+def test_public_normalising_maps_the_public_range_to_minus_one_to_one() -> None:
+    words = [
+        "data.name=digits",
+        "data.num_clients=20",
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.too_noisy=warn",
+    ]
+    config, task = checked(load_config([*words, "data.normalise=public"]))
+    assert (config.normaliser.means, config.normaliser.deviations) == ([0.5], [0.5])
+    assert torch.equal(task.test.inputs, load_task("digits").test.inputs * 2 - 1)
+
+
+def test_public_constants_may_be_given() -> None:
+    words = ["normaliser.means=[0.2]", "normaliser.deviations=[0.4]", "data.normalise=public"]
+    _, task = checked(load_config(["data.name=digits", "privacy.user.too_noisy=warn", *words]))
+    assert torch.allclose(task.test.inputs, (load_task("digits").test.inputs - 0.2) / 0.4)
+
+
+def test_constants_that_nothing_reads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"normaliser\.means must be left out with data\.normalise=none"):
+        checked(load_config(["normaliser.means=[0.2]", "normaliser.deviations=[0.4]"]))

@@ -1,0 +1,116 @@
+"""`data.normalise=private`: a run that asks its clients for means and deviations before its first round."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.config import ConfigError, load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.predictions import load_model, predict
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import RunFolder
+from discreet.simulation.in_process import simulate
+
+DATA = 'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\nlow=[0,0,0]\nhigh=[1000000,1,300]\n'
+SMALL = (
+    *("data.name=folder", "data.num_clients=150", "model.name=linear", "seed=31991", "rounds=8", "training.epochs=3"),
+    *("privacy.delta=1e-3", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.005"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two features that tell the class: an income of thousands in a range up to a million, and a share."""
+    folder, source = tmp_path_factory.mktemp("data"), np.random.default_rng(30727)
+    (folder / "data.toml").write_text(DATA)
+    for name, count in (("train", 1500), ("test", 800)):
+        y = source.integers(0, 2, count)
+        columns = [
+            30000 + 4000 * source.standard_normal(count) + 4000 * (2 * y - 1),
+            0.5 + 0.1 * source.standard_normal(count) - 0.03 * (2 * y - 1),
+            170 + 8 * source.standard_normal(count),
+        ]
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [["income", "share", "height", "y"], *zip(*(c.tolist() for c in (*columns, y)), strict=True)]
+            )
+    return folder
+
+
+def words(data: Path, folder: Path, *more: str) -> list[str]:
+    return [*SMALL, f"data.path={data}", f"output_dir={folder}", *more]
+
+
+@pytest.fixture(scope="module")
+def private(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("private") / "run"
+    simulate(load_config(words(data, folder, "data.normalise=private")))
+    return folder
+
+
+def test_features_of_very_different_scale_are_learned(private: Path, data: Path, tmp_path: Path) -> None:
+    simulate(load_config(words(data, tmp_path / "plain")))
+    plain, normalised = (RunFolder(folder).read_metrics()[-1]["accuracy"] for folder in (tmp_path / "plain", private))
+    assert plain is not None
+    assert normalised is not None
+    assert normalised > 0.82
+    assert normalised > plain + 0.1
+
+
+def test_the_means_and_deviations_are_those_of_the_clients(private: Path, data: Path) -> None:
+    with (data / "train.csv").open() as file:
+        rows = np.array([[float(row[name]) for name in ("income", "share", "height")] for row in csv.DictReader(file)])
+    scaled = rows / np.array([1e6, 1, 300]) * 2 - 1
+    found = RunFolder(private).read_config().normaliser
+    assert found.means == pytest.approx(scaled.mean(axis=0), abs=0.005)
+    # Of income the deviation is 0.011: smaller than its noise, which it is then set to.
+    assert found.deviations[1:] == pytest.approx(scaled.std(axis=0)[1:], abs=0.03)  # type: ignore[index]
+
+
+def test_the_ledger_holds_it_and_privacy_json_says_so(private: Path) -> None:
+    facts = json.loads((private / "privacy.json").read_text())["guarantees"][0]
+    assert {"event": {"kind": "gaussian", "noise_multiplier": 0.005}, "count": 1} in facts["events"]
+    assert "means and deviations of inputs" in facts["accounting"]
+    assert DurableLedger(private / "ledger.db").spent("user").num_releases == 9
+
+
+def test_the_saved_model_normalises_what_it_predicts_of(private: Path) -> None:
+    saved = load_model(private)
+    found = RunFolder(private).read_config().normaliser
+    inputs = torch.rand(5, 3, generator=torch.Generator().manual_seed(71)) * 2 - 1
+    by_hand = (inputs.double() - torch.tensor(found.means)) / torch.tensor(found.deviations)
+    with torch.no_grad():
+        assert torch.allclose(predict(saved, inputs), saved.model(by_hand.float()).double().softmax(dim=1))
+
+
+def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
+    before = RunFolder(private).read_config().normaliser
+    outcome = simulate(run_config(["resume=true", f"output_dir={private}", "rounds=9"]))
+    assert outcome.checkpoint.round == 9
+    assert RunFolder(private).read_config().normaliser == before
+    events = dict(DurableLedger(private / "ledger.db").spent("user").entries)
+    assert sorted(events.values()) == [1, 9]
+
+
+def test_both_engines_give_the_same_model(data: Path, tmp_path: Path) -> None:
+    found = []
+    for engine in ("batched", "one_by_one"):
+        asked = words(data, tmp_path / engine, "data.normalise=private", "rounds=2", f"engine={engine}")
+        found.append(simulate(load_config(asked)).checkpoint.params)
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_what_would_pass_the_budget_asks_nobody(data: Path, tmp_path: Path) -> None:
+    asked = words(data, tmp_path / "run", "data.normalise=private", "privacy.user.max_epsilon=1")
+    with pytest.raises(
+        ConfigError,
+        match=r"statistics\.noise_multiplier is needed: asking clients .* beyond privacy\.user\.max_epsilon=1",
+    ):
+        simulate(load_config(asked))
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 0
