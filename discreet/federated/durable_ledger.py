@@ -86,8 +86,8 @@ class Account(Protocol):
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
         """Raises if these charges, for `what`, would pass the budget."""
 
-    def outlook(self, charges: Sequence[Charge]) -> str:
-        """What is spent, and how many of these charges the budget has room for."""
+    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
+        """What is spent, and how many of these rounds the budget has room for beside other charges."""
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """The same check, and the charge, in one transaction."""

@@ -199,14 +199,15 @@ class PopulationAccount:
         number = len(self.runs())
         return f"{number} run{'' if number == 1 else 's'}"
 
-    def outlook(self, charges: Sequence[Charge]) -> str:
-        """What is spent before a run, and how many of its rounds, a charge each, the budget has room for, in a line."""
-        spent, most = self.total(), self.budget.max_epsilon
+    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
+        """What is spent before a run, and how many of its rounds, a charge each, the budget has room for if the charges
+        `beside` them are made too; in one line."""
+        spent, most, planned = self.total(), self.budget.max_epsilon, len(rounds)
         said = f"account {self.path}: epsilon {self.budget.epsilon(spent):.4g} is spent by {self.count()}"
-        room = bisect_left(range(1, len(charges) + 1), True, key=lambda count: not self._fit(charges[:count]))
-        if most is None or room == len(charges):
+        room = bisect_left(range(1, planned + 1), True, key=lambda count: not self._fit([*beside, *rounds[:count]]))
+        if most is None or room == planned:
             return said
-        return f"{said}; {self.budget.name}={most:g} has room for {room} of the {len(charges)} rounds of this one"
+        return f"{said}; {self.budget.name}={most:g} has room for {room} of the {planned} rounds of this one"
 
     def _fit(self, charges: Sequence[Charge]) -> bool:
         try:

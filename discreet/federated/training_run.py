@@ -168,9 +168,9 @@ class TrainingRun:
         settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
         if self.ledger.account is not None:
             charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
-            if plan := self.plan.evaluation:
-                charges.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.plan.rounds)))
-            logger.info("%s", self.plan.says(self.ledger.account.outlook(charges)))
+            plan, planned = self.plan.evaluation, self.plan.rounds
+            ratings = [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))] if plan else []
+            logger.info("%s", self.plan.says(self.ledger.account.outlook(charges, ratings)))
 
     def rate(self, last: Checkpoint, *, is_last: bool) -> None:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
