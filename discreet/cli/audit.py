@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from discreet.audit.answer_audit import AnswerAudit, audit_answers
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.example_audit import ExampleAudit, audit_examples
@@ -43,7 +44,8 @@ MOST_CANARIES = 500  # unless more are asked for
 RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
 CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}); example level:
-examples of the client ({MOST_CANARIES}); local: releases with the canary, and as many with its opposite ({RELEASES})"""
+examples of the client ({MOST_CANARIES}); local, evaluation: releases with the canary, and as many without it or with
+its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -102,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="as of discreet simulate")
     made.add_argument("--run", type=Path, metavar="FOLDER", help="the settings of the run in this folder")
     made.add_argument("--canaries", type=int, metavar="N", help=CANARIES)
-    made.add_argument("--of", choices=AUDITS, help="the guarantee (the first that is on)")
+    made.add_argument("--of", choices=AUDITS, help="the guarantee (the first that is on), or private evaluation")
     made.add_argument("--rounds", type=int, help="example level: of the client (all); local: of the schedule (1)")
     made.add_argument("--client", type=int, default=0, help="example level: whose examples (0)")
     made.add_argument(
@@ -169,6 +171,10 @@ def _local(config: RunConfig, given: argparse.Namespace) -> Experiment:
     return audit_local(config, LocalAudit(_given(given.canaries, RELEASES), rounds=_given(given.rounds, 1)))
 
 
+def _answers(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    return audit_answers(config, AnswerAudit(_given(given.canaries, RELEASES)))
+
+
 def _given(count: int | None, otherwise: int) -> int:
     return otherwise if count is None else count
 
@@ -177,4 +183,5 @@ AUDITS: dict[str, Callable[[RunConfig, argparse.Namespace], Experiment]] = {
     USER: _users,
     EXAMPLE: _examples,
     LOCAL: _local,
+    "evaluation": _answers,
 }

@@ -62,6 +62,12 @@ def test_the_guarantee_that_is_on_is_audited(words: list[str], mechanism: str, t
     assert 0 < record["observations"][-1]["claimed"] < float("inf")
 
 
+def test_private_evaluation_is_audited_if_asked_for(tmp_path: Path) -> None:
+    rated = ["evaluation.kind=private", "evaluation.noise_multiplier=2", "model.name=linear", "seed=7919"]
+    assert main([*rated, "--of", "evaluation", "--canaries", "100", "--output", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "audit.json").read_text())["mechanism"] == "private evaluation"
+
+
 def test_a_claim_that_does_not_hold_ends_with_code_1(
     audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
