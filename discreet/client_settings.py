@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.value_rules import Rule, at_least, one_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -29,35 +29,13 @@ PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")
 # What clients can be asked of a model: `discreet.tasks.metric_answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
+# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
+MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
 class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a setting has to be, in words and as a test of its value; `names` are proposed for a misspelt one."""
-
-    words: str
-    holds: Callable[[Any], bool]
-    names: tuple[str, ...] = ()
-
-
-def one_of(*names: str) -> Rule:
-    """The rule that a value is one of the names."""
-    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
-
-
-def at_least(least: int) -> Rule:
-    """The rule that a whole number is not too small."""
-    return Rule(f"at least {least}", lambda value: least <= value)
-
-
-def within(least: float, largest: float) -> Rule:
-    """The rule that a number lies in a closed interval."""
-    return Rule(f"within [{least:g}, {largest:g}]", lambda value: least <= value <= largest)
 
 
 def _is_schedule(value: object) -> bool:
@@ -331,11 +309,7 @@ class ClientSettings:
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
         self._check_local()
-        if self.evaluation.private:
-            rule = "true with evaluation.kind=private: the noise at the server pays for what clients answer"
-            require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
-            rule = "false with evaluation.kind=private, which is not noised for one example"
-            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
+        self._check_ratings()
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
@@ -344,6 +318,11 @@ class ClientSettings:
     def accounts_itself(self) -> bool:
         """Whether a guarantee is on that each client accounts in a ledger of its own."""
         return self.example.enabled or self.local.kind != "none"
+
+    @property
+    def rates_itself(self) -> bool:
+        """Whether clients rate models by answers that each of them noises and accounts itself."""
+        return self.evaluation.private and self.example.enabled
 
     def user_event(self, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
         """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
@@ -378,6 +357,26 @@ class ClientSettings:
         if self.example.enabled and declared is not None:
             rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / self.delta:g})"
             require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
+
+    def _check_ratings(self) -> None:
+        if not self.evaluation.private:
+            return
+        local, rows = self.local.kind, self.data.public_num_examples
+        rule = "none with evaluation.kind=private: no local noise is drawn on what clients answer"
+        require(local == "none", "privacy.local.kind", rule, local)
+        if not self.example.enabled:
+            rule = "true with evaluation.kind=private, or privacy.example.enabled: noise pays for what clients answer"
+            require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
+            return
+        rule = "false with evaluation.kind=private and privacy.example.enabled: the server's clip would cut the noise"
+        require(not self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
+        rule = (
+            "left out with evaluation.kind=private: what is held out goes by rows, and a removed one moves the others"
+        )
+        require(rows is None, "data.public_num_examples", rule, rows)
+        wrong = [name for name in self.evaluation.metrics if name not in MEANS]
+        rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
+        require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
     def _check_local(self) -> None:
         kind, schedule = self.local.kind, self.local.schedule

@@ -29,23 +29,20 @@ from discreet.client_settings import (
     EvaluationConfig,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
-    Rule,
     TaskConfig,
     TrainingConfig,
     UserTerms,
-    at_least,
     check,
     check_value,
-    one_of,
     require,
     require_one,
     setting,
-    within,
 )
 from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig
+from discreet.value_rules import Rule, at_least, one_of, within
 
 NAME = Rule("a name", lambda value: bool(value.strip()))
 FILE = Rule("a file", lambda value: bool(value.strip()) and "\0" not in value)

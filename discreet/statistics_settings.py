@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import POSITIVE, Rule, UserTerms, at_least, check, require, setting
+from discreet.client_settings import POSITIVE, UserTerms, check, require, setting
+from discreet.value_rules import Rule, at_least
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -349,8 +349,8 @@ MUTANTS = (
     Mutant(
         "a client charges one step a round",
         "discreet/client/admission.py",
-        "event, steps, budgets_of",
-        "event, 1, budgets_of",
+        "((example_event(num_examples, training), steps),)",
+        "((example_event(num_examples, training), 1),)",
         (
             "tests/client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
             "tests/client/test_admission.py::test_charges_are_on_disk_before_anybody_works",

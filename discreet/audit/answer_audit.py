@@ -44,6 +44,8 @@ def audit_answers(config: RunConfig, audit: AnswerAudit) -> Experiment:
     query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
+    if config.privacy.example.enabled:
+        raise ConfigError("the answers that clients noise themselves are not audited: privacy.example.enabled is true")
     if audit.releases < 2:
         raise ConfigError(f"an audit needs at least two releases of the answers (got {audit.releases})")
     source = secure_source() if config.seed is None else seeded_source(config.seed).child("audit")

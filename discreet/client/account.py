@@ -58,13 +58,15 @@ class Accounts:
         """Of what was spent, 0 before the first charge."""
         return _epsilon(spent, self.delta, self.accountant)
 
-    def after(self, charge: Charge, budgets: Sequence[Budget]) -> PrivacyLedger:
-        """What is spent with a charge, which is not written yet.
+    def after(self, charge: Charge, budgets: Sequence[Budget], *more: Charge) -> PrivacyLedger:
+        """What is spent with a charge, and with more of the same guarantee and holder, which are not written yet.
 
         Raises:
           Refused: it would pass a budget.
         """
-        after = _recorded(self.spent(charge.guarantee, charge.holder), charge.event, charge.count)
+        after = self.spent(charge.guarantee, charge.holder)
+        for each in (charge, *more):
+            after = _recorded(after, each.event, each.count)
         for budget in budgets:
             said = self._beyond(budget, after)
             if said is not None:

@@ -12,13 +12,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
+from discreet.client.answering import own_noise
 from discreet.client.local_privacy import LocalPrivacy, round_privacy
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
 from discreet.client_settings import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER, ClientSettings
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.events import poisson_round_event
+from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,
@@ -38,12 +40,15 @@ NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: 
 
 @dataclass(frozen=True)
 class Release:
-    """What a client releases `count` times in a round under a guarantee that it accounts itself."""
+    """What a client releases in a round under a guarantee that it accounts itself: events, each with how often."""
 
     guarantee: str
-    event: DpEvent
-    count: int
+    events: tuple[tuple[DpEvent, int], ...]
     budgets: tuple[Budget, ...]
+
+    def charges(self, round_number: int, holder: str) -> list[Charge]:
+        """As the ledger has them."""
+        return [Charge(round_number, self.guarantee, holder, event, count) for event, count in self.events]
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,11 @@ def _enter(
         return Admitted(work)
     if accounts is None:
         raise Refused(NO_LEDGER)
-    own = [Charge(round_number, release.guarantee, holder, release.event, release.count) for release in work.releases]
-    spent = {
-        charge.guarantee: accounts.after(charge, release.budgets)
-        for charge, release in zip(own, work.releases, strict=True)
-    }
+    own, spent = list[Charge](), dict[str, PrivacyLedger]()
+    for release in work.releases:
+        first, *more = release.charges(round_number, holder)
+        spent[release.guarantee] = accounts.after(first, release.budgets, *more)
+        own += [first, *more]
     charges += own
     example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
     return Admitted(work, example, local, pure_epsilon_of(spent[LOCAL]) if LOCAL in spent else 0.0)
@@ -130,25 +135,37 @@ def _asked(request: TrainRequest, *, num_examples: int, policy: ClientPolicy) ->
         _check(run, work, num_examples=num_examples, policy=policy)
     except Refused as refusal:
         return refusal
-    if not request.work.trains:
-        return work
-    releases, steps = [], steps_of(num_examples, work.training)
-    if work.training.example is not None and steps > 0:
-        event = example_event(num_examples, work.training)
-        releases.append(Release(EXAMPLE, event, steps, budgets_of(policy, run, EXAMPLE)))
-    if work.local is not None:
-        releases.append(Release(LOCAL, work.local.event, 1, budgets_of(policy, run, LOCAL)))
+    releases, events = [], example_events(request, work.training, num_examples=num_examples)
+    if events:
+        releases.append(Release(EXAMPLE, events, budgets_of(policy, run, EXAMPLE)))
+    if work.local is not None and request.work.trains:
+        releases.append(Release(LOCAL, ((work.local.event, 1),), budgets_of(policy, run, LOCAL)))
     return replace(work, releases=tuple(releases))
+
+
+def example_events(
+    request: TrainRequest, training: LocalSettings, *, num_examples: int
+) -> tuple[tuple[DpEvent, int], ...]:
+    """What a round costs at example level: the steps on what the client trains on, and its answer on what it holds out.
+    No example is in both, so that an account of the two together is an upper bound."""
+    noise, steps = own_noise(request.run), steps_of(num_examples, training)
+    trained = request.work.trains and training.example is not None and steps > 0
+    steps_taken = ((example_event(num_examples, training), steps),) if trained else ()
+    answered = ((noise.event, 1),) if request.work.query and noise is not None else ()
+    return steps_taken + answered
 
 
 def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: ClientPolicy) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
     noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
     if work.training.example is not None:
-        noises[EXAMPLE] = work.training.example.noise_multiplier
+        rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
+        noises[EXAMPLE] = min(work.training.example.noise_multiplier, rating)
     if work.local is not None:
         noises[LOCAL] = work.local.noise_multiplier
     counted = counted_examples(num_examples, work.training)
+    if run.rates_itself:  # at most so many, with those that it holds out
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     if counted > 1 and noises.keys() - {USER}:
         _check_delta("privacy.delta", run.delta, counted)
         if math.isfinite(policy.max_epsilon):
@@ -165,8 +182,11 @@ def _check_delta(name: str, delta: float, num_examples: int) -> None:
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     """What a run asks of a client with `num_examples` examples.
 
-    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round: a client that is
-    sampled less often spends less.
+    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and for rating every
+    model that is to be rated: a client that is sampled less often spends less.
+
+    Raises:
+      Refused: no noise meets the target, since the ratings alone pass it.
     """
     example, settings = run.example, settings_without_noise(run.training, run.task)
     if not example.enabled:
@@ -177,22 +197,30 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     if example.noise_multiplier is not None:
         return settings
     assert example.target_epsilon is not None
-    noise_multiplier = _calibrate(
-        example.target_epsilon,
-        run.delta,
-        accountant=run.accountant,
-        probability=sampling_probability(max(1, num_examples), settings),
-        count=steps_of(max(1, num_examples), settings) * run.rounds,
-    )
+    try:
+        noise_multiplier = _calibrate(
+            example.target_epsilon,
+            run.delta,
+            run.accountant,
+            probability=sampling_probability(max(1, num_examples), settings),
+            count=steps_of(max(1, num_examples), settings) * run.rounds,
+            rating=run.evaluation.noise_multiplier,
+            ratings=sum(run.evaluation.ratings(run.rounds)),
+        )
+    except ValueError as error:
+        target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
+        raise Refused(f"{target} can't be reached with the ratings of models: {error}") from error
     return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
 
 
 @lru_cache(maxsize=1024)
-def _calibrate(target: float, delta: float, *, accountant: str, probability: float, count: int) -> float:
-    return noise_multiplier_for_epsilon(
+def _calibrate(
+    target: float, delta: float, accountant: str, *, probability: float, count: int, rating: float, ratings: int
+) -> float:
+    rated = ((poisson_round_event(1.0, noise_multiplier=rating), ratings),) if ratings else ()
+    return noise_multiplier_for_releases(
         target,
-        make_event=lambda noise: poisson_round_event(probability, noise_multiplier=noise),
-        count=count,
+        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *rated),
         delta=delta,
         accountant=accountant,
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import RoundWork, admit
-from discreet.client.answering import answer_to
+from discreet.client.answering import answer_to, own_noise
 from discreet.client.local_privacy import release_step, release_update
 from discreet.client.policy import ClientPolicy
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
@@ -90,7 +90,9 @@ class DPClient(NumPyClient):
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
         query = query_of(request.work.query, request.run, self.shape)
-        return answer_to(query, self.model, params, self.held_out)
+        answer, noise = answer_to(query, self.model, params, self.held_out), own_noise(request.run)
+        sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
+        return sent.to(torch.float32)
 
     def _update(self, params: Tensor, work: RoundWork) -> Tensor:
         local, training = work.local, work.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -43,9 +44,41 @@ class AnswerNoise:
     probability: float = 1.0
 
     @property
+    def sent(self) -> int:
+        """How many numbers a client sends."""
+        return self.length
+
+    @property
     def stddev(self) -> float:
         """Of the noise on each coordinate of the sum."""
         return self.noise_multiplier * SENSITIVITY
+
+
+@dataclass(frozen=True)
+class NoisedByClients:
+    """How answers are added up that each client has noised itself (`discreet.client.answering.OwnNoise`).
+
+    Attributes:
+      length: of an answer before it was noised.
+      expected_cohort, probability: as `AnswerNoise` has them.
+      noise_multiplier: of each client's noise, over what one of its examples can add to its answer.
+    """
+
+    length: int
+    expected_cohort: float
+    noise_multiplier: float
+    probability: float = 1.0
+
+    @property
+    def sent(self) -> int:
+        """How many numbers a client sends: the variance of its noise too."""
+        return self.length + 1
+
+    @property
+    def stddev(self) -> float:
+        """Of the noise on each coordinate of the sum of as many answers as are expected, if each is about one example;
+        about m examples it is an m-th of that."""
+        return self.noise_multiplier * math.sqrt(self.expected_cohort)
 
 
 class AnswerPart(Protocol):
@@ -100,6 +133,43 @@ class AnswerSum:
     @property
     def _values(self) -> Tensor:
         return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+
+
+class NoisedAnswers:
+    """Adds up answers that clients have noised themselves, each (length + 1,): the last number is the variance of the
+    noise. Nothing is clipped, and no noise is added: what the sum says is post-processing of what clients released.
+    A row that can't be one, with a value that is not finite or a variance below 0, adds zero."""
+
+    def __init__(self, how: NoisedByClients) -> None:
+        self.how = how
+        self.total = torch.zeros(how.length + 1, dtype=torch.float64)
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, length + 1)."""
+        rows = answers.detach().cpu().double()
+        self.total += rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0)
+
+    def take(self, part: AnswerPart) -> None:
+        """Adds a client, or a part of this sum that this process or one forked from it has made."""
+        if part.answer is not None:
+            self.add(part.answer.unsqueeze(0))
+        if part.answers:
+            self.total += torch.tensor(part.answers, dtype=torch.float64)
+
+    def part(self) -> tuple[float, ...]:
+        """What has been added up, to be taken into another sum."""
+        return tuple(self.total.tolist())
+
+    def released(self) -> Sums:
+        """The sum, with the standard deviation of all noise that is in it: infinity if nobody has answered."""
+        *values, variance = self.total.tolist()
+        stddev = math.sqrt(variance) if variance else math.inf
+        return Sums(tuple(values), self.how.expected_cohort, stddev, self.how.probability)
+
+
+def sum_for(how: AnswerNoise | NoisedByClients) -> AnswerSum | NoisedAnswers:
+    """The empty sum of answers that are released so."""
+    return NoisedAnswers(how) if isinstance(how, NoisedByClients) else AnswerSum(how)
 
 
 def answer_round(

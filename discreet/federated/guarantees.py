@@ -129,8 +129,9 @@ def _example(config: RunConfig) -> Guarantee:
         trusted="nobody but the client itself",
         observer="everybody else, the server too",
         mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, per-example clipping, "
-        "Gaussian noise on the sum",
-        accounting="a Poisson-sampled Gaussian a local step, over every round of every run in the client's ledger",
+        f"Gaussian noise on the sum{_own_ratings(config)[0]}",
+        accounting=f"a Poisson-sampled Gaussian a local step{_own_ratings(config)[1]}, over every round of every run "
+        "in the client's ledger",
         not_covered=(
             *NOT_COVERED,
             *_number_of_examples(declared),
@@ -138,6 +139,20 @@ def _example(config: RunConfig) -> Guarantee:
             "that a client took part",
             *_shared_examples(config),
         ),
+    )
+
+
+def _own_ratings(config: RunConfig) -> tuple[str, str]:
+    """What it adds to mechanism and accounting that clients rate the model, each with noise of its own."""
+    asked = config.evaluation
+    if not asked.private:
+        return "", ""
+    rated = f"every {asked.every} rounds and at the end"
+    return (
+        f"; the client rates the model {rated} on the m examples that it holds out, with Gaussian noise "
+        f"of standard deviation {asked.noise_multiplier:g} / m on its own answer, which one example moves by 1 / m",
+        f", and for each answer a Gaussian of noise multiplier {asked.noise_multiplier:g}, added up as if both were "
+        "about the same examples",
     )
 
 

@@ -2,7 +2,8 @@
 
 To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
 update, one bit, and what the client has spent by its own account; and the answer to a query, if the run pays for one.
-Nothing else: no number of examples, no loss.
+Nothing else: no number of examples, no loss. Of an answer that the client noises itself it says how large the noise is,
+too, and that follows from how many examples it holds out.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class TrainReply:
       below: the bit b, whether the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
-      answer: to the query that was asked, (length,), float32; None if none was.
+      answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if the client noises it
+        itself, as `discreet.client.answering.OwnNoise` says.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 

@@ -11,8 +11,9 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.federated.population_account import PopulationAccount
+from discreet.federated.reported_epsilons import largest_reported
 from discreet.federated.run_folder import Checkpoint
-from discreet.federated.training_run import Outcome, largest_reported
+from discreet.federated.training_run import Outcome
 from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
 from discreet.privacy.grid import LARGEST_SCALE

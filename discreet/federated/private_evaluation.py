@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from discreet.client_settings import EvaluationConfig
-from discreet.federated.answer_sum import AnswerNoise
+from discreet.federated.answer_sum import AnswerNoise, AnswerPart, NoisedAnswers, NoisedByClients, answer_round
 from discreet.federated.estimates import Sums, names_of, read
 from discreet.federated.messages import Work
 from discreet.federated.query import EVALUATION, Query
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
+from discreet.privacy.randomness import RandomSource
 from discreet.tasks.noised_means import Estimate
 
 if TYPE_CHECKING:
@@ -76,13 +77,14 @@ class EvaluationPlan:
       query: what they are asked.
       joined: the constants of a round whose cohort rates the model that it starts from. Its event is that of update,
         bits and answers together: they are about the same cohort.
-      event: what it costs if a cohort is asked for nothing else, as after the last round.
+      event: what it costs if a cohort is asked for nothing else, as after the last round; None if each client noises
+        its own answer, and accounts it itself.
     """
 
     config: EvaluationConfig
     query: Query
     joined: RoundSettings
-    event: DpEvent
+    event: DpEvent | None
 
     def is_due(self, number: int, *, last: bool) -> bool:
         """Whether the model after a round is rated by a cohort of its own."""
@@ -96,10 +98,15 @@ class EvaluationPlan:
     def announce(self) -> None:
         """Logs how far off the estimates are expected to be; warns if the population is too small for them."""
         outlook = self.outlook()
+        if isinstance(self.answers, NoisedByClients):
+            each = "; ".join(f"{name} {error:.4g} / m" for name, error in outlook.by_noise.items())
+            logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
+            return
         logger.log(logging.WARNING if outlook.is_poor else logging.INFO, "%s", outlook)
 
     def outlook(self) -> Outlook:
-        """How far off the estimates are expected to be."""
+        """How far off the estimates are expected to be; if clients noise their own answers, with one held-out example
+        each."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
             read(self.query, Sums(zeros, how.expected_cohort, how.stddev, probability))
@@ -109,10 +116,22 @@ class EvaluationPlan:
         return Outlook(*({name: found[name].standard_error for name in known} for found in (asked, everybody)))
 
     @property
-    def answers(self) -> AnswerNoise:
+    def answers(self) -> AnswerNoise | NoisedByClients:
         """How the answers' sum is released."""
         assert self.joined.answers is not None
         return self.joined.answers
+
+    def released(self, parts: Iterable[AnswerPart], *, source: RandomSource, charge: Callable[[DpEvent], None]) -> Sums:
+        """The sum of the answers of a cohort that is asked for nothing else, noised and charged here unless its clients
+        have done so: see `answer_round`."""
+        how = self.answers
+        if self.event is not None and isinstance(how, AnswerNoise):
+            return answer_round(parts, how, event=self.event, source=source, charge=charge)
+        assert isinstance(how, NoisedByClients)
+        total = NoisedAnswers(how)
+        for part in parts:
+            total.take(part)
+        return total.released()
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
         """Whether the row of a round says how good the model after it is. The untrained one is not rated."""
@@ -126,14 +145,14 @@ class EvaluationPlan:
         sums: Sums,
         *,
         also: Callable[[Mapping[str, object]], None],
-        spent: float | None = None,
+        spent: Mapping[str, float] | None = None,
     ) -> None:
         """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `spent`: the
-        user-level epsilon, if the row is to include what this has cost."""
+        epsilons, if the row is to include what this has cost."""
         found = read(self.query, sums)
         added: dict[str, float | None] = {name: each.value for name, each in found.items()}
         added |= {f"{name}{ERROR}": each.standard_error for name, each in found.items()}
-        added |= {} if spent is None else {"epsilon_user": spent}
+        added |= spent or {}
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields = {"event": "evaluation", "round": number, **added}

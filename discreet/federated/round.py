@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.federated import server_optimizer
-from discreet.federated.answer_sum import AnswerNoise, AnswerSum
+from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
 from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
 from discreet.privacy.clipped_sum import ClippedSum
@@ -202,12 +202,12 @@ def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | No
 class RoundSettings:
     """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits. `answers`:
     how the answers to a query are released; None in rounds that ask for none. `user.event` is then that of update, bits
-    and answers together."""
+    and answers together. Answers that clients have noised themselves go with `user` None."""
 
     expected_cohort: float
     optimizer: ServerOptimizer
     user: UserPrivacy | None
-    answers: AnswerNoise | None = None
+    answers: AnswerNoise | NoisedByClients | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -270,15 +270,16 @@ def dp_fedavg_round(
     """
     user = settings.user
     cohort = empty_sum(state.params.numel(), state.clip_norm, user)
-    answers = AnswerSum(settings.answers) if settings.answers else None
+    answers = sum_for(settings.answers) if settings.answers else None
     for part in updates:
         cohort.take(part)
         if answers:
             answers.take(part)
     if user is None:
-        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies)
+        noised = answers.released() if isinstance(answers, NoisedAnswers) else None
+        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies, noised)
     charge(user.event)
-    released = answers.released(source.child("answer")) if answers else None
+    released = answers.released(source.child("answer")) if isinstance(answers, AnswerSum) else None
     # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
     mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
     after = _step(state, cohort.clipped.noised(mechanism, source.child("update")), settings)

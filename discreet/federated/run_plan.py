@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
-from discreet.federated.answer_sum import AnswerNoise
+from discreet.federated.answer_sum import AnswerNoise, NoisedByClients
 from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.opened_run import OpenedRun
 from discreet.federated.private_evaluation import EvaluationPlan
@@ -17,6 +17,7 @@ from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
 from discreet.federated.training_run import Plan, TrainingRun
 from discreet.federated.transport import Transport
+from discreet.settings import client_settings
 from discreet.training.fitting_loss import chance_loss
 
 
@@ -47,6 +48,14 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
     )
 
 
+def answers_of(config: RunConfig, length: int) -> AnswerNoise | NoisedByClients:
+    """How answers of so many numbers are released: noised at the server, or by each client."""
+    if not client_settings(config).rates_itself:
+        return answer_noise(config, length)
+    cohort, probability = expected_cohort(config), config.sampling_probability
+    return NoisedByClients(length, cohort, config.evaluation.noise_multiplier, probability)
+
+
 def _user_privacy(config: RunConfig) -> UserPrivacy:
     user = config.privacy.user
     assert user.noise_multiplier is not None
@@ -65,8 +74,9 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
 
 def evaluation_plan(config: RunConfig, query: Query) -> EvaluationPlan:
     """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`."""
-    settings, answers = round_settings(config), answer_noise(config, query.length)
-    assert settings.user is not None
+    settings, answers = round_settings(config), answers_of(config, query.length)
+    if settings.user is None:
+        return EvaluationPlan(config.evaluation, query, replace(settings, answers=answers), event=None)
     event = user_event(config, settings.user.noise_multiplier, joined=True)
     joined = replace(settings, answers=answers, user=replace(settings.user, event=event))
     return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config))

@@ -23,6 +23,7 @@ from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.query import EVALUATION
 from discreet.federated.resuming import run_config
 from discreet.federated.run_end import end_run
+from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulation_ticket import TICKET
@@ -138,7 +139,7 @@ def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, stra
         grid,
         OwnMessages(
             client_settings(config),
-            {EVALUATION: session.query.length} if session.query else {},
+            {EVALUATION: answers_of(config, session.query.length).sent} if session.query else {},
             frozen=frozen_digest(session.model),
         ),
         timeout=config.server.round_timeout,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from discreet.federated.answer_sum import answer_round
 from discreet.federated.budget import BudgetSpentError, UserBudget
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
-from discreet.federated.messages import EPSILONS, TRAIN, TrainReply
+from discreet.federated.messages import TRAIN, TrainReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
+from discreet.federated.reported_epsilons import finite_epsilons, largest_reported, with_reported
 from discreet.federated.round import (
     CohortSampling,
     RoundMetrics,
@@ -160,8 +160,7 @@ class TrainingRun:
         self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
             outcome = self._run_rounds(checkpoint)
-        self.rate(outcome.checkpoint, is_last=True)
-        return outcome
+        return replace(outcome, checkpoint=self.rate(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, checkpoint: Checkpoint) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
@@ -169,37 +168,47 @@ class TrainingRun:
         if self.ledger.account is not None:
             charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
             plan, planned = self.plan.evaluation, self.plan.rounds
-            ratings = [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))] if plan else []
+            ratings = (
+                [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))]
+                if plan and plan.event
+                else []
+            )
             logger.info("%s", self.plan.says(self.ledger.account.outlook(charges, ratings)))
 
-    def rate(self, last: Checkpoint, *, is_last: bool) -> None:
+    def rate(self, last: Checkpoint, *, is_last: bool) -> Checkpoint:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
-        words, if it would pass the budget."""
+        words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
         plan = self.plan.evaluation
         if plan is None or not plan.is_due(last.round, last=is_last) or plan.has_rated(self.folder, last.round):
-            return
+            return last
         try:
-            self._check_event(plan.event, "rating the model")
-            self._rate(plan, last)
+            if plan.event is not None:
+                self._check_event(plan.event, "rating the model")
+            return self._rate(plan, last)
         except BudgetSpentError as spent:
             logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(spent)))
+            return last
 
-    def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> None:
+    def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> Checkpoint:
         self.wait_for_members()
-        source, report = self.plan.source.child("evaluation", last.round), RoundReport()
+        source = self.plan.source.child("evaluation", last.round)
+        report = RoundReport(finite=finite_epsilons(self.plan.privacy))
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
         replies = self.transport.ask(
             round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=RATE
         )
-        sums = answer_round(
+        sums = plan.released(
             report.accept(replies),
-            plan.answers,
-            event=plan.event,
             source=source.child("noise"),
             charge=lambda event: self.ledger.charge([Charge(last.round, USER, "", event)]),
         )
         report.log_failures()
-        plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilon(self.ledger.spent(USER)))
+        rated = with_reported(last, report)
+        # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
+        if plan.event is None:
+            self.folder.save_checkpoint(rated)
+        plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilons(rated))
+        return rated
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
@@ -210,7 +219,7 @@ class TrainingRun:
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, self.plan.says(str(spent)))
-            self.rate(checkpoint, is_last=False)
+            checkpoint = self.rate(checkpoint, is_last=False)
             if self.plan.settings.user is None and report.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
@@ -274,7 +283,7 @@ class TrainingRun:
     ) -> tuple[Checkpoint, RoundReport]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
-        report = RoundReport(cohort=cohort_size, finite=_finite_epsilons(self.plan.privacy))
+        report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.plan.privacy))
         state, metrics = dp_fedavg_round(
             _state(checkpoint),
             report.accept(self.progress.counted(replies, cohort=cohort_size)),
@@ -352,16 +361,6 @@ class TrainingRun:
         }
 
 
-def _finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
-    """Which of the epsilons that clients report this run keeps finite."""
-    finite = {
-        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
-        "epsilon_local": privacy.local.kind != "none",
-        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
-    }
-    return tuple(name for name, is_finite in finite.items() if is_finite)
-
-
 def after_round(
     status: RunStatus, *, number: int, nodes: int, failures: Mapping[str, int], last_failure: str | None
 ) -> RunStatus:
@@ -374,11 +373,8 @@ def after_round(
 
 
 def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Checkpoint:
-    # Cumulative by the clients' own accounts; a client that sits out a round still has what it spent before.
-    spent = {name: max(getattr(before, name), report.epsilons[name]) for name in EPSILONS}
-    unaccounted = sorted({*before.unaccounted, *report.unaccounted})
     moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
-    return replace(before, **moved, **spent, unaccounted=unaccounted)
+    return replace(with_reported(before, report), **moved)
 
 
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:
@@ -392,9 +388,3 @@ def _is_finite(loss: float | None) -> bool:
 
 def _state(checkpoint: Checkpoint) -> ServerState:
     return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})
-
-
-def largest_reported(checkpoint: Checkpoint, name: str) -> float:
-    """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""
-    value: float = getattr(checkpoint, name)
-    return math.inf if value == 0 and checkpoint.unaccounted else value

@@ -15,13 +15,13 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.local_privacy import LocalPrivacy, release_update
 from discreet.config import RunConfig
-from discreet.federated.answer_sum import AnswerNoise, AnswerSum
+from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.round import PartialSum, UserPrivacy, empty_sum
-from discreet.federated.run_plan import answer_noise, round_settings
+from discreet.federated.run_plan import answers_of, round_settings
 from discreet.federated.transport import Failure, Replies
 from discreet.privacy.clipping import row_norms
-from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.settings import client_settings
 from discreet.simulation.batches import table_of
 from discreet.simulation.chunk import Chunk
@@ -47,7 +47,7 @@ class BatchedTransport:
     def __init__(self, run: RunConfig, engine: Engine, *, accounts: Accounts | None) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
         length = engine.rates.query.length if engine.rates else 0
-        trainer = _Trainer(run, engine, round_settings(run).user, answer_noise(run, length) if length else None)
+        trainer = _Trainer(run, engine, round_settings(run).user, answers_of(run, length) if length else None)
         self._workers = _workers_of(engine, trainer.replies)
 
     def __enter__(self) -> Self:
@@ -125,7 +125,7 @@ class _Trainer:
     run: RunConfig
     engine: Engine
     user: UserPrivacy | None
-    answers: AnswerNoise | None
+    answers: AnswerNoise | NoisedByClients | None
 
     def replies(self, params: Tensor, work: _Work) -> Replies:
         """Asks a chunk, which starts from `params`, and adds up what it says."""
@@ -133,8 +133,8 @@ class _Trainer:
         if work.asked.query:
             assert self.answers is not None
             assert self.engine.rates is not None
-            total = AnswerSum(self.answers)
-            total.add(self.engine.rates.of(work.clients, params))
+            total, draws = sum_for(self.answers), _sources(self.run, work)
+            total.add(self.engine.rates.of(work.clients, params, draws))
             part = replace(part, answers=total.part())
         return Replies(part, *work.largest)
 
@@ -176,7 +176,12 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
 
 
 def _draws(run: RunConfig, work: _Work) -> Draws:
+    return SecureDraws(secure_source()) if run.seed is None else SeededDraws(_sources(run, work))
+
+
+def _sources(run: RunConfig, work: _Work) -> list[RandomSource]:
+    """Each client's own; without a seed one secure source stands for all."""
     if run.seed is None:
-        return SecureDraws(secure_source())
+        return [secure_source()] * len(work.clients)
     seeded = seeded_source(run.seed)
-    return SeededDraws([seeded.child("client", work.round_number, client) for client in work.clients])
+    return [seeded.child("client", work.round_number, client) for client in work.clients]

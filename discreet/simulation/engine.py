@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.client.answering import own_noise
 from discreet.config import RunConfig
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
@@ -86,15 +87,17 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     rates = None
     if run.evaluation.private:
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
-        rates = ChunkAnswers(query_of(EVALUATION, client_settings(run), task.shape), learned, data, client_examples)
+        settings = client_settings(run)
+        query, noise = query_of(EVALUATION, settings, task.shape), own_noise(settings)
+        rates = ChunkAnswers(query, learned, data, client_examples, noise)
     layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training
-    settings = settings_without_noise(training)
+    local = settings_without_noise(training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, settings)
+    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, local)
     return Engine(
         data,
         client_examples,

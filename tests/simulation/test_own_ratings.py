@@ -1,0 +1,135 @@
+"""Runs whose clients noise their ratings themselves: both engines, the ledger, what is published, standard errors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from discreet.client.answering import OwnNoise
+from discreet.config import load_config
+from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.estimates import read
+from discreet.federated.guarantees import EXAMPLE
+from discreet.federated.private_evaluation import EvaluationPlan
+from discreet.federated.query import Query
+from discreet.federated.round import ClientUpdate
+from discreet.federated.run_folder import RunFolder
+from discreet.privacy.randomness import seeded_source
+from discreet.simulation.in_process import simulate
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
+
+CLASSES = TaskShape((1,), 2)
+ACCURACY = Query(metric_blocks(["accuracy"], CLASSES), CLASSES)
+WORDS = (
+    *("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2", "rounds=3", "seed=55147"),
+    *("data.num_clients=8", "training.epochs=1", "training.batch_size=50", "model.name=linear"),
+    *("sampling.kind=everyone", "privacy.user.enabled=false"),
+    *("privacy.example.enabled=true", "privacy.example.noise_multiplier=2"),
+)
+
+
+def run(folder: Path, *words: str) -> RunFolder:
+    simulate(load_config([*WORDS, *words, f"output_dir={folder}"]))
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("cohort", ["own", "same"])
+def test_both_engines_give_the_same_ratings_and_charge_the_same(tmp_path: Path, cohort: str) -> None:
+    words = (f"evaluation.cohort={cohort}",)
+    found = [run(tmp_path / engine, f"engine={engine}", *words) for engine in ("one_by_one", "batched")]
+    one, many = ([(row["accuracy"], row["accuracy_error"]) for row in each.read_metrics()] for each in found)
+    assert [value is not None for value, _ in one] == [False, False, True, True][-len(one) :]
+    for (value, error), (other, its_error) in zip(one, many, strict=True):
+        assert value == (None if other is None else pytest.approx(other, rel=1e-6))
+        assert error == (None if its_error is None else pytest.approx(its_error, rel=1e-6))
+    charged = [
+        sorted(
+            (row.round, row.holder, row.event, row.count) for row in DurableLedger(each.clients_ledger_path).releases()
+        )
+        for each in found
+    ]
+    assert charged[0] == charged[1]
+
+
+def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    ledger = DurableLedger(folder.clients_ledger_path)
+    spent = max(ledger.spent(EXAMPLE, holder=str(client)).epsilon(1e-3) for client in range(8))
+    published = [float(str(folder.read_metrics()[-1]["epsilon_example"])), folder.load_checkpoint().epsilon_example]
+    assert published == pytest.approx([spent, spent], rel=1e-9)
+    rows = [row for row in ledger.releases() if row.holder == "0"]
+    q = 50 / 144  # of 1437 training examples client 0 has 180, and holds 36 of them out
+    oracle = PLDAccountant().compose(PoissonSampledDpEvent(q, GaussianDpEvent(2.0)), 9).compose(GaussianDpEvent(2.0), 2)
+    assert [row.count for row in rows] == [3, 3, 1, 3, 1]
+    assert ledger.spent(EXAMPLE, holder="0").epsilon(1e-3) == pytest.approx(oracle.get_epsilon(1e-3), rel=1e-3)
+
+
+def test_a_target_leaves_room_for_every_rating(tmp_path: Path) -> None:
+    target = "privacy.example.noise_multiplier=null", "privacy.example.target_epsilon=6"
+    last = run(tmp_path / "run", *target).read_metrics()[-1]
+    assert math.isfinite(float(str(last["accuracy_error"])))
+    assert 5.9 < float(str(last["epsilon_example"])) <= 6
+
+
+def test_the_error_is_that_of_the_clients_noise_and_of_who_was_asked(tmp_path: Path) -> None:
+    # 8 clients who hold out 36 or 35 of 180 or 179: a noise of 1 / 36 each on the accuracy, all of them are asked.
+    error = float(str(run(tmp_path / "run").read_metrics()[-1]["accuracy_error"]))
+    assert error == pytest.approx(1 / 36 / math.sqrt(8), rel=0.02)
+
+
+def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EvaluationPlan, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    spent = DurableLedger(folder.clients_ledger_path)
+    most = max(spent.spent(EXAMPLE, holder=str(client)).epsilon(1e-3) for client in range(8))
+    assert folder.load_checkpoint().epsilon_example == pytest.approx(most, rel=1e-9)
+    assert run(tmp_path / "run", "resume=true").read_metrics()[-1]["accuracy"] is not None
+
+
+def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
+    draw = torch.Generator().manual_seed(10357)
+    shares, sizes = torch.rand(40, generator=draw).double(), torch.randint(5, 60, (40,), generator=draw).tolist()
+    exact, within = float(shares.mean()), 0
+    for seed in range(200):
+        total, source = NoisedAnswers(NoisedByClients(1, 40.0, 4.0)), seeded_source(seed)
+        for row, size in enumerate(sizes):
+            sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
+            total.take(ClientUpdate(torch.zeros(1), below=True, answer=sent))
+        found = read(ACCURACY, total.released())["accuracy"]
+        within += abs(found.value - exact) <= 2 * found.standard_error
+    assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
+
+
+WRONG = {
+    "infinite": torch.tensor([math.inf, 1.0]),
+    "NaN": torch.tensor([0.0, math.nan]),
+    "negative": torch.tensor([0.5, -1.0]),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG.keys())
+def test_an_answer_that_can_not_be_one_adds_zero(answer: torch.Tensor) -> None:
+    total = NoisedAnswers(NoisedByClients(1, 2.0, 1.0))
+    total.add(torch.stack([torch.tensor([0.25, 4.0]), answer]))
+    assert total.part() == (0.25, 4.0)
+
+
+def test_without_any_answer_there_is_no_number() -> None:
+    found = read(ACCURACY, NoisedAnswers(NoisedByClients(1, 2.0, 1.0)).released())["accuracy"]
+    assert math.isnan(found.value)
+    assert found.standard_error == math.inf
