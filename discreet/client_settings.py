@@ -216,7 +216,8 @@ class EvaluationConfig:
       cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
       share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
       metrics: what clients are asked.
-      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
+      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
+        each client's noise on its own answer, over what one of its examples can add to it.
     """
 
     kind: str = setting("public", one_of("public", "private", "none"))

@@ -197,15 +197,12 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     if example.noise_multiplier is not None:
         return settings
     assert example.target_epsilon is not None
+    size, rating = max(1, num_examples), run.evaluation
+    stepped = sampling_probability(size, settings), steps_of(size, settings) * run.rounds
+    rated = rating.noise_multiplier, sum(rating.ratings(run.rounds))
     try:
         noise_multiplier = _calibrate(
-            example.target_epsilon,
-            run.delta,
-            run.accountant,
-            probability=sampling_probability(max(1, num_examples), settings),
-            count=steps_of(max(1, num_examples), settings) * run.rounds,
-            rating=run.evaluation.noise_multiplier,
-            ratings=sum(run.evaluation.ratings(run.rounds)),
+            example.target_epsilon, run.delta, accountant=run.accountant, stepped=stepped, rated=rated
         )
     except ValueError as error:
         target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
@@ -215,12 +212,14 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
 
 @lru_cache(maxsize=1024)
 def _calibrate(
-    target: float, delta: float, accountant: str, *, probability: float, count: int, rating: float, ratings: int
+    target: float, delta: float, *, accountant: str, stepped: tuple[float, int], rated: tuple[float, int]
 ) -> float:
-    rated = ((poisson_round_event(1.0, noise_multiplier=rating), ratings),) if ratings else ()
+    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and number of answers."""
+    (probability, count), (rating, times) = stepped, rated
+    answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()
     return noise_multiplier_for_releases(
         target,
-        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *rated),
+        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *answers),
         delta=delta,
         accountant=accountant,
     )
