@@ -276,8 +276,8 @@ def dp_fedavg_round(
         if answers:
             answers.take(part)
     if user is None:
-        noised = answers.released() if isinstance(answers, NoisedAnswers) else None
-        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies, noised)
+        own = answers.released() if isinstance(answers, NoisedAnswers) else None
+        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies, own)
     charge(user.event)
     released = answers.released(source.child("answer")) if isinstance(answers, AnswerSum) else None
     # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -62,8 +63,10 @@ def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_pat
     folder = run(tmp_path / "run")
     ledger = DurableLedger(folder.clients_ledger_path)
     spent = max(ledger.spent(EXAMPLE, holder=str(client)).epsilon(1e-3) for client in range(8))
-    published = [float(str(folder.read_metrics()[-1]["epsilon_example"])), folder.load_checkpoint().epsilon_example]
-    assert published == pytest.approx([spent, spent], rel=1e-9)
+    stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][1]["epsilon"]["pld"]
+    row, checkpoint = folder.read_metrics()[-1], folder.load_checkpoint()
+    assert checkpoint is not None
+    assert [stated, row["epsilon_example"], checkpoint.epsilon_example] == pytest.approx([spent] * 3, rel=1e-9)
     rows = [row for row in ledger.releases() if row.holder == "0"]
     q = 50 / 144  # of 1437 training examples client 0 has 180, and holds 36 of them out
     oracle = PLDAccountant().compose(PoissonSampledDpEvent(q, GaussianDpEvent(2.0)), 9).compose(GaussianDpEvent(2.0), 2)
