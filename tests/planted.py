@@ -530,8 +530,9 @@ MUTANTS = (
     Mutant(
         "answers are not clipped at the server",
         "discreet/federated/answer_sum.py",
-        "self.add(part.answer.unsqueeze(0))",
-        "self._values.add_(part.answer.double().nan_to_num().to(self._values.dtype))",
+        "self.add(part.answer.unsqueeze(0))\n        if part.answers:\n            values = self._values",
+        "self._values.add_(part.answer.double().nan_to_num().to(self._values.dtype))\n"
+        "        if part.answers:\n            values = self._values",
         ("tests/federated/test_answer_sum.py::test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one",),
     ),
     Mutant(

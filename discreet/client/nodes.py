@@ -40,6 +40,8 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPCli
       Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
     """
     virtual = request.virtual
+    if request.run.data.normalise != "none":
+        raise Refused("data.normalise must be none with nodes, which read inputs as they are")
     if virtual is None:
         return node_client(request, node_config)
     if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):

@@ -75,6 +75,11 @@ def test_outside_a_simulation_a_request_for_a_virtual_client_is_refused(ticket: 
             client_of(asked, node)
 
 
+def test_a_run_that_normalises_is_refused_by_a_client_which_reads_inputs_as_they_are() -> None:
+    with pytest.raises(Refused, match=r"^data\.normalise must be none with nodes"):
+        client_of(request(run_of(*OFF, "data.normalise=public")), NODE)
+
+
 def make_folder(path: Path) -> Path:
     path.mkdir()
     return path

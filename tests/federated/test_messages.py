@@ -103,7 +103,7 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 
 TRAVELS = {
     *("version", "round", "clip_norm", "rounds", "model", "delta", "accountant", "noise"),
-    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed", "data.normalise"),
     "task.huber_delta",
     *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
     *("training.optimizer", "training.weight_decay", "training.schedule"),
