@@ -19,7 +19,7 @@ from discreet.federated.round import ClientUpdate
 from discreet.federated.run_plan import answer_noise, cohort_sampling
 from discreet.federated.session import evaluation_query
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, source_of
 from discreet.tasks.datasets import load_task
 
 LONG = 1e4  # far beyond what an answer is clipped to
@@ -48,10 +48,10 @@ def audit_answers(config: RunConfig, audit: AnswerAudit) -> Experiment:
         raise ConfigError("the answers that clients noise themselves are not audited: privacy.example.enabled is true")
     if audit.releases < 2:
         raise ConfigError(f"an audit needs at least two releases of the answers (got {audit.releases})")
-    source = secure_source() if config.seed is None else seeded_source(config.seed).child("audit")
+    source = source_of(config.seed).child("audit")
     scores = _released(config, answer_noise(config, query.length), audit.releases, source)
-    privacy, spent = config.privacy, PrivacyLedger().record(evaluation_event(config))
-    claim = Claim(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, guarantees_of(config)[0].adjacency)
+    spent = PrivacyLedger().record(evaluation_event(config))
+    claim = Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
     facts: dict[str, str | int | float | bool] = {
         "releases": audit.releases,
         "metrics": ", ".join(config.evaluation.metrics),

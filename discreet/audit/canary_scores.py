@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from discreet.privacy.privacy_ledger import PrivacyLedger
+    from discreet.settings import PrivacyConfig
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,11 @@ class Claim:
     epsilon: float
     delta: float
     adjacency: str
+
+    @classmethod
+    def of(cls, privacy: PrivacyConfig, spent: PrivacyLedger, adjacency: str) -> Self:
+        """What a ledger with these events says at the delta, and by the accountant, of a configuration."""
+        return cls(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, adjacency)
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:

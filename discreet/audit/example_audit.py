@@ -22,7 +22,7 @@ from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT, ConfigError
 from discreet.config import RunConfig
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.privacy.randomness import source_of
 from discreet.settings import client_settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.datasets import load_task
@@ -70,7 +70,7 @@ def audit_examples(config: RunConfig, audit: ExampleAudit) -> Experiment:
     if not 1 <= audit.canaries <= len(examples):
         raise ConfigError(f"client {audit.client} has room for 1 .. {len(examples)} canaries (got {audit.canaries})")
     settings = local_settings(client_settings(config), len(examples))
-    source = secure_source() if config.seed is None else seeded_source(config.seed).child("audit")
+    source = source_of(config.seed).child("audit")
     rounds = config.rounds if audit.rounds is None else audit.rounds
     canaries = draw_canaries(audit.canaries, sum(p.numel() for p in trainable(model)), source.child("canaries"))
     scores = [
@@ -89,12 +89,11 @@ def _experiment(
     included: NDArray[np.bool_],
 ) -> Experiment:
     assert settings.example is not None
-    privacy, steps, event = config.privacy, steps_of(count, settings), example_event(count, settings)
+    steps, event = steps_of(count, settings), example_event(count, settings)
     adjacency = ZERO_OUT if settings.example.public_num_examples is None else ADD_OR_REMOVE
 
     def seen(name: str, releases: int, values: NDArray[np.float64]) -> Observation:
-        spent = PrivacyLedger().record(event, releases)
-        claim = Claim(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, adjacency)
+        claim = Claim.of(config.privacy, PrivacyLedger().record(event, releases), adjacency)
         return Observation(name, claim, CanaryScores(values, included))
 
     rounds = [seen(f"round {number + 1}", steps, values) for number, values in enumerate(scores)]

@@ -20,7 +20,7 @@ from discreet.client_settings import ConfigError
 from discreet.config import RunConfig
 from discreet.privacy.mechanisms import Gaussian, Laplace, laplace_step_sensitivity
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings import client_settings
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import LocalSettings, settings_without_noise
@@ -52,7 +52,7 @@ def audit_local(config: RunConfig, audit: LocalAudit) -> Experiment:
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
     if not 1 <= audit.rounds <= config.rounds or audit.releases < 2:
         raise ConfigError(f"an audit needs 1 .. {config.rounds} rounds and two releases (got {audit})")
-    source = secure_source() if config.seed is None else seeded_source(config.seed).child("audit")
+    source = source_of(config.seed).child("audit")
     training = settings_without_noise(run.training)
     canary = LongInput(training) if run.local.kind == "laplace_step" else LongUpdate()
     spent, seen = PrivacyLedger(), []
@@ -63,11 +63,7 @@ def audit_local(config: RunConfig, audit: LocalAudit) -> Experiment:
         spent = spent.record(privacy.event)
         seen.append((f"round {number}", PrivacyLedger().record(privacy.event), scores))
     seen.append(("run", spent, _added_up([scores for *_, scores in seen])))
-    delta, accountant = config.privacy.delta, config.privacy.accountant
-    found = [
-        Observation(name, Claim(ledger.epsilon(delta, accountant), delta, "replace"), scores)
-        for name, ledger, scores in seen
-    ]
+    found = [Observation(name, Claim.of(config.privacy, ledger, "replace"), scores) for name, ledger, scores in seen]
     facts: dict[str, str | int | float | bool] = {
         "kind": run.local.kind,
         "releases": audit.releases,

@@ -124,8 +124,7 @@ def _numbered(config: RunConfig, number: int) -> RunConfig:
 
 
 def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
-    privacy = config.privacy
-    return Claim(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, guarantees_of(config)[0].adjacency)
+    return Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
 
 
 def _settings(config: RunConfig, audit: UserAudit, rounds: int) -> dict[str, str | int | float | bool]:

@@ -45,7 +45,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.logs import log_to
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.selection import SHAPES, TrialCount
 from discreet.simulation.in_process import simulate
 from discreet.tasks.scores import main_score
@@ -217,7 +217,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: TrialCount, output: Path) -> Tune:
     seed = configs[0].seed
-    source = secure_source() if seed is None else seeded_source(seed).child("tune")
+    source = source_of(seed).child("tune")
     drawn = draw_trials(configs, trials.draw(source.child("count")), source.child("choices"))
     tune = Tune(arguments.overrides, trials.distribution, trials.mean, arguments.max_epsilon, drawn)
     output.mkdir(parents=True, exist_ok=True)

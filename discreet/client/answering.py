@@ -13,12 +13,10 @@ from discreet.federated.query import Query
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples
-from discreet.tasks.models import load_parameters
+from discreet.tasks.models import load_parameters, outputs_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,7 @@ def own_noise(run: ClientSettings) -> OwnNoise | None:
     return OwnNoise(run.evaluation.noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1)) if run.rates_itself else None
 
 
-@torch.no_grad()
-def outputs_of(model: nn.Module, params: Tensor, inputs: Tensor) -> Tensor:
-    """What the model gives with these parameters, (n, k), in evaluation mode: dropout is off. Its training mode is left
-    as it was."""
-    load_parameters(model, params)
-    was_training = model.training
-    model.eval()
-    try:
-        return torch.cat([model(part) for part in torch.split(inputs, BATCH)])
-    finally:
-        model.train(was_training)
-
-
 def answer_to(query: Query, model: nn.Module, params: Tensor, held_out: Examples) -> Tensor:
     """The answer of a client with these held-out examples, (length,), float64."""
-    outputs = outputs_of(model, params, held_out.inputs)
-    return query.answer(outputs, held_out.targets)
+    load_parameters(model, params)
+    return query.answer(outputs_of(model, held_out.inputs), held_out.targets)

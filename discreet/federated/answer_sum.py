@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from discreet.client_settings import PRIVACY_DRAWS
+from discreet.config import RunConfig
 from discreet.federated.estimates import Sums
 from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.clipping import GridSum
@@ -52,6 +54,22 @@ class AnswerNoise:
     def stddev(self) -> float:
         """Of the noise on each coordinate of the sum."""
         return self.noise_multiplier * SENSITIVITY
+
+
+def server_noise(
+    config: RunConfig, length: int, *, expected_cohort: float, noise_multiplier: float, probability: float = 1.0
+) -> AnswerNoise:
+    """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
+    updates."""
+    return AnswerNoise(
+        length,
+        expected_cohort,
+        noise_multiplier,
+        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
+        probability=probability,
+    )
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, Self
 
-from discreet.federated.durable_ledger import Charge
+from discreet.client_settings import USER
+from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings import PrivacyConfig
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class BudgetSpentError(RuntimeError):
@@ -30,6 +36,11 @@ class UserBudget:
     name: str = "privacy.user.max_epsilon"
     whose: str = ""
 
+    @classmethod
+    def of(cls, privacy: PrivacyConfig) -> Self:
+        """The budget that a configuration names."""
+        return cls(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
+
     def epsilon(self, spent: PrivacyLedger) -> float:
         """Of what was spent, 0 before the first release."""
         return _epsilon(spent, self.delta, self.accountant)
@@ -47,6 +58,16 @@ class UserBudget:
                 f"{what} would reach a user-level epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
                 f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
             )
+
+
+def require_room_for(event: DpEvent, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
+    """Raises BudgetSpentError if a release with this event, for `what`, would pass the budget: that of all runs over
+    the population if the ledger charges an account, else that of the run."""
+    charges = [Charge(0, USER, "", event)]
+    if ledger.account is not None:
+        ledger.account.require_room(charges, what)
+        return
+    UserBudget.of(privacy).require_room(ledger.spent(USER), charges, what)
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from discreet.federated.run_folder import (
 )
 from discreet.federated.tracking import Tracking, begin, require_extra
 from discreet.federated.training_run import Outcome
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, source_of
 
 logger = logging.getLogger("discreet")
 
@@ -83,7 +83,7 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
     folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
     if not config.resume:
         folder.write_config(asked, name=ASKED)
-    source = seeded_source(config.seed) if config.seed is not None else secure_source()
+    source = source_of(config.seed)
     _announce(config, folder, num_params=checkpoint.params.numel())
     tracking = begin(config, folder, held=held)
     return OpenedRun(config, folder, ledger, checkpoint, source, tracking, account)

@@ -124,11 +124,10 @@ class PopulationAccount:
         Raises:
           LedgerError: as the class.
         """
-        privacy = config.privacy
-        if privacy.user.account is None:
+        account = config.privacy.user.account
+        if account is None:
             return None
-        budget = UserBudget(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
-        return cls(Path(privacy.user.account), Population.of(config), budget)
+        return cls(Path(account), Population.of(config), UserBudget.of(config.privacy))
 
     @property
     def path(self) -> Path:

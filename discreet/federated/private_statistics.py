@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.answer_sum import AnswerNoise, AnswerPart, answer_round
-from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.answer_sum import AnswerNoise, AnswerPart, answer_round, server_noise
+from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
@@ -114,13 +113,11 @@ def needs_normaliser(config: RunConfig) -> bool:
 
 def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
     """How the sum of everybody's answers of so many numbers is released."""
-    return AnswerNoise(
+    return server_noise(
+        config,
         length,
-        float(config.population_size),
-        config.statistics.noise_multiplier,
-        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
-        on_grid=config.privacy.noise == "grid",
-        largest_cohort=config.population_size,
+        expected_cohort=float(config.population_size),
+        noise_multiplier=config.statistics.noise_multiplier,
     )
 
 
@@ -145,13 +142,8 @@ def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: st
 
 def _check_budget(run: OpenedRun, event: DpEvent) -> None:
     """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
-    charges, privacy, what = [Charge(BEFORE, USER, "", event)], run.config.privacy, "asking clients about their data"
     try:
-        if run.ledger.account is not None:
-            run.ledger.account.require_room(charges, what)
-            return
-        budget = UserBudget(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
-        budget.require_room(run.ledger.spent(USER), charges, what)
+        require_room_for(event, "asking clients about their data", ledger=run.ledger, privacy=run.config.privacy)
     except BudgetSpentError as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 

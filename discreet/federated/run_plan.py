@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
-from discreet.federated.answer_sum import AnswerNoise, NoisedByClients
+from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.opened_run import OpenedRun
 from discreet.federated.private_evaluation import EvaluationPlan
@@ -37,13 +37,11 @@ def round_settings(config: RunConfig) -> RoundSettings:
 
 def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
     """How the sum of answers of so many numbers is released, see `AnswerNoise`."""
-    return AnswerNoise(
+    return server_noise(
+        config,
         length,
-        expected_cohort(config),
-        config.evaluation.noise_multiplier,
-        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
-        on_grid=config.privacy.noise == "grid",
-        largest_cohort=config.population_size,
+        expected_cohort=expected_cohort(config),
+        noise_multiplier=config.evaluation.noise_multiplier,
         probability=config.sampling_probability,
     )
 

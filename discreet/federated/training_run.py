@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER
@@ -253,12 +253,7 @@ class TrainingRun:
             self._check_event(settings.user.event, "the next round")
 
     def _check_event(self, event: DpEvent, what: str) -> None:
-        charges, privacy = [Charge(0, USER, "", event)], self.plan.privacy
-        if self.ledger.account is not None:
-            self.ledger.account.require_room(charges, what)
-            return
-        budget = UserBudget(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
-        budget.require_room(self.ledger.spent(USER), charges, what)
+        require_room_for(event, what, ledger=self.ledger, privacy=self.plan.privacy)
 
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""

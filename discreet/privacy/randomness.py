@@ -205,6 +205,11 @@ def secure_source() -> RandomSource:
     return RandomSource(os.urandom(32), is_secure=True)
 
 
+def source_of(seed: int | None) -> RandomSource:
+    """A seeded source, or a secure one without a seed."""
+    return secure_source() if seed is None else seeded_source(seed)
+
+
 def seeded_source(seed: int) -> RandomSource:
     """A source that gives the same stream for the same seed (an int >= 0): for simulation and tests only.
 

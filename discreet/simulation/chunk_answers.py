@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.answering import OwnNoise, outputs_of
+from discreet.client.answering import OwnNoise
 from discreet.federated.query import Query
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.client_examples import SharedExamples, TrainedExamples
+from discreet.tasks.models import load_parameters, outputs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,8 @@ class ChunkAnswers:
         (k, length + 1) if they noise their answers; float32."""
         held = [self.clients.held_out(client) for client in clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
-        outputs = outputs_of(self.model, params, self.data.read(rows)).cpu()
+        load_parameters(self.model, params)
+        outputs = outputs_of(self.model, self.data.read(rows))
         targets, sizes = self.data.targets[rows].cpu(), [len(numbers) for numbers in held]
         pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
         answers = [self.query.answer(*pair) for pair in pairs]

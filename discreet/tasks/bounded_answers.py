@@ -30,6 +30,14 @@ class Block:
     shares: bool = False
 
 
+def check_names(names: Sequence[str], known: Sequence[str], *, when: str = "") -> None:
+    """Raises ValueError unless `names` are different ones of `known`; it names the choices, and `when` they are."""
+    unknown = [name for name in names if name not in known]
+    if unknown or not names or len({*names}) < len(names):
+        why = f" ({unknown[0]} is none of them)" if unknown else ""
+        raise ValueError(f"must be a list of different names of {', '.join(known)}{when}{why}")
+
+
 def weight_of(blocks: Sequence[Block]) -> float:
     """What each block is multiplied by, beside its bound's inverse."""
     return 1 / math.sqrt(len(blocks))
@@ -60,3 +68,9 @@ def bins_of(values: Tensor, low: float, high: float, count: int) -> Tensor:
     """
     places = ((values.double() - low) / (high - low) * count).nan_to_num(0.0, posinf=count, neginf=0.0)
     return places.clamp(0, count - 1).floor().long()
+
+
+def shares_of(places: Tensor, count: int) -> Tensor:
+    """For each column of places (n, k) the share of rows at each of `count` places: (k * count,), norm <= sqrt(k)."""
+    counts = torch.stack([torch.bincount(column, minlength=count) for column in places.T])
+    return (counts.double() / len(places)).reshape(-1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.tasks.bounded_answers import Block, bins_of
+from discreet.tasks.bounded_answers import Block, bins_of, check_names, shares_of
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
@@ -34,10 +34,7 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
     """
     kind = shape.target.kind
     known = [name for name in METRICS[kind] if name != "auc" or kind != CLASSES or shape.num_classes == 2]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names or len({*names}) < len(names):
-        why = f" ({unknown[0]} is none of them)" if unknown else ""
-        raise ValueError(f"must be a list of different names of {', '.join(known)} if {kind} are predicted{why}")
+    check_names(names, known, when=f" if {kind} are predicted")
     return tuple(_BLOCKS[name](shape) for name in names)
 
 
@@ -60,8 +57,9 @@ def _scalar(name: str, largest: float, value: Callable[[Tensor, Tensor], Tensor]
     return Block(name, 1, largest / 2, answer)
 
 
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each example, or each of its labels, is right; NaN, which argmax takes for the largest, is wrong."""
+def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether each example (n,), or each of its labels (n, k), is right; NaN is wrong, though argmax
+    takes it for the largest value."""
     if targets.ndim == 1:
         return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
     return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
@@ -76,12 +74,6 @@ def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range counts as its end."""
     return (outputs.clamp(-1, 1) - targets.double()).abs().nan_to_num(LARGEST_ERROR).clamp(0, LARGEST_ERROR)
-
-
-def shares_of(places: Tensor, count: int) -> Tensor:
-    """For each column of places (n, k) the share of rows at each of `count` places: (k * count,), norm <= sqrt(k)."""
-    counts = torch.stack([torch.bincount(column, minlength=count) for column in places.T])
-    return (counts.double() / len(places)).reshape(-1)
 
 
 def _auc(shape: TaskShape) -> Block:
@@ -99,14 +91,14 @@ def _auc(shape: TaskShape) -> Block:
 def _gaps(outputs: Tensor, targets: Tensor) -> Tensor:
     """For each bin of confidence, the mean over examples of (confidence - right) if it falls there: L1 norm <= 1."""
     confidence = outputs.softmax(dim=1).max(dim=1).values.nan_to_num(1.0)
-    gap = (confidence - _right(outputs, targets).double()) / len(confidence)
+    gap = (confidence - right_of(outputs, targets).double()) / len(confidence)
     places = bins_of(confidence, 0.0, 1.0, CONFIDENCE_BINS)
     return torch.zeros(CONFIDENCE_BINS, dtype=torch.float64).index_add(0, places, gap)
 
 
 def _clients(shape: TaskShape) -> Block:
     """One of the bins of a client's own accuracy, or mean absolute error, is 1."""
-    own = _errors if shape.target.kind == NUMBERS else _right
+    own = _errors if shape.target.kind == NUMBERS else right_of
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         value = own(outputs, targets).double().mean().reshape(1, 1)
@@ -136,7 +128,7 @@ def _r2(shape: TaskShape) -> Block:
 
 
 _BLOCKS: dict[str, Callable[[TaskShape], Block]] = {
-    "accuracy": lambda shape: _scalar("accuracy", 1.0, _right),
+    "accuracy": lambda shape: _scalar("accuracy", 1.0, right_of),
     "loss": lambda shape: _scalar("loss", largest_loss(shape), _losses),
     "auc": _auc,
     "calibration": lambda shape: Block("calibration", CONFIDENCE_BINS, 1.0, _gaps),

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.tasks.examples import Examples
+from discreet.tasks.metric_answers import right_of
+from discreet.tasks.models import outputs_of
 from discreet.tasks.scores import main_score
 from discreet.tasks.targets import CLASS, CLASSES, LABELS, Target
 
@@ -60,28 +62,19 @@ def evaluate(
         raise ValueError("cannot evaluate on no examples")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    was_training = model.training
-    model.eval()
-    try:
-        parts = [model(inputs.to(device)).cpu() for inputs in torch.split(examples.inputs, batch_size)]
-    finally:
-        model.train(was_training)
+    outputs = outputs_of(model, examples.inputs, batch_size=batch_size)
     total, truth = 0.0, examples.targets.cpu()
-    for outputs, targets in zip(parts, torch.split(truth, batch_size), strict=True):
-        total += loss(outputs.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
-    return Evaluation(total / len(examples), scores(torch.cat(parts), truth, target), len(examples))
+    for said, targets in zip(torch.split(outputs, batch_size), torch.split(truth, batch_size), strict=True):
+        total += loss(said.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
+    return Evaluation(total / len(examples), scores(outputs, truth, target), len(examples))
 
 
 def scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:
     """The scores of outputs (n, k) for targets as examples hold them: see `Evaluation`."""
     if target.kind == CLASSES:
-        # argmax takes a NaN for the largest value, which would count as right by luck.
-        right = (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
-        return {"accuracy": int(right.sum()) / len(targets)}
+        return {"accuracy": int(right_of(outputs, targets).sum()) / len(targets)}
     if target.kind == LABELS:
-        right = ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
-        return {"accuracy": int(right.sum()) / targets.numel(), "auc": mean_auc(outputs, targets)}
+        return {"accuracy": int(right_of(outputs, targets).sum()) / targets.numel(), "auc": mean_auc(outputs, targets)}
     each = number_scores(target.in_units(outputs), target.in_units(targets))
     return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
 

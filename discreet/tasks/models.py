@@ -204,6 +204,19 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
+    """What the model gives, (n, k), on the CPU, in evaluation mode: dropout is off. It is computed where the model's
+    parameters are; the training mode is left as it was."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    was_training = model.training
+    model.eval()
+    try:
+        return torch.cat([model(part.to(device)).cpu() for part in torch.split(inputs, batch_size)])
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
     """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in place.
 

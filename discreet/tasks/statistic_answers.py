@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from discreet.statistics_settings import STATISTICS
-from discreet.tasks.bounded_answers import Block, bins_of
+from discreet.tasks.bounded_answers import Block, bins_of, check_names, shares_of
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import shares_of
 from discreet.tasks.targets import CLASSES, LABELS
 
 VALUE_BINS = 40  # of a column's public range, for its quantiles
@@ -66,10 +65,7 @@ def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[Block, ...
     Raises:
       ValueError: a name is unknown or is given twice; it names the choices.
     """
-    unknown = [name for name in names if name not in STATISTICS]
-    if unknown or not names or len({*names}) < len(names):
-        why = f" ({unknown[0]} is none of them)" if unknown else ""
-        raise ValueError(f"must be a list of different names of {', '.join(STATISTICS)}{why}")
+    check_names(names, STATISTICS)
     return tuple(_BLOCKS[name](shape) for name in names)
 
 
