@@ -257,9 +257,9 @@ MUTANTS = (
     ),
     Mutant(
         "a server without a seed draws from a known one",
-        "discreet/federated/opened_run.py",
-        "if config.seed is not None else secure_source()",
-        "if config.seed is not None else seeded_source(0)",
+        "discreet/privacy/randomness.py",
+        "return secure_source() if seed is None else seeded_source(seed)",
+        "return seeded_source(seed or 0)",
         (
             "tests/federated/test_robustness.py"
             "::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
