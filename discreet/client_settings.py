@@ -6,19 +6,23 @@ and ranges. What is wrong is said in one line that names the setting. Neither Hy
 
 from __future__ import annotations
 
-import difflib
 import math
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET
+from discreet.setting_checks import ConfigError as ConfigError
+from discreet.setting_checks import check as check
+from discreet.setting_checks import check_value as check_value
+from discreet.setting_checks import require as require
+from discreet.setting_checks import require_one as require_one
+from discreet.setting_checks import setting as setting
 from discreet.value_rules import Rule, at_least, one_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-T = TypeVar("T")
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -32,10 +36,6 @@ METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "
 # Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
 
 
 def _is_schedule(value: object) -> bool:
@@ -68,45 +68,6 @@ LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "h
 SAMPLING = one_of("poisson", "fixed", "everyone")
 ACCOUNTANT = one_of(*ACCOUNTANTS)
 NOISE = one_of("float", "grid", "secure_sum")
-
-
-def setting(default: T, rule: Rule) -> T:
-    """A field of a section, with the rule for its value. If None is the default, None keeps the rule."""
-    return field(default=default, metadata={"rule": rule})
-
-
-def check(section: Any, prefix: str) -> None:
-    """Raises ConfigError unless each value of a section keeps its rule; `prefix` begins the names of its settings."""
-    for item in fields(section):
-        value, rule = getattr(section, item.name), item.metadata.get("rule")
-        if rule is not None and not (value is None and item.default is None):
-            check_value(value, f"{prefix}{item.name}", rule)
-
-
-def check_value(value: object, name: str, rule: Rule) -> None:
-    """Raises ConfigError unless the value of setting `name` keeps the rule."""
-    if not rule.holds(value):
-        close = difflib.get_close_matches(str(value), rule.names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        require(False, name, rule.words, repr(value) if value == "" else f"{value}{hint}")
-
-
-def require(holds: bool, name: str, rule: str, got: object) -> None:
-    """Raises ConfigError unless a setting `holds` to its rule."""
-    if not holds:
-        raise ConfigError(f"{name} must be {rule} (got {got})")
-
-
-NOISE_OR_TARGET = ("noise_multiplier", "target_epsilon")
-FOLLOWS = ": give one, the other follows from it"
-
-
-def require_one(section: Any, prefix: str, names: tuple[str, str], advice: str = FOLLOWS) -> None:
-    """Raises ConfigError unless exactly one of two settings of a section is given."""
-    first, second = (getattr(section, name) is not None for name in names)
-    if first == second:
-        both = " and ".join(f"{prefix}{name}" for name in names)
-        raise ConfigError(f"{both} are both {'given' if first else 'missing'}{advice}")
 
 
 @dataclass(frozen=True)
