@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET
 from discreet.setting_checks import ConfigError as ConfigError
 from discreet.setting_checks import check as check
@@ -214,6 +215,9 @@ class UserTerms:
       noise_multiplier: of a round; None if a target chooses it and it is not resolved yet.
       max_epsilon: the budget that ends the run, at the run's delta; None for none.
       sampling, probability, population_size: how cohorts are drawn.
+      aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
+      adaptive: whether each client sends a bit, for a clip norm that adapts.
+      count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
     """
 
     enabled: bool = True
@@ -222,12 +226,20 @@ class UserTerms:
     sampling: str = "poisson"
     probability: float = 1.0
     population_size: int = 1
+    aggregation: str = setting(PLAIN, AGGREGATION)
+    adaptive: bool = True
+    count_stddev: float | None = setting(None, NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         check(self, "privacy.user.")
         check_value(self.sampling, "sampling.kind", SAMPLING)
         check_value(self.probability, "sampling.probability", PROBABILITY)
         check_value(self.population_size, "sampling.population_size", at_least(1))
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server reads nothing but masked sums, which clients noise."""
+        return self.enabled and self.aggregation == SECURE
 
     def event(self, noise_multiplier: float) -> DpEvent:
         """What one round costs a client, for the sampling that is declared."""
@@ -262,6 +274,7 @@ class ClientSettings:
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    secure: SecureConfig = field(default_factory=SecureConfig)
 
     def __post_init__(self) -> None:
         check_value(self.rounds, "rounds", at_least(1))
@@ -272,6 +285,8 @@ class ClientSettings:
         self._check_delta()
         self._check_local()
         self._check_ratings()
+        if self.user.secure:
+            self._check_secure("privacy.user.aggregation=secure")
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
@@ -339,6 +354,17 @@ class ClientSettings:
         wrong = [name for name in self.evaluation.metrics if name not in MEANS]
         rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
         require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
+
+    def _check_secure(self, by: str) -> None:
+        rule = f"everyone with {by}: the server knows whom it asks, so that sampling amplifies nothing"
+        require(self.user.sampling == "everyone", "sampling.kind", rule, self.user.sampling)
+        rule = f"{RDP} with {by}: its noise is accounted by Renyi divergences"
+        require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
+        rule = f"grid with {by}: masks are added to whole numbers"
+        require(self.noise == "grid", "privacy.noise", rule, self.noise)
+        rule = f"none or public with {by}: the server would read each client's statistics"
+        require(self.data.normalise != "private", "data.normalise", rule, self.data.normalise)
+        self.secure.check_fits(self.user.population_size)
 
     def _check_local(self) -> None:
         kind, schedule = self.local.kind, self.local.schedule

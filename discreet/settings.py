@@ -41,6 +41,7 @@ from discreet.client_settings import (
 from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
 from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
+from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig
 from discreet.value_rules import Rule, at_least, one_of, within
 
@@ -119,9 +120,11 @@ class ClipConfig:
 
 @dataclass(frozen=True)
 class UserPrivacyConfig:
-    """User-level privacy: noise at the server, for all data of one client."""
+    """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
+    on masked updates, of which the server reads the sum alone."""
 
     enabled: bool = True
+    aggregation: str = setting(PLAIN, AGGREGATION)
     noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
     target_epsilon: float | None = setting(None, POSITIVE)
     max_epsilon: float | None = setting(None, POSITIVE)
@@ -135,6 +138,13 @@ class UserPrivacyConfig:
             object.__setattr__(self, "account", os.path.abspath(os.path.expanduser(self.account)))
         if self.enabled:
             require_one(self, "privacy.user.", NOISE_OR_TARGET)
+        rule = f"{PLAIN} with privacy.user.enabled=false"
+        require(self.enabled or self.aggregation == PLAIN, "privacy.user.aggregation", rule, self.aggregation)
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server reads nothing but masked sums, which clients noise."""
+        return self.enabled and self.aggregation == SECURE
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,7 @@ class PrivacyConfig:
     user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
+    secure: SecureConfig = field(default_factory=SecureConfig)
 
     def __post_init__(self) -> None:
         check(self, "privacy.")
@@ -266,6 +277,9 @@ def client_settings(config: RunConfig) -> ClientSettings:
         sampling=config.sampling.kind,
         probability=config.sampling_probability,
         population_size=config.population_size,
+        aggregation=privacy.user.aggregation,
+        adaptive=privacy.user.clip.kind == "adaptive",
+        count_stddev=privacy.user.clip.count_stddev,
     )
     return ClientSettings(
         rounds=config.rounds,
@@ -280,6 +294,7 @@ def client_settings(config: RunConfig) -> ClientSettings:
         example=privacy.example,
         local=privacy.local,
         evaluation=config.evaluation,
+        secure=privacy.secure,
     )
 
 

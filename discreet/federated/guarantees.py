@@ -271,6 +271,7 @@ _DECIDING = (
     *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
 )
 _DECIDING_USER = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
+_DECIDING_SECURE = ("privacy.user.aggregation", *(f"privacy.secure.{name}" for name in ("dropouts", "colluding")))
 _DECIDING_EXAMPLE = (
     *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
     "data.public_num_examples",
@@ -286,12 +287,15 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
     """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
     names = [*_DECIDING]
     names += _DECIDING_USER if config.privacy.user.enabled else ()
+    names += _DECIDING_SECURE if config.privacy.user.secure else ()
     names += _DECIDING_EXAMPLE if config.privacy.example.enabled else ()
     names += _DECIDING_LOCAL if config.privacy.local.kind != "none" else ()
     names += _DECIDING_EVALUATION if config.evaluation.private else ()
     names += _DECIDING_STATISTICS if config.data.normalise == "private" else ()
     names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()
     facts: dict[str, object] = {name: attrgetter(name)(config) for name in names}
+    if config.privacy.user.secure:
+        facts["privacy.secure.threshold"] = config.privacy.secure.threshold_of(config.population_size)
     facts["sampling.probability"] = config.sampling_probability
     facts["sampling.population_size"] = config.population_size
     if config.privacy.user.enabled:
