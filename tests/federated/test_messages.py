@@ -119,12 +119,14 @@ TRAVELS = {
     ),
     "evaluation.noise_multiplier",
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
+    *("user.aggregation", "user.adaptive", "secure.dropouts", "secure.colluding"),
 }
 IF_GIVEN = {
     *("task.loss", "task.class_weights"),
     *("data.examples_per_client", "data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"),
     *("example.noise_multiplier", "example.target_epsilon", "example.max_epsilon"),
     *("local.epsilon", "local.noise_multiplier", "local.max_epsilon"),
+    *("user.count_stddev", "secure.threshold"),
 }
 
 
