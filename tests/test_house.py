@@ -26,15 +26,17 @@ FOLDERS = (
 ROOMS = (
     *("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting"),
     *("discreet.client", "discreet.central", "discreet.simulation", "discreet.deployment", "discreet.audit"),
+    "discreet.masking",
     "discreet.cli",
 )
 
 # Who may import whom: a folder may import itself and what is listed. "discreet" alone means its settings and its log.
-BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.tasks", "discreet.training"}
+BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.masking", "discreet.tasks", "discreet.training"}
 BELOW_REPORTING = BELOW_FEDERATED | {"discreet.federated"}
 LIBRARY = {"discreet", *ROOMS}
 MAY = {
     "discreet.privacy": set[str](),
+    "discreet.masking": {"discreet.privacy"},
     "discreet": {"discreet.privacy"},
     "discreet.tasks": {"discreet", "discreet.privacy"},
     "discreet.training": {"discreet", "discreet.privacy", "discreet.tasks"},

@@ -1,0 +1,98 @@
+"""What a node remembers of the masked sums of one run, and how that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES
+from discreet.masking.wire import MalformedBytes, Stage, join, join_named, round_bytes, split, split_named
+
+SECRET_BYTES = 2 * KEY_BYTES + SEED_BYTES
+_NO_ROUND = -1
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at one round, as far as this node has come.
+
+    Attributes:
+      round, attempt: which.
+      stage: the last one that was answered.
+      secrets: the private keys for shares and for masks, and the seed; empty once the masked vector has been made.
+      keys: of each node that takes part, its signed public keys, as the server sent them.
+      context: the digest of the terms, the round, the attempt and all these keys.
+      shares: of each node that shared, the share of its seed and of its mask key that this node holds.
+      alive: who is in the sum, once this node has signed that.
+    """
+
+    round: int
+    attempt: bytes
+    stage: Stage
+    secrets: bytes = field(repr=False)
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+    context: bytes = b""
+    shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    alive: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """The attempt in bytes; `read_attempt` is the way back."""
+        fields = (bytes([self.stage]), round_bytes(self.round), self.attempt, self.secrets, join_named(self.keys))
+        return join(*fields, self.context, join_named(self.shares), join(*(name.encode() for name in self.alive)))
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What a node knows of a run: closed rounds, the last round it charged, and at most two attempts.
+
+    Attributes:
+      closed: nothing of this round or an earlier one is answered any more.
+      charged: the last round whose release was paid for.
+      attempts: by round; the round that is being summed, and the next one's keys and shares.
+    """
+
+    closed: int = _NO_ROUND
+    charged: int = _NO_ROUND
+    attempts: Mapping[int, Attempt] = field(default_factory=dict)
+
+    def with_attempt(self, attempt: Attempt) -> NodeState:
+        """The state with this attempt in place of another of its round."""
+        return replace(self, attempts={**self.attempts, attempt.round: attempt})
+
+    def begun(self, attempt: Attempt) -> NodeState:
+        """A new attempt: of the others only one of the round before it is kept, which may wait for its last stages."""
+        kept = {number: each for number, each in self.attempts.items() if number == attempt.round - 1}
+        return replace(self, attempts={**kept, attempt.round: attempt})
+
+    def closed_until(self, number: int) -> NodeState:
+        """Closes `number` and what is before it: their secrets and shares are forgotten."""
+        kept = {each: attempt for each, attempt in self.attempts.items() if each > number}
+        return replace(self, closed=max(self.closed, number), attempts=kept)
+
+    def encode(self) -> bytes:
+        """The state in bytes."""
+        numbers = (round_bytes(self.closed + 1), round_bytes(self.charged + 1))
+        return join(*numbers, *(self.attempts[number].encode() for number in sorted(self.attempts)))
+
+
+def read_state(data: bytes) -> NodeState:
+    """What `NodeState.encode` wrote.
+
+    Raises:
+      MalformedBytes: it is damaged.
+    """
+    fields = split(data)
+    if len(fields) < 2:
+        raise MalformedBytes("a state without its rounds")
+    closed, charged = (int.from_bytes(value, "big") - 1 for value in fields[:2])
+    attempts = [_read_attempt(value) for value in fields[2:]]
+    return NodeState(closed, charged, {attempt.round: attempt for attempt in attempts})
+
+
+def _read_attempt(data: bytes) -> Attempt:
+    stage, number, attempt, secrets, keys, context, shares, alive = split(data, 8)
+    if stage not in {bytes([each]) for each in Stage} or len(secrets) not in (0, SECRET_BYTES):
+        raise MalformedBytes("an attempt that can't be")
+    names = tuple(name.decode() for name in split(alive))
+    where = int.from_bytes(number, "big")
+    return Attempt(where, attempt, Stage(stage[0]), secrets, split_named(keys), context, split_named(shares), names)

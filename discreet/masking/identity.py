@@ -1,0 +1,146 @@
+"""Who a node is: the key it registered with, and the list of the others' public keys, which people compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+MOST_NAME_BYTES = 200
+_ECDSA = ec.ECDSA(SHA384())
+
+
+class IdentityError(ValueError):
+    """A key or a list of keys that can't be used. The message names the file."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A node's name and its long-term private key on the curve P-384, as `scripts/certs node` makes it."""
+
+    name: str
+    key: ec.EllipticCurvePrivateKey
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r})"
+
+    @classmethod
+    def generate(cls, name: str) -> Self:
+        """A key for one run: for simulation, where nobody compared keys."""
+        return cls(name, ec.generate_private_key(ec.SECP384R1()))
+
+    @classmethod
+    def read(cls, name: str, path: Path) -> Self:
+        """A key from a file, PEM or OpenSSH, without a password.
+
+        Raises:
+          IdentityError: it can't be read, or it is no key on P-384.
+        """
+        data = _bytes_of(path)
+        load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
+        try:
+            key = load(data, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise IdentityError(f"{path} holds no private key that can be read without a password") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
+            raise IdentityError(f"{path} holds a key of another kind than EC P-384, which `scripts/certs node` makes")
+        return cls(name, key)
+
+    def sign(self, message: bytes) -> bytes:
+        """ECDSA with SHA-384."""
+        return self.key.sign(message, _ECDSA)
+
+    def public_text(self) -> str:
+        """The public key in OpenSSH's form, one line: what goes into the others' lists."""
+        return self.key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The names of all nodes, in ascending order, each with its public key on P-384.
+
+    Raises:
+      IdentityError: a name is empty or too long, or two names have one key.
+    """
+
+    keys: Mapping[str, ec.EllipticCurvePublicKey]
+
+    def __post_init__(self) -> None:
+        for name in self.keys:
+            if not 0 < len(name.encode()) <= MOST_NAME_BYTES:
+                raise IdentityError(f"a node's name must have from 1 to {MOST_NAME_BYTES} bytes (got {name!r})")
+        points = [key.public_numbers() for key in self.keys.values()]
+        if len({(point.x, point.y) for point in points}) != len(points):
+            raise IdentityError("two nodes have the same public key, so that one of them could speak for two")
+        object.__setattr__(self, "keys", {name: self.keys[name] for name in sorted(self.keys)})
+
+    @classmethod
+    def of(cls, identities: Mapping[str, Identity]) -> Self:
+        """The directory of identities that are all here, as in a simulation."""
+        return cls({name: identity.key.public_key() for name, identity in identities.items()})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """A JSON object: for each node's name its public key, PEM or OpenSSH.
+
+        Raises:
+          IdentityError: the file is no such object, or a key is none on P-384.
+        """
+        try:
+            found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
+        except ValueError as error:
+            raise IdentityError(f"{path} is no JSON object of names and public keys, each name once") from error
+        if not isinstance(found, dict):
+            raise IdentityError(f"{path} is no JSON object of names and public keys")
+        return cls({name: _public_key(text, f"the key of {name} in {path}") for name, text in found.items()})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In ascending order: the place of a name in it, from 1, is the place of its Shamir shares."""
+        return tuple(self.keys)
+
+    def verify(self, name: str, signature: bytes, message: bytes) -> bool:
+        """Whether `name`, of this directory, signed the message."""
+        try:
+            self.keys[name].verify(signature, message, _ECDSA)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise IdentityError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a name twice")
+    return dict(pairs)
+
+
+def _public_key(text: object, what: str) -> ec.EllipticCurvePublicKey:
+    try:
+        data = str(text).encode()
+        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise IdentityError(f"{what} is no public key, PEM or OpenSSH") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
+        raise IdentityError(f"{what} is of another kind than EC P-384, which `scripts/certs node` makes")
+    return key

@@ -1,0 +1,74 @@
+"""Masks: streams of AES-256 in counter mode under fresh keys, as words that are added modulo 2^32.
+
+The low k bits of a uniform word are uniform modulo 2^k, so that one stream serves every k up to 32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from discreet.masking.packing import Words
+from discreet.masking.wire import TAG, MalformedBytes, join
+
+KEY_BYTES, SEED_BYTES, CHECK_BYTES = 32, 16, 16
+_CHUNK = 1 << 16  # words: 256 KiB, which stays in a core's cache between the cipher and the sum
+
+
+def exchanged_key(key: X25519PrivateKey, peer: bytes, info: bytes) -> bytes:
+    """32 bytes that two X25519 keys and `info` give, by HKDF with SHA-256.
+
+    Raises:
+      MalformedBytes: `peer` is no public key, or one with which every exchange gives zero.
+    """
+    try:
+        shared = key.exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError as error:
+        raise MalformedBytes("a public key that can't be used") from error
+    return _derived(shared, info, KEY_BYTES)
+
+
+def pair_key(key: X25519PrivateKey, peer_key: bytes, *, context: bytes, names: tuple[str, str]) -> bytes:
+    """The key of the mask that two nodes share in one attempt; the same from either side.
+
+    Raises:
+      MalformedBytes: as `exchanged_key`.
+    """
+    first, second = sorted(names)
+    return exchanged_key(key, peer_key, join(TAG + b" pair", context, first.encode(), second.encode()))
+
+
+def own_key(seed: bytes, context: bytes) -> bytes:
+    """The key of a node's own mask in one attempt, from its seed of 16 bytes."""
+    return _derived(seed, join(TAG + b" own", context), KEY_BYTES)
+
+
+def seed_check(seed: bytes) -> bytes:
+    """What a node publishes of its seed, so that a seed put together from wrong shares is found out.
+
+    Its value and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
+    """
+    return _derived(seed, TAG + b" check", CHECK_BYTES)
+
+
+def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
+    """Adds the stream of a key, 4 bytes a word, to `total` in place, or subtracts it, modulo 2^32.
+
+    A key is for one stream, so the counter begins at zero.
+    """
+    cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
+    zeros, stream = bytes(4 * min(_CHUNK, len(total))), bytearray(4 * _CHUNK + 15)
+    change = np.subtract if subtract else np.add
+    for start in range(0, len(total), _CHUNK):
+        part = total[start : start + _CHUNK]
+        cipher.update_into(memoryview(zeros)[: 4 * len(part)], stream)
+        change(part, np.frombuffer(stream, dtype="<u4", count=len(part)), out=part)
+
+
+def _derived(secret: bytes, info: bytes, size: int) -> bytes:
+    return HKDF(SHA256(), size, None, info).derive(secret)

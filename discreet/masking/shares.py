@@ -1,0 +1,73 @@
+"""Secrets in shares of which t open them and t - 1 say nothing (Shamir 1979), by PyCryptodome, and how they travel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from discreet.masking.masks import exchanged_key
+from discreet.masking.wire import TAG, MalformedBytes, join
+
+BLOCK = 16  # bytes: the field of PyCryptodome's Shamir is GF(2^128)
+_NONCE = 12
+
+
+def split_secret(secret: bytes, *, threshold: int, count: int) -> list[bytes]:
+    """A share for each of the places 1 .. count, as long as the secret, which is a multiple of 16 bytes.
+
+    >>> shares = split_secret(bytes(range(32)), threshold=2, count=3)
+    >>> combine({1: shares[0], 3: shares[2]}) == bytes(range(32))
+    True
+    """
+    blocks = [
+        [bytes(share) for _, share in Shamir.split(threshold, count, secret[start : start + BLOCK], False)]
+        for start in range(0, len(secret), BLOCK)
+    ]
+    return [b"".join(block[place] for block in blocks) for place in range(count)]
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """The secret, from exactly `threshold` shares by their places; from wrong shares, wrong bytes."""
+    size = len(next(iter(shares.values())))
+    return b"".join(
+        bytes(Shamir.combine([(place, share[start : start + BLOCK]) for place, share in shares.items()], False))
+        for start in range(0, size, BLOCK)
+    )
+
+
+def seal(plain: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
+    """AES-256-GCM under a key that both X25519 keys give, for this `bound` alone: nonce, then ciphertext and tag.
+
+    `bound` says attempt, sender and receiver: it goes into the key and is authenticated.
+
+    Raises:
+      MalformedBytes: `peer` is no public key that can be used.
+    """
+    nonce = os.urandom(_NONCE)
+    return nonce + AESGCM(_sealing_key(key, peer, bound)).encrypt(nonce, plain, bound)
+
+
+def unseal(data: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
+    """What `seal` was given.
+
+    Raises:
+      MalformedBytes: other bytes, another key, or another `bound`.
+    """
+    try:
+        return AESGCM(_sealing_key(key, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
+    except (InvalidTag, ValueError) as error:
+        raise MalformedBytes("shares that can't be opened") from error
+
+
+def route(context: bytes, sender: str, receiver: str) -> bytes:
+    """The `bound` of shares on their way from one node to another in one attempt."""
+    return join(TAG + b" shares", context, sender.encode(), receiver.encode())
+
+
+def _sealing_key(key: X25519PrivateKey, peer: bytes, bound: bytes) -> bytes:
+    return exchanged_key(key, peer, bound)

@@ -1,0 +1,77 @@
+"""A server and its nodes in one process, with a say in who answers what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from discreet.masking.agreement import Terms, default_threshold
+from discreet.masking.identity import Directory, Identity
+from discreet.masking.node import MaskingNode
+from discreet.masking.server import Exchange, MaskingServer, Opened
+from discreet.masking.store import MemoryStore, Store
+from discreet.masking.wire import Stage
+
+RUN = "0123456789abcdef" * 2
+Gone = Mapping[Stage, frozenset[str]]
+NOBODY: Gone = {}
+
+
+def terms_of(nodes: int, *, dropouts: int = 1, colluding: int = 0, length: int = 7, bits: int = 20) -> Terms:
+    return Terms(RUN, nodes, dropouts, colluding, default_threshold(nodes, colluding), bits, length)
+
+
+def identities(nodes: int) -> dict[str, Identity]:
+    return {name: Identity.generate(name) for name in (f"node-{number:02d}" for number in range(nodes))}
+
+
+@dataclass
+class Federation:
+    """All nodes of a run with their vectors; `charges` are the releases that each node paid for."""
+
+    terms: Terms
+    vectors: dict[str, NDArray[np.int64]]
+    nodes: dict[str, MaskingNode]
+    server: MaskingServer
+    charges: list[str] = field(default_factory=list)
+
+    def answer(self, name: str, request: bytes) -> bytes:
+        return self.nodes[name].answer(request, lambda: self.vectors[name], lambda: self.charges.append(name))
+
+    def send(self, exchange: Exchange, gone: Gone = NOBODY) -> Exchange | Opened:
+        for name, request in exchange.requests.items():
+            if name not in gone.get(exchange.stage, frozenset()):
+                exchange.take(name, self.answer(name, request))
+        return exchange.close()
+
+    def until(self, stage: Stage, gone: Gone = NOBODY, round: int = 1) -> Exchange:
+        """The exchange of a stage, not yet sent."""
+        found: Exchange | Opened = self.server.begin(round)
+        while isinstance(found, Exchange) and found.stage is not stage:
+            found = self.send(found, gone)
+        assert isinstance(found, Exchange)
+        return found
+
+    def sum(self, round: int = 1, gone: Gone = NOBODY, then: int | None = None) -> Opened:
+        found: Exchange | Opened = self.server.begin(round, then=then)
+        while isinstance(found, Exchange):
+            found = self.send(found, gone)
+        return found
+
+    def plain_sum(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+        """What the sum should be: Python's integers, one by one."""
+        columns = zip(*(self.vectors[name].tolist() for name in names), strict=True)
+        return np.array([sum(column) % 2**self.terms.bits for column in columns], dtype=np.int64)
+
+
+def federation(
+    terms: Terms, *, seed: int = 71, store: Callable[[str], Store] = lambda name: MemoryStore()
+) -> Federation:
+    people, random = identities(terms.nodes), np.random.default_rng(seed)
+    directory = Directory.of(people)
+    vectors = {name: random.integers(-(2**40), 2**40, terms.length) for name in people}
+    nodes = {name: MaskingNode(person, directory, terms, store(name)) for name, person in people.items()}
+    return Federation(terms, vectors, nodes, MaskingServer(terms, tuple(people)))
