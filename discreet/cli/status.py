@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
-from discreet.tasks.scores import SCORES, score_columns
+from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
 EXAMPLES = """examples:
   discreet status outputs/first
@@ -48,7 +49,16 @@ def status_facts(folder: RunFolder, *, now: datetime | None = None) -> Facts:
         name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
     }
     facts["account"] = _account(config)
+    facts["rating"] = _rating(rows)
     return facts
+
+
+def _rating(rows: Sequence[Mapping[str, float | None]]) -> Facts | None:
+    """The last rating by clients, with both standard errors of each number; None if there is none yet."""
+    for row in reversed(rows):
+        if found := rated_in(row):
+            return {"round": int(row["round"] or 0), "numbers": [asdict(each) for each in found]}
+    return None
 
 
 def _account(config: RunConfig) -> Facts | None:
@@ -89,7 +99,10 @@ def status_lines(folder: RunFolder) -> list[str]:
     lines = [f"run        {facts['run']}", f"state      {facts['state']}{why}"]
     lines.append(f"round      {facts['round']} of {facts['rounds']}{since}")
     known = [f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None]
-    if known:
+    if isinstance(rating := facts["rating"], dict):
+        numbers = ", ".join(str(Rated(**each)) for each in rating["numbers"])
+        lines.append(f"rated      after round {rating['round']} by clients: {numbers}")
+    elif known:
         lines.append("{:10} {}".format(*", ".join(known).split(" ", 1)))
     epsilons = facts["epsilon"]
     assert isinstance(epsilons, dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from discreet.client_settings import EvaluationConfig
@@ -16,14 +16,13 @@ from discreet.federated.query import EVALUATION, Query
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
-from discreet.tasks.noised_means import Estimate
+from discreet.tasks.scores import BY_NOISE, ERROR, Rated
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 TRAIN_AND_RATE, RATE = Work(trains=True, query=EVALUATION), Work(trains=False, query=EVALUATION)
 LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
-ERROR = "_error"  # what ends the name of a column with standard errors
 
 logger = logging.getLogger("discreet")
 
@@ -38,8 +37,8 @@ class Unrated:
 
     @property
     def scores(self) -> Mapping[str, float | None]:
-        """A row of metrics.csv has a place for each number and for its standard error."""
-        return dict.fromkeys([*self.names, *(f"{name}{ERROR}" for name in self.names)])
+        """A row of metrics.csv has a place for each number and for its standard errors."""
+        return dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in self.names])
 
 
 @dataclass(frozen=True)
@@ -149,22 +148,23 @@ class EvaluationPlan:
     ) -> None:
         """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `spent`: the
         epsilons, if the row is to include what this has cost."""
-        found = read(self.query, sums)
-        added: dict[str, float | None] = {name: each.value for name, each in found.items()}
-        added |= {f"{name}{ERROR}": each.standard_error for name, each in found.items()}
+        found = rated(self.query, sums)
+        added: dict[str, float | None] = {each.name: each.value for each in found}
+        added |= {f"{each.name}{ERROR}": each.error for each in found}
+        added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in found}
         added |= spent or {}
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields = {"event": "evaluation", "round": number, **added}
-        logger.info("the model after round %d, by clients: %s", number, said(found), extra={"fields": fields})
+        logger.info(
+            "the model after round %d, by clients: %s", number, ", ".join(map(str, found)), extra={"fields": fields}
+        )
 
 
-def said(found: Mapping[str, Estimate]) -> str:
-    """Estimates in words, each with its standard error.
-
-    >>> said({"accuracy": Estimate(0.75, 0.0042)})
-    'accuracy 0.7500 (standard error 0.0042)'
-    """
-    return ", ".join(
-        f"{name} {each.value:.4f} (standard error {each.standard_error:.4f})" for name, each in found.items()
-    )
+def rated(query: Query, sums: Sums) -> list[Rated]:
+    """What a noised sum says of a model, with both standard errors."""
+    noise_alone = read(query, replace(sums, probability=1.0))
+    return [
+        Rated(name, each.value, each.standard_error, noise_alone[name].standard_error)
+        for name, each in read(query, sums).items()
+    ]

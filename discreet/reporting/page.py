@@ -18,6 +18,8 @@ from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import THEMES, Picture, alone, series_variable, sign
 from discreet.reporting.pictures import pictures_of
+from discreet.reporting.rated_pictures import rated_pictures
+from discreet.reporting.ratings import ratings_cost, ratings_table
 from discreet.reporting.records import RunRecord, find_runs, read_runs
 from discreet.reporting.spending import ChoiceCost, choice_costs, epsilons, spent_by_holder, worst_holder
 from discreet.reporting.table import Table, repetitions_table, runs_table, swept_line, to_csv
@@ -60,6 +62,8 @@ class Report:
             "table": self.table,
             "swept": swept_line(self.records),
             "repetitions": repetitions_table(self.records),
+            "ratings": ratings_table(self.records[0]) if len(self.records) == 1 else None,
+            "ratings_cost": list(ratings_cost(self.records[0])) if len(self.records) == 1 else [],
             "cards": list(_cards(self.records)),
             "common_legend": _common_legend(drawn),
             "shown": drawn[:MOST_SHOWN],
@@ -96,7 +100,8 @@ def report_of(paths: Sequence[Path]) -> Report:
     # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))
-    return Report(tuple(records), tuple(pictures_of(records)), tuple(choice_costs(records)))
+    pictures = (*rated_pictures(records), *pictures_of(records))
+    return Report(tuple(records), pictures, tuple(choice_costs(records)))
 
 
 def _title(records: Sequence[RunRecord]) -> str:

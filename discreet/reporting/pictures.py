@@ -11,6 +11,7 @@ from typing import Any
 
 from discreet.reporting import drawing
 from discreet.reporting.drawing import DASHES, INK, REST, SERIES, Picture, canvas, draw_line, log_axis, to_svg
+from discreet.reporting.ratings import is_rated
 from discreet.reporting.records import (
     SCORE,
     Group,
@@ -102,8 +103,8 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     """Every picture that the runs have numbers for, in the order of the page."""
     runs, guarantees = coloured(records), guarantee_names(records)
     return [
-        _per_round(runs, SCORE, f"{runs.score.capitalize()} after each round"),
-        _per_round(runs, "loss", "Loss after each round"),
+        *_per_round(runs, SCORE, f"{runs.score.capitalize()} after each round"),
+        *_per_round(runs, "loss", "Loss after each round"),
         *(_epsilon_per_round(runs, name) for name in guarantees),
         *_clip_norm(runs),
         *(_trade_off(runs, name) for name in guarantees),
@@ -111,22 +112,27 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     ]
 
 
-def _per_round(runs: ColouredGroups, column: str, title: str) -> Picture:
+def _per_round(runs: ColouredGroups, column: str, title: str) -> Iterator[Picture]:
+    """Of a column that was measured on a public test set; what clients say is in `rated_pictures`."""
+    records = [record for group in runs.groups for record in group.records]
+    if all(is_rated(record) for record in records) or not any(record.series(column) for record in records):
+        return
+    by = "public test set or clients" if any(map(is_rated, records)) else "public test set"
     with canvas() as (figure, (axes,)):
         for group in runs.groups:
-            _draw_group(axes, group, column, number=runs.number(group))
+            draw_group(axes, group, column, number=runs.number(group))
         values = [value for group in runs.groups for record in group.records for _, value in record.series(column)]
         # A run that diverges must not press all others flat.
         if values and min(values) > 0 and max(values) > DIVERGED * min(values) and max(values) > 1:
             log_axis(axes, "y", values)
-        axes.set_ylabel(f"{runs.score if column == SCORE else column}, public test set")
-        _count_rounds(axes, runs)
-        return Picture(
+        axes.set_ylabel(f"{runs.score if column == SCORE else column}, {by}")
+        count_rounds(axes, runs)
+        yield Picture(
             title, to_svg(figure, title), runs.legend, _MEANS if runs.repeated else "", aside=column == "loss"
         )
 
 
-def _draw_group(axes: Any, group: Group, column: str, *, number: int) -> None:
+def draw_group(axes: Any, group: Group, column: str, *, number: int) -> None:
     """The mean of a group's runs round by round, and if the group has a colour each of the runs behind it, thin."""
     if len(group.records) > 1 and number != REST:
         for record in group.records:
@@ -135,7 +141,7 @@ def _draw_group(axes: Any, group: Group, column: str, *, number: int) -> None:
     draw_line(axes, group.mean_series(column), number)
 
 
-def _count_rounds(axes: Any, runs: ColouredGroups) -> None:
+def count_rounds(axes: Any, runs: ColouredGroups) -> None:
     """Ticks at whole rounds; the last tick is the last round that was done."""
     from matplotlib.ticker import MaxNLocator
 
@@ -163,7 +169,7 @@ def _epsilon_per_round(runs: ColouredGroups, guarantee: str) -> Picture:
             legend, note = runs.legend, f"At delta {deltas}, by the runs' own accountant ({accountants})."
         axes.set_ylabel("epsilon")
         axes.set_ylim(bottom=0)
-        _count_rounds(axes, runs)
+        count_rounds(axes, runs)
         return Picture(title, to_svg(figure, title), legend, note, aside=len(runs.groups) > 1)
 
 
@@ -175,14 +181,14 @@ def _clip_norm(runs: ColouredGroups) -> Iterator[Picture]:
     title = "Clip norm, and the fraction of updates below it"
     with canvas(rows=2, height=1.5 * drawing.SIZE[1]) as (figure, (upper, lower)):
         for group in shown:
-            _draw_group(upper, group, "clip_norm", number=runs.number(group))
-            _draw_group(lower, group, "fraction_below", number=runs.number(group))
+            draw_group(upper, group, "clip_norm", number=runs.number(group))
+            draw_group(lower, group, "fraction_below", number=runs.number(group))
         log_axis(upper, "y", [value for group in shown for _, value in group.records[0].series("clip_norm")])
         upper.set_ylabel("clip norm")
         lower.set_ylabel("fraction below")
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
-        _count_rounds(lower, runs)
+        count_rounds(lower, runs)
         note = f"{_CLIPPING} {_MEANS}" if runs.repeated else _CLIPPING
         yield Picture(title, to_svg(figure, title), runs.legend, note, aside=True)
 

@@ -21,7 +21,7 @@ from discreet.reporting.records import (
     short_names,
     tried_settings,
 )
-from discreet.tasks.scores import score_columns
+from discreet.tasks.scores import ERROR, score_columns
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest."""
     tried = tried_settings(records)
     short = short_names(tried)
-    scores = score_columns(record.rounds[-1] for record in records)
+    given = score_columns(record.rounds[-1] for record in records)
+    scores = [name for each in given for name in (each, *_error_of(each, records))]
     columns = ("run", *scores, *_SPENT, *(short[name] for name in tried), *_REST)
     rows = ((record.name, *_results(record, scores), *_tried(record, tried), *_rest(record)) for record in records)
     return Table(columns, tuple(rows))
@@ -68,6 +69,12 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 
 _SPENT = tuple(f"epsilon {name}" for name in GUARANTEES)
 _REST = ("loss", "rounds", "delta", "accountant", "clip norm", "replies", "seconds", "noise")
+
+
+def _error_of(name: str, records: Sequence[RunRecord]) -> list[str]:
+    """The column of a score's standard error, if clients gave the score in one of the runs."""
+    error = f"{name}{ERROR}"
+    return [error] if any(row.get(error) is not None for record in records for row in record.rounds) else []
 
 
 def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:

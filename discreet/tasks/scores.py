@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 # What a round's row says beside the loss, and by which of them models are compared: larger is better.
 SCORES = ("accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
+# What ends the names of two more columns of a number that clients gave: its standard errors, in all and by noise alone.
+ERROR, BY_NOISE = "_error", "_error_by_noise"
 
 
 def main_score(names: Iterable[str]) -> str:
@@ -19,3 +23,44 @@ def score_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:
     """The scores that any of these rows has, in the order of `SCORES`; accuracy if none has one."""
     given = {name for row in rows for name in row}
     return [name for name in SCORES if name in given] or [MAIN[0]]
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A number that clients gave of a model.
+
+    Attributes:
+      value: NaN if the noise leaves nothing to read.
+      error: its standard error as that of all clients: the noise, and the chance of who is asked.
+      by_noise: its standard error by the noise alone, as that of the clients that are asked; None in an older run.
+    """
+
+    name: str
+    value: float
+    error: float
+    by_noise: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a number to read."""
+        return math.isfinite(self.value) and math.isfinite(self.error)
+
+    def __str__(self) -> str:
+        """
+        >>> str(Rated("accuracy", 0.75, 0.0348, 0.0179))
+        'accuracy 0.7500 (standard error 0.0348; 0.0179 by noise alone)'
+        """
+        if not self.known:
+            return f"{self.name} not known (the noise leaves nothing to read)"
+        noise = "" if self.by_noise is None else f"; {self.by_noise:.4f} by noise alone"
+        return f"{self.name} {self.value:.4f} (standard error {self.error:.4f}{noise})"
+
+
+def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
+    """What clients gave of the model after a round, by its row of metrics.csv; empty if they were not asked."""
+    found = []
+    for name, value in row.items():
+        error = row.get(f"{name}{ERROR}")
+        if value is not None and error is not None:
+            found.append(Rated(name, value, error, row.get(f"{name}{BY_NOISE}")))
+    return found

@@ -1,0 +1,86 @@
+"""Pictures of what clients said of models: each number over the rounds, with its standard errors as bands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from discreet.reporting.drawing import SERIES, Picture, canvas, draw_line, to_svg
+from discreet.reporting.pictures import ColouredGroups, coloured, count_rounds, draw_group
+from discreet.reporting.ratings import is_rated, known_points, names_in
+from discreet.reporting.records import RunRecord
+
+OVER_CLIENTS = "clients_"  # begins the names of numbers over clients: their mean and their quantiles
+MOST_BANDS = 3  # settings on one picture that have bands: more would hide one another
+BANDS = (("error", 0.15), ("by_noise", 0.3))  # the wider first
+HOW_TO_READ = (
+    "Dark band: one standard error by noise alone. Light band: one in all, with the chance of who is asked, which "
+    "rests on a bound on how much clients differ."
+)
+OF_CLIENTS = (
+    "Of each client's own accuracy, or mean absolute error in half ranges, the mean and quantiles over clients; the "
+    "worst tenth is the value that a tenth of them do not reach (of errors: exceed)."
+)
+
+
+def rated_pictures(records: Sequence[RunRecord]) -> Iterator[Picture]:
+    """A picture for each number that clients gave; of one run, those over clients share one."""
+    runs = coloured([record for record in records if is_rated(record)]) if any(map(is_rated, records)) else None
+    if runs is None:
+        return
+    names = names_in(records)
+    together = [name for name in names if name.startswith(OVER_CLIENTS)] if len(records) == 1 else []
+    for name in names:
+        if name not in together:
+            yield _over_rounds(runs, name)
+    if together:
+        yield _of_clients(records[0], together)
+
+
+def _over_rounds(runs: ColouredGroups, name: str) -> Picture:
+    title = f"{in_words(name).capitalize()} after each rating, by clients"
+    banded = not runs.repeated and len(runs.groups) <= MOST_BANDS
+    with canvas() as (figure, (axes,)):
+        for group in runs.groups:
+            draw_group(axes, group, name, number=runs.number(group))
+            if banded:
+                draw_bands(axes, group.records[0], name, number=runs.number(group))
+        axes.set_ylabel(f"{in_words(name)}, by clients")
+        count_rounds(axes, runs)
+        note = HOW_TO_READ if banded else ""
+        return Picture(title, to_svg(figure, title), runs.legend, note, aside=name == "loss")
+
+
+def _of_clients(record: RunRecord, names: Sequence[str]) -> Picture:
+    title = "How clients fare, each by its own number"
+    with canvas() as (figure, (axes,)):
+        for number, name in enumerate(names):
+            draw_line(axes, [(point.round, point.rated.value) for point in known_points(record, name)], number)
+            draw_bands(axes, record, name, number=number)
+        axes.set_ylabel("a client's own")
+        axes.set_ylim(-0.02, 1.02)
+        count_rounds(axes, coloured([record]))
+        legend = tuple((number, in_words(name)) for number, name in enumerate(names))
+        return Picture(title, to_svg(figure, title), legend, f"{OF_CLIENTS} {HOW_TO_READ}")
+
+
+def draw_bands(axes: Any, record: RunRecord, name: str, *, number: int) -> None:
+    """One standard error to either side of a number, in all and by noise alone, in the colour of series `number`. Each
+    rating has a line from end to end as well: the band of a single one has no width."""
+    points = known_points(record, name)
+    for of, strength in BANDS:
+        errors = [(point.round, point.rated.value, getattr(point.rated, of)) for point in points]
+        bars = [(place, value - error, value + error) for place, value, error in errors if error is not None]
+        if bars:
+            places, low, high = zip(*bars, strict=True)
+            axes.fill_between(places, low, high, color=SERIES[number], alpha=strength, linewidth=0)
+            axes.vlines(places, low, high, color=SERIES[number], alpha=2 * strength, linewidth=0.9)
+
+
+def in_words(name: str) -> str:
+    """A column's name as a picture says it.
+
+    >>> in_words("clients_worst_tenth")
+    'clients: worst tenth'
+    """
+    return name.replace("_", ": ", 1).replace("_", " ") if name.startswith(OVER_CLIENTS) else name.replace("_", " ")

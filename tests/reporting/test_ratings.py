@@ -1,0 +1,141 @@
+"""What the report and `discreet status` say of private evaluation: numbers, both standard errors, and the price."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from discreet.cli.status import status_facts, status_lines
+from discreet.federated.durable_ledger import Charge
+from discreet.federated.run_folder import RunFolder
+from discreet.reporting.drawing import canvas
+from discreet.reporting.page import report_of
+from discreet.reporting.rated_pictures import draw_bands, rated_pictures
+from discreet.reporting.ratings import ratings_cost, ratings_table
+from discreet.reporting.records import RunRecord, read_runs
+from tests.made_runs import make_run
+
+WORDS = (
+    *("privacy.user.noise_multiplier=2", "evaluation.kind=private", "evaluation.every=1"),
+    *("evaluation.noise_multiplier=3", "sampling.probability=0.5"),
+)
+ERRORS = (0.05, 0.04)  # in all, by noise
+SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2)
+
+
+def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS), **more: float) -> RunFolder:
+    """Two rounds, each rated: the last one by `last`, a value with both errors, and with `more` columns."""
+    folder = make_run(path, *WORDS, *words)
+    folder.ledger(folder.read_config()).charge(
+        [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
+    )
+    (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)
+    names = ("accuracy", "accuracy_error", "accuracy_error_by_noise")
+    first |= dict(zip(names, (0.5, *ERRORS), strict=True))
+    second |= dict(zip(names, last, strict=True)) | more | {"epsilon_user": spent.get_epsilon(1e-3)}
+    folder.replace_metrics([first, second])
+    return folder
+
+
+def record_of(folder: RunFolder) -> RunRecord:
+    return read_runs([folder.path])[0]
+
+
+def test_status_has_a_line_with_the_last_rating_and_both_errors(tmp_path: Path) -> None:
+    folder = rated_run(tmp_path / "run")
+    (line,) = (line for line in status_lines(folder) if line.startswith("rated"))
+    assert line == "rated      after round 2 by clients: accuracy 0.7000 (standard error 0.0500; 0.0400 by noise alone)"
+    numbers = [{"name": "accuracy", "value": 0.7, "error": 0.05, "by_noise": 0.04}]
+    assert status_facts(folder)["rating"] == {"round": 2, "numbers": numbers}
+    assert not any(line.startswith("accuracy") for line in status_lines(folder))
+
+
+def test_status_of_a_run_that_clients_do_not_rate_has_no_such_line(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "privacy.user.noise_multiplier=2")
+    assert status_facts(folder)["rating"] is None
+    assert any(line.startswith("accuracy   0.7000") for line in status_lines(folder))
+
+
+def test_the_table_has_every_rating_with_both_errors(tmp_path: Path) -> None:
+    table = ratings_table(record_of(rated_run(tmp_path / "run")))
+    assert table is not None
+    assert table.columns == ("round", "number", "value", "standard error", "standard error by noise alone")
+    assert table.rows == (
+        ("1", "accuracy", "0.5000", "0.0500", "0.0400"),
+        ("2", "accuracy", "0.7000", "0.0500", "0.0400"),
+    )
+
+
+def test_a_number_that_noise_has_left_nothing_of_is_said_so(tmp_path: Path) -> None:
+    folder = rated_run(tmp_path / "run", last=(float("nan"), float("inf"), float("inf")))
+    table = ratings_table(record_of(folder))
+    assert table is not None
+    assert table.rows[1][2].startswith("not known")
+    assert "accuracy not known (the noise leaves nothing to read)" in "\n".join(status_lines(folder))
+
+
+def test_the_price_is_the_difference_to_the_same_rounds_without_ratings(tmp_path: Path) -> None:
+    (said,) = ratings_cost(record_of(rated_run(tmp_path / "run")))
+    with_ratings, without = (
+        float(number) for number in re.findall(r"epsilon ([\d.]+) with 2 ratings, ([\d.]+)", said)[0]
+    )
+    plain = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2).get_epsilon(1e-3)
+    assert without == pytest.approx(plain, rel=1e-3)
+    assert with_ratings > 1.1 * without
+
+
+def test_a_client_that_noises_its_own_answers_pays_for_them_alone(tmp_path: Path) -> None:
+    off = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=null")
+    on = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1", "data.num_clients=2")
+    folder = make_run(tmp_path / "run", *WORDS, *off, *on)
+    folder.replace_metrics([row | {"accuracy_error": 0.1, "epsilon_example": 5.0} for row in folder.read_metrics()])
+    (said,) = ratings_cost(record_of(folder))
+    alone = PLDAccountant().compose(GaussianDpEvent(3.0), 2).get_epsilon(1e-3)
+    assert f"its answers to 2 ratings, if it gave them all, cost {alone:.4g} alone" in said
+
+
+def test_the_picture_has_two_bands_and_says_what_each_is(tmp_path: Path) -> None:
+    (picture,) = rated_pictures([record_of(rated_run(tmp_path / "run"))])
+    assert picture.title == "Accuracy after each rating, by clients"
+    assert picture.svg.count("FillBetweenPolyCollection") == 2
+    assert "by noise alone" in picture.note
+
+
+def test_the_bands_reach_one_standard_error_to_either_side(tmp_path: Path) -> None:
+    record = record_of(rated_run(tmp_path / "run"))
+    with canvas() as (_, (axes,)):
+        draw_bands(axes, record, "accuracy", number=0)
+        bands = [each for each in axes.collections if type(each).__name__ == "FillBetweenPolyCollection"]
+        heights = [each.get_paths()[0].vertices[:, 1] for each in bands]
+    assert [(each.min(), each.max()) for each in heights] == [pytest.approx((0.45, 0.75)), pytest.approx((0.46, 0.74))]
+
+
+def test_numbers_over_clients_share_a_picture(tmp_path: Path) -> None:
+    more = {
+        f"clients_{name}{end}": 0.2 for name in ("mean", "worst_tenth") for end in ("", "_error", "_error_by_noise")
+    }
+    pictures = list(rated_pictures([record_of(rated_run(tmp_path / "run", **more))]))
+    assert [picture.title for picture in pictures][1:] == ["How clients fare, each by its own number"]
+    assert [label for _, label in pictures[1].legend] == ["clients: mean", "clients: worst tenth"]
+
+
+def test_no_picture_calls_what_clients_said_a_public_test_set(tmp_path: Path) -> None:
+    rated, public = rated_run(tmp_path / "a"), make_run(tmp_path / "b", "privacy.user.noise_multiplier=3")
+    for folders, said in (([rated], 0), ([public], 2)):
+        report = report_of([folder.path for folder in folders])
+        assert sum(picture.svg.count(", public test set<") for picture in report.pictures) == said
+    both = report_of([rated.path, public.path])
+    assert "standard error" in both.pictures[0].note
+    assert "accuracy_error" in both.table.columns
+
+
+def test_the_page_shows_the_ratings_of_a_single_run(tmp_path: Path) -> None:
+    folder = rated_run(tmp_path / "run")
+    report_of([folder.path]).write_page(tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert "<h2>Ratings by clients</h2>" in html
+    assert "with 2 ratings" in html
