@@ -6,7 +6,9 @@ Which adjacency an epsilon speaks about follows from the events:
   member contributes nothing, and is still counted) if it does;
 - an event sampled without replacement: replace one member;
 - a Gaussian or Laplace event that is not sampled: the adjacency under which its ``noise_multiplier`` (noise
-  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove.
+  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove;
+- a sum of several clients' discrete Gaussians (``DistributedDiscreteGaussianDpEvent``): zero out one member. Beside
+  Gaussian events all of them mean zero-out, which moves a sum as adding or removing does.
 
 A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the adjacency of its trials.
 
@@ -41,6 +43,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
 from discreet.privacy.accountants import ACCOUNTANTS, PLD, RDP
+from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.privacy.loss_distribution import composed_epsilon
 
 Entries = Sequence[tuple[DpEvent, int]]
@@ -61,7 +64,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     ``entries`` are events and how often each was released, in any order. 0 if nothing was released, inf if a release
     had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
     Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
-    does not know sampled Laplace events, but Gaussian ones sampled without replacement, and the choice among trials.
+    does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
+    the discrete Gaussians of secure aggregation.
 
     Raises:
         ValueError: an unknown accountant, a delta outside 0 .. 1 (both excluded), a count that is negative or
@@ -126,7 +130,8 @@ def _replaces(event: DpEvent) -> bool:
 
 
 def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
-    """An event as Gaussian and Laplace ones, choices and ``NonPrivateDpEvent``, with how often each happens."""
+    """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and ``NonPrivateDpEvent``, with how
+    often each happens."""
     match event:
         case NoOpDpEvent():
             return []
@@ -138,6 +143,8 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
             return [part for inner in event.events for part in _parts(inner)]
         case GaussianDpEvent() | LaplaceDpEvent():
             return [(_noise(event), 1)]
+        case DistributedDiscreteGaussianDpEvent():
+            return [(event, 1)]
         case PoissonSampledDpEvent(event=GaussianDpEvent() | LaplaceDpEvent()):
             return _poisson_parts(float(event.sampling_probability), _noise(event.event))
         case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
@@ -146,7 +153,7 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
             inner = merged([(event.event, 1)])
             if not inner or NonPrivateDpEvent() in inner:
                 return [(NonPrivateDpEvent(), 1)] if inner else []
-            trial = ComposedDpEvent(tuple(SelfComposedDpEvent(part, count) for part, count in inner.items()))
+            trial = ComposedDpEvent(tuple(SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items()))
             return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
     raise ValueError(f"no accountant knows the event {event}; compose sampled events into one Gaussian first")
 
@@ -187,6 +194,11 @@ def _pld(counts: Counts, delta: float) -> float:
         raise ValueError("accountant 'pld' does not know sampling of a fixed size without replacement: choose 'rdp'")
     if any(isinstance(event, RepeatAndSelectDpEvent) for event in counts):
         raise ValueError("accountant 'pld' does not know the choice among trials: choose 'rdp'")
+    if any(isinstance(event, DistributedDiscreteGaussianDpEvent) for event in counts):
+        raise ValueError(
+            "accountant 'pld' does not know the discrete Gaussians of secure aggregation: choose 'rdp' "
+            "(privacy.accountant=rdp)"
+        )
     precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
     others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
     if not precision:
@@ -242,7 +254,14 @@ def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
         orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
         every[usable] = _composed_rdp(event, orders)
         return every
-    return _composed_rdp(event, orders)
+    return _composed_rdp(_in_renyi(event), orders)
+
+
+def _in_renyi(event: DpEvent) -> DpEvent:
+    """An event whose Renyi divergence at every order is at least that of `event`, and known to dp_accounting."""
+    if isinstance(event, DistributedDiscreteGaussianDpEvent):
+        return GaussianDpEvent(event.renyi_noise_multiplier)
+    return event
 
 
 def _composed_rdp(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:

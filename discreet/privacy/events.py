@@ -210,10 +210,14 @@ def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
     import dp_accounting as dp
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+    from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent as Distributed
+
+    distributed = dict.fromkeys(("variance", "summands", "sensitivity_squared", "dimension"), _WHOLE)
     sampled = {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT}
     return {
         "gaussian": (dp.GaussianDpEvent, _NOISE),
         "laplace": (dp.LaplaceDpEvent, _NOISE),
+        "distributed_discrete_gaussian": (Distributed, distributed),
         "poisson_sampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _PROBABILITY, **_EVENT}),
         "sampled_without_replacement": (dp.SampledWithoutReplacementDpEvent, sampled),
         "self_composed": (dp.SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),

@@ -1,0 +1,329 @@
+"""What a client puts into a masked sum: a clipped update on a public integer grid, its bit, its answer, its noise.
+
+All of it is one integer vector, added up modulo 2^k, with one noise. So that an event is the same in every round, the
+grid is tied to the clip norm: R steps, a constant of the run, are one clip norm, whatever that is in a round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from discreet.privacy.clipping import GridSum
+from discreet.privacy.discrete_gaussian import discrete_gaussian
+from discreet.privacy.grid import Grid
+from discreet.privacy.mechanisms import check_noise_multiplier
+from discreet.privacy.randomness import RandomSource
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+FEWEST_BITS, MOST_BITS, MOST_BITS_OF_EXAMPLES = 16, 24, 32
+FINEST, COARSEST = 1024, 16  # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
+NOISE_ROOM = 12  # standard deviations of all clients' noise together that fit beside the largest sum
+_WHOLE_STEPS = Grid(1.0)
+
+
+@dataclass(frozen=True)
+class SecureCohort:
+    """Who adds to a secure sum.
+
+    Attributes:
+        nodes: n, how many clients add a vector with noise, at most.
+        summands: h, how many honest ones are in every sum that is opened, at least. Only their noise is accounted.
+    """
+
+    nodes: int
+    summands: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.summands <= self.nodes:
+            raise ValueError(f"summands must be within [1, nodes = {self.nodes}], not {self.summands}")
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """The public constants of a secure sum of vectors, one from each client; made by `secure_sum`.
+
+    Guarantee: zeroing out what one client encodes (or one example of one client, at example level) moves the sum by an
+    integer vector whose squared L2 norm is at most `sensitivity_squared`, exactly, whatever that client's data is. A
+    dishonest client can send any integers: nobody sees them.
+
+    Attributes:
+        num_params: length of an update.
+        clip_steps: R, one clip norm in steps.
+        variance: sigma_i^2, the whole variance of one client's noise in each coordinate, in steps^2; 0 without noise.
+        bits: k; sums are taken modulo 2^k.
+        nodes: n, how many clients may add a vector.
+        summands: h, how many clients' noise is accounted.
+        bit_steps: what the bit adds or takes, in steps; 0 without a bit.
+        answer_length: numbers in an answer; 0 without one.
+        answer_steps: the norm of an answer, in steps.
+        largest_sum: how many clipped vectors a client adds up in its own; 1 at user level.
+    """
+
+    num_params: int
+    clip_steps: int
+    variance: int
+    bits: int
+    nodes: int
+    summands: int
+    bit_steps: int = 0
+    answer_length: int = 0
+    answer_steps: int = 0
+    largest_sum: int = 1
+
+    @property
+    def length(self) -> int:
+        """Of a client's vector: its update, its bit, its answer."""
+        return self.num_params + (self.bit_steps > 0) + self.answer_length
+
+    @property
+    def sensitivity_squared(self) -> int:
+        """R^2 + bit_steps^2 + answer_steps^2, in steps^2."""
+        return self.clip_steps**2 + self.bit_steps**2 + self.answer_steps**2
+
+    @property
+    def noise_stddev(self) -> float:
+        """Of the noise on the sum that is accounted, in clip norms: sqrt(h sigma_i^2) / R. If more than h add noise,
+        there is more."""
+        return math.sqrt(self.summands * self.variance) / self.clip_steps
+
+    @property
+    def own_noise_stddev(self) -> float:
+        """Of one client's noise, in clip norms."""
+        return math.sqrt(self.variance) / self.clip_steps
+
+    @property
+    def wrap_chance(self) -> float:
+        """Bound on the chance that any coordinate of a round's sum wraps around 2^k; 0 without noise.
+
+        The sum of n vectors is at most n * E in each coordinate, E the largest entry of one, and 2^(k-1) is above that:
+        sums cannot wrap by themselves. The noise of n clients, of variance n sigma_i^2, is sub-Gaussian with that very
+        variance (Canonne, Kamath and Steinke 2020, Lemma 27), so that it passes the room r = 2^(k-1) - n * E with
+        a chance of at most 2 exp(-r^2 / (2 n sigma_i^2)) in each. r is at least 12 standard deviations: at most 1.1e-31
+        in each, 1.1e-25 for a million. A wrap spoils a coordinate and costs no privacy.
+        """
+        if self.variance == 0:
+            return 0.0
+        room = 2 ** (self.bits - 1) - self.nodes * _largest_entry(self)
+        return min(1.0, 2 * self.length * math.exp(-(room**2) / (2 * self.nodes * self.variance)))
+
+    @property
+    def event(self) -> DpEvent:
+        """What one sum costs. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
+        from dp_accounting import NonPrivateDpEvent
+
+        from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+
+        if self.variance == 0:
+            return NonPrivateDpEvent()
+        return DistributedDiscreteGaussianDpEvent(self.variance, self.summands, self.sensitivity_squared, self.length)
+
+    def encode(
+        self, update: Tensor, clip_norm: float, *, below: bool | None = None, answer: Tensor | None = None
+    ) -> Tensor:
+        """A client's vector without noise, int64 (length,).
+
+        The update is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact integer
+        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite counts as zeros. A
+        bit or an answer that is not given, as of a client that is zeroed out, adds zeros.
+
+        Args:
+            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted.
+            clip_norm: C of this round, finite and above 0.
+            below: whether the norm was at or below C.
+            answer: (answer_length,), floating point, of norm at most 1: it is not trusted.
+
+        Raises:
+            ValueError: another shape, a bit or an answer that this sum has no room for, or a clip norm out of range.
+        """
+        if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
+            raise ValueError("this secure sum has no room for a bit or an answer")
+        vector = torch.zeros(self.length, dtype=torch.int64)
+        vector[: self.num_params] = self.encode_sum(update.unsqueeze(0), clip_norm)[: self.num_params]
+        if below is not None:
+            vector[self.num_params] = self.bit_steps if below else -self.bit_steps
+        if answer is not None:
+            vector[self.length - self.answer_length :] = _steps_of(answer.unsqueeze(0), 1.0, self.answer_steps)
+        return vector
+
+    def encode_sum(self, rows: Tensor, clip_norm: float) -> Tensor:
+        """The vector of a client that adds up several vectors (m, num_params): int64 (length,), bit and answer zero.
+        Each row is clipped and put on the grid as `encode` does with an update, then they are added exactly.
+
+        Raises:
+            ValueError: as `encode`, or if m is above `largest_sum`.
+        """
+        if rows.dim() != 2 or rows.shape[1] != self.num_params:
+            raise ValueError(f"a client's vectors must have {self.num_params} numbers, not {tuple(rows.shape)[-1:]}")
+        if len(rows) > self.largest_sum:
+            raise ValueError(f"a client adds up at most {self.largest_sum} vectors, not {len(rows)}")
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip_norm must be finite and > 0, not {clip_norm}")
+        vector = torch.zeros(self.length, dtype=torch.int64)
+        vector[: self.num_params] = _steps_of(rows, clip_norm, self.clip_steps)
+        return vector
+
+    def noise(self, source: RandomSource) -> Tensor:
+        """What a client adds to its vector: N_Z(0, sigma_i^2) in each coordinate, int64 (length,)."""
+        return discrete_gaussian(self.length, self.variance, source)
+
+    def centred(self, total: Tensor) -> Tensor:
+        """A sum modulo 2^k, int64 (length,), as the integers in [-2^(k-1), 2^(k-1)) that it stands for."""
+        half = 2 ** (self.bits - 1)
+        centred: Tensor = (total + half).remainder(2**self.bits) - half
+        return centred
+
+    def decode(self, total: Tensor, clip_norm: float) -> tuple[Tensor, float | None, Tensor | None]:
+        """What a centred sum, int64 (length,), says in the units of the data.
+
+        Returns:
+            The sum of the updates, (num_params,) float64; the sum of (bit - 1/2), None without bits; the sum of the
+            answers, (answer_length,) float64, None without answers.
+        """
+        values = total.double()
+        update = values[: self.num_params] * (clip_norm / self.clip_steps)
+        below = float(values[self.num_params]) / (2 * self.bit_steps) if self.bit_steps else None
+        answers = values[self.length - self.answer_length :] / self.answer_steps if self.answer_length else None
+        return update, below, answers
+
+
+def secure_sum(
+    num_params: int,
+    cohort: SecureCohort,
+    *,
+    noise_multiplier: float,
+    count_stddev: float | None = None,
+    answers: tuple[int, float] | None = None,
+) -> SecureSum:
+    """The secure sum of a round at user level: one update from each client, with a bit and an answer if asked for.
+
+    Everything together is one release, of noise multiplier (z^-2 + (2 count_stddev)^-2 + z_answers^-2)^(-1/2) or more:
+    sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has at least the standard deviation z R; a bit is
+    +- floor(z R / (2 count_stddev)) steps, an answer has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the
+    power of two at or above sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the
+    largest sum and 12 standard deviations of the noise of all clients; there are at least 16 bits.
+
+    Args:
+        num_params: length of an update, within [1, 2^30].
+        cohort: who takes part.
+        noise_multiplier: z of the update alone (`UserPrivacy.update_noise_multiplier`), noise on the sum over the clip
+            norm. 0: no noise on anything, which protects nobody.
+        count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
+        answers: how many numbers an answer has, and the noise multiplier on the sum of answers; None: none are sent.
+
+    Raises:
+        ValueError: a value out of range, or no F of 16 or more fits.
+
+    >>> found = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=1.0)
+    >>> found.bits, found.clip_steps, found.summands, round(found.own_noise_stddev, 4)
+    (23, 131072, 7, 0.378)
+    """
+    return _finest(_Wanted(num_params, cohort, noise_multiplier, count_stddev, answers), MOST_BITS)
+
+
+def example_secure_sum(
+    num_params: int, cohort: SecureCohort, *, noise_multiplier: float, largest_sum: int
+) -> SecureSum:
+    """The secure sum of a step at example level: each client adds up a clipped gradient of each of its examples.
+
+    As `secure_sum`, where C is the norm that clips one example's gradient, `largest_sum` is the public number of
+    examples that a client has at most, and up to 32 bits hold the sum. Zeroing out one example moves the sum by at most
+    R steps in L2.
+
+    >>> example_secure_sum(14, SecureCohort(4, 3), noise_multiplier=8.0, largest_sum=200).bits
+    23
+    """
+    if largest_sum < 1:
+        raise ValueError(f"largest_sum must be at least 1, not {largest_sum}")
+    wanted = _Wanted(num_params, cohort, noise_multiplier, largest_sum=largest_sum)
+    return _finest(wanted, MOST_BITS_OF_EXAMPLES)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What `secure_sum` was asked for."""
+
+    num_params: int
+    cohort: SecureCohort
+    noise_multiplier: float
+    count_stddev: float | None = None
+    answers: tuple[int, float] | None = None
+    largest_sum: int = 1
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        if not 1 <= self.num_params <= 2**30:
+            raise ValueError(f"num_params must be in [1, 2^30], not {self.num_params}")
+        if self.count_stddev is not None and not 0 < self.count_stddev < math.inf:
+            raise ValueError(f"count_stddev must be finite and > 0, not {self.count_stddev}")
+        if self.answers is not None and not (self.answers[0] >= 1 and 0 < self.answers[1] < math.inf):
+            raise ValueError(f"answers must have a length of at least 1, and noise above 0, not {self.answers}")
+
+
+def _finest(wanted: _Wanted, most_bits: int) -> SecureSum:
+    fineness = FINEST
+    while (found := _at(fineness, wanted)).bits > most_bits:
+        fineness //= 2
+        if fineness < COARSEST:
+            raise ValueError(
+                f"secure aggregation of {found.nodes} clients (sampling.population_size) with {found.num_params} "
+                f"parameters and a noise_multiplier of {wanted.noise_multiplier:g} needs {found.bits} bits a value; "
+                f"it has at most {most_bits}: lower one of the three"
+            )
+    return found
+
+
+def _at(fineness: int, wanted: _Wanted) -> SecureSum:
+    """The secure sum of a fineness, with as many bits as it takes, at least 16."""
+    clip_steps = fineness << -(-(wanted.num_params - 1).bit_length() // 2)
+    noise = Fraction(wanted.noise_multiplier) * clip_steps  # exactly: of h clients together, in steps
+    summands = wanted.cohort.summands
+    length, answer_noise = wanted.answers or (0, None)
+    found = SecureSum(
+        wanted.num_params,
+        clip_steps,
+        variance=math.ceil(noise**2 / summands),
+        bits=FEWEST_BITS,
+        nodes=wanted.cohort.nodes,
+        summands=summands,
+        bit_steps=_entry_for(noise, wanted.count_stddev and 2 * wanted.count_stddev, clip_steps),
+        answer_length=length,
+        answer_steps=_entry_for(noise, answer_noise, clip_steps),
+        largest_sum=wanted.largest_sum,
+    )
+    return replace(found, bits=max(FEWEST_BITS, _range(found).bit_length() + 1))
+
+
+def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int) -> int:
+    """The norm, in whole steps, of what gets this noise multiplier from a noise; one clip norm if there is no noise."""
+    if noise_multiplier is None:
+        return 0
+    if noise == 0:
+        return clip_steps
+    steps = math.floor(noise / Fraction(noise_multiplier))
+    if steps < 1:
+        raise ValueError(f"noise on bits or answers of {noise_multiplier:g} times their norm leaves nothing of them")
+    return steps
+
+
+def _largest_entry(found: SecureSum) -> int:
+    return max(found.clip_steps * found.largest_sum, found.bit_steps, found.answer_steps)
+
+
+def _range(found: SecureSum) -> int:
+    """What the sum of all clients and 12 standard deviations of all their noise can reach, rounded up."""
+    return found.nodes * _largest_entry(found) + math.isqrt(NOISE_ROOM**2 * found.nodes * found.variance) + 1
+
+
+def _steps_of(rows: Tensor, norm: float, steps: int) -> Tensor:
+    """The sum of rows (m, size), int64, each put on whole steps, of which `steps` are one `norm`."""
+    total = GridSum(rows.shape[1], float(steps), grid=_WHOLE_STEPS)
+    total.add(rows.detach().double() * (steps / norm))
+    return total.steps

@@ -1,0 +1,169 @@
+"""What a client puts into a masked sum: within the norm in exact integers, within 2^k as a sum, and read back right."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.randomness import seeded_source
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
+
+COHORT = SecureCohort(10, 7)
+cohorts = st.integers(3, 100).flatmap(lambda n: st.builds(SecureCohort, st.just(n), st.integers(1 + n // 3, n)))
+noises = st.floats(0.05, 8.0)
+sums = st.builds(
+    secure_sum,
+    st.integers(1, 300),
+    cohorts,
+    noise_multiplier=noises,
+    count_stddev=st.none() | st.floats(0.6, 5),
+    answers=st.none() | st.tuples(st.integers(1, 4), st.floats(0.5, 20)),
+)
+updates = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40)
+
+
+def made(num_params: int = 100, **given: float | None) -> SecureSum:
+    return secure_sum(num_params, COHORT, **{"noise_multiplier": 1.0, "count_stddev": 0.9, **given})  # type: ignore[arg-type]
+
+
+def exact_squares(vector: Tensor) -> int:
+    return sum(int(value) ** 2 for value in vector.tolist())
+
+
+@settings(max_examples=40)
+@given(updates, st.floats(1e-6, 1e6))
+def test_an_update_that_was_clipped_is_within_the_norm_in_exact_integers(values: list[float], clip_norm: float) -> None:
+    update = clip_by_norm(torch.tensor([values]), clip_norm)[0][0]
+    encoded = made(len(values), count_stddev=None).encode(update, clip_norm)
+    steps = made(len(values)).clip_steps
+    assert exact_squares(encoded) <= steps**2
+    assert float((encoded.double() * clip_norm / steps - update.double()).abs().max()) <= clip_norm / steps * 1.001
+
+
+@settings(max_examples=40)
+@given(updates, st.floats(1e-3, 1e3))
+def test_an_update_that_was_not_clipped_is_within_the_norm_as_well(values: list[float], clip_norm: float) -> None:
+    encoded = made(len(values), count_stddev=None).encode(torch.tensor(values), clip_norm)
+    assert exact_squares(encoded) <= made(len(values)).clip_steps ** 2
+
+
+def test_an_update_one_float_above_the_norm_is_scaled_and_the_norm_itself_is_not() -> None:
+    grid = made(4, count_stddev=None)
+    exact = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
+    assert exact_squares(grid.encode(exact, 1.0)) == grid.clip_steps**2
+    above = torch.tensor([1.0, 2.0 / grid.clip_steps, 0, 0], dtype=torch.float64)
+    assert exact_squares(grid.encode(above, 1.0)) < grid.clip_steps**2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_counts_as_zeros(bad: float) -> None:
+    assert not made(3, count_stddev=None).encode(torch.tensor([1.0, bad, 0.0]), 1.0).any()
+
+
+@settings(max_examples=60)
+@given(sums)
+def test_the_sum_of_all_clients_at_the_bound_and_twelve_deviations_of_noise_come_back_from_the_modulus(
+    grid: SecureSum,
+) -> None:
+    largest = max(grid.clip_steps, grid.bit_steps, grid.answer_steps)
+    total = grid.nodes * largest + math.floor(12 * math.sqrt(grid.nodes * grid.variance))
+    for value in (total, -total):
+        assert int(grid.centred(torch.tensor([value % 2**grid.bits]))[0]) == value
+    assert 16 <= grid.bits <= 24
+
+
+def test_one_bit_less_would_not_hold_the_sum_of_all_clients_at_the_bound() -> None:
+    grid = secure_sum(1000, SecureCohort(100, 99), noise_multiplier=0.01)
+    update = torch.zeros(1000)
+    update[0] = 1.0
+    total = 100 * grid.encode(update, 1.0)
+    assert torch.equal(grid.centred(total.remainder(2**grid.bits)), total)
+    narrow = 2 ** (grid.bits - 1)
+    assert int(total[0]) >= narrow // 2
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(10, 300), cohorts, st.floats(0.5, 4), st.floats(0.6, 5), st.tuples(st.integers(1, 4), st.floats(0.5, 9))
+)
+def test_update_bit_and_answer_cost_at_most_the_one_gaussian_that_they_make_together(
+    size: int, cohort: SecureCohort, noise: float, count: float, answers: tuple[int, float]
+) -> None:
+    grid = secure_sum(size, cohort, noise_multiplier=noise, count_stddev=count, answers=answers)
+    wanted = 1 / Fraction(noise) ** 2 + 1 / (2 * Fraction(count)) ** 2 + 1 / Fraction(answers[1]) ** 2
+    cost = Fraction(grid.sensitivity_squared, cohort.summands * grid.variance)
+    assert cost <= wanted <= cost * Fraction(101, 100)
+
+
+@settings(max_examples=40)
+@given(updates, st.booleans(), st.lists(st.floats(-9, 9), min_size=3, max_size=3))
+def test_zeroing_out_a_client_moves_the_sum_by_at_most_the_sensitivity(
+    values: list[float], below: bool, answer: list[float]
+) -> None:
+    grid = secure_sum(len(values), COHORT, noise_multiplier=1.0, count_stddev=0.7, answers=(3, 2.0))
+    moved = grid.encode(torch.tensor(values), 0.3, below=below, answer=torch.tensor(answer))
+    nothing = grid.encode(torch.zeros(len(values)), 0.3)
+    assert exact_squares(moved - nothing) <= grid.sensitivity_squared
+
+
+def test_without_noise_the_sum_read_back_is_that_of_the_truncated_updates_bits_and_answers() -> None:
+    grid = secure_sum(3, COHORT, noise_multiplier=0.0, count_stddev=0.5, answers=(2, 1.0))
+    ones = [
+        grid.encode(torch.tensor([0.5, -0.25, 0.0]), 1.0, below=True, answer=torch.tensor([0.5, 0.0])),
+        grid.encode(torch.tensor([0.25, 0.5, -0.125]), 1.0, below=False, answer=torch.tensor([0.25, -0.5])),
+        grid.encode(torch.tensor([0.25, 0.25, 0.25]), 1.0, below=True),
+    ]
+    assert not grid.noise(seeded_source(64793)).any()
+    masked = sum(ones, torch.zeros(grid.length, dtype=torch.int64)).remainder(2**grid.bits)
+    update, below, answers = grid.decode(grid.centred(masked), 1.0)
+    assert update.tolist() == [1.0, 0.5, 0.125]
+    assert below == 0.5
+    assert answers is not None
+    assert answers.tolist() == [0.75, -0.5]
+
+
+def test_examples_put_on_the_grid_one_by_one_add_up_exactly_and_more_than_declared_are_refused() -> None:
+    grid = example_secure_sum(5, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=20)
+    rows = torch.randn(20, 5, generator=torch.Generator().manual_seed(64793))
+    alone = sum((grid.encode(row, 1.5) for row in rows), torch.zeros(5, dtype=torch.int64))
+    assert torch.equal(grid.encode_sum(rows, 1.5), alone)
+    with pytest.raises(ValueError, match="at most 20"):
+        grid.encode_sum(torch.zeros(21, 5), 1.5)
+
+
+def test_the_range_of_examples_holds_all_of_them_at_the_bound() -> None:
+    grid = example_secure_sum(5, SecureCohort(4, 2), noise_multiplier=1.0, largest_sum=300)
+    rows = torch.tensor([[1.0, 0, 0, 0, 0]]).expand(300, 5)
+    total = 4 * grid.encode_sum(rows, 1.0)
+    assert int(total[0]) == 4 * 300 * grid.clip_steps
+    assert torch.equal(grid.centred(total.remainder(2**grid.bits)), total)
+
+
+def test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for() -> None:
+    grid = made(noise_multiplier=1.3)
+    assert Fraction(grid.variance) * 7 >= (Fraction(1.3) * grid.clip_steps) ** 2
+    assert Fraction(grid.variance - 1) * 7 < (Fraction(1.3) * grid.clip_steps) ** 2
+
+
+def test_the_noise_that_is_drawn_has_the_variance_that_is_accounted() -> None:
+    """Chi-square of 100,000 draws, false alarm 1e-9 both ways; 5 % less variance is rejected."""
+    grid = made(100_000, count_stddev=None)
+    drawn = float((grid.noise(seeded_source(64793)).double() ** 2).sum()) / grid.variance
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], 100_000)
+    assert low < drawn < high
+    assert not low < drawn / 0.95 < high
+
+
+def test_the_stated_chance_of_a_wrap_is_above_that_of_a_gaussian_of_all_clients_noise() -> None:
+    grid = made(50, noise_multiplier=3.0)
+    room = 2 ** (grid.bits - 1) - grid.nodes * max(grid.clip_steps, grid.bit_steps)
+    gaussian = 2 * grid.length * stats.norm.sf(room / math.sqrt(grid.nodes * grid.variance))
+    assert gaussian <= grid.wrap_chance <= grid.length * 2 * math.exp(-72)
