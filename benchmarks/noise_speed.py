@@ -3,7 +3,7 @@
     python -m benchmarks.noise_speed
 
 Times are the best of a few repetitions, with as many threads as PyTorch takes by itself. The ratio is to torch.randn
-for as many float32 values.
+for as many float32 values; the last column is in millions of values a second.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from discreet.privacy.clipping import clip_to_grid
+from discreet.privacy.discrete_gaussian import discrete_gaussian
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
+from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 VALUES = 10_000_000
 PARAMS = 1_000_000
@@ -46,6 +48,8 @@ def _draws(count: int) -> list[_Case]:
         ("normal", count, lambda: source.normal(count)),
         ("normal, secure mode of 4 draws", count, lambda: source.normal(count, draws=4)),
         ("normal on the grid, int64", count, lambda: grid.gaussian(count, 1.0, source)),
+        ("discrete Gaussian, exact, variance 4", count, lambda: discrete_gaussian(count, 4, source)),
+        ("discrete Gaussian, exact, variance 2^36", count, lambda: discrete_gaussian(count, 2**36, source)),
         ("laplace, float64", count, lambda: source.laplace(count)),
         ("permutation", count, lambda: source.permutation(count)),
     ]
@@ -57,9 +61,12 @@ def _noised_sums(params: int) -> list[_Case]:
     update = source.normal(params)
     update /= update.norm()
     total, steps = torch.zeros(params), torch.zeros(params, dtype=torch.int64)
+    masked = secure_sum(params, SecureCohort(10, 7), noise_multiplier=1.0)
     return [
         ("a client: add to a float32 sum", params, lambda: total.add_(update)),
         ("a client: hold to the clip, truncate, add", params, lambda: steps.add_(clip_to_grid(update, 1.0, grid=grid))),
+        ("a client: encode for a masked sum", params, lambda: masked.encode(update, 1.0)),
+        ("a client: its noise in a masked sum", params, lambda: masked.noise(source)),
         ("a sum: float32 noise", params, lambda: mechanism.add_noise(update, 1.0, source)),
         (
             "a sum: noise on the grid, to float32",
@@ -81,9 +88,12 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measures and prints the table."""
-    table = Table("what", "values", "ms", "times torch.randn", title=f"noise, {torch.get_num_threads()} threads")
+    table = Table(
+        "what", "values", "ms", "times torch.randn", "10^6 a second", title=f"noise, {torch.get_num_threads()} threads"
+    )
     for row in rows():
-        table.add_row(row["what"], f"{row['values']:,}", f"{row['ms']:.2f}", f"{row['ratio']:.2f}")
+        rate = f"{row['values'] / row['ms'] / 1000:.2f}"
+        table.add_row(row["what"], f"{row['values']:,}", f"{row['ms']:.2f}", f"{row['ratio']:.2f}", rate)
     Console().print(table)
 
 
