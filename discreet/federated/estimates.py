@@ -10,6 +10,7 @@ from torch import Tensor
 
 from discreet.federated.query import Query
 from discreet.tasks.noised_means import Estimate, Noise, read_metrics
+from discreet.tasks.roc import RocPoint, roc_points
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,8 @@ def names_of(query: Query) -> tuple[str, ...]:
 def read(query: Query, sums: Sums) -> dict[str, Estimate]:
     """The estimates of a query about a model, by name: see `discreet.tasks.noised_means.read_metrics`."""
     return read_metrics(query.blocks, sums.mean, sums.noise, shape=query.shape)
+
+
+def roc_of(query: Query, sums: Sums) -> list[RocPoint]:
+    """The ROC curves of a model, if AUC is asked for: see `discreet.tasks.roc.roc_points`."""
+    return roc_points(query.blocks, sums.mean, sums.noise, shape=query.shape)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import EvaluationConfig
 from discreet.federated.answer_sum import AnswerNoise, AnswerPart, NoisedAnswers, NoisedByClients, answer_round
-from discreet.federated.estimates import Sums, names_of, read
+from discreet.federated.estimates import Sums, names_of, read, roc_of
 from discreet.federated.messages import Work
 from discreet.federated.query import EVALUATION, Query
+from discreet.federated.roc_file import write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
@@ -153,6 +154,7 @@ class EvaluationPlan:
         added |= {f"{each.name}{ERROR}": each.error for each in found}
         added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in found}
         added |= spent or {}
+        write_roc(folder.path, number, roc_of(self.query, sums))
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields = {"event": "evaluation", "round": number, **added}

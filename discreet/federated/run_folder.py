@@ -6,7 +6,7 @@ ledger.db            what the user-level guarantee has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
 lock                 held by the one process that writes the run
 status.json          how the run stands: whoever watches can read it at any time
-metrics.csv          a row a round
+metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
 checkpoint/          the state after the last whole round, and after the one that was best on the public test set
 privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
 model.safetensors    the parameters, by name

@@ -21,13 +21,19 @@ Answer = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class Block:
     """A part of an answer; `name` says what is read from it. `shares`: its numbers are shares of a whole, none of them
-    negative, and sum to at most the square of `bound`."""
+    negative, and sum to at most `most`."""
 
     name: str
     length: int
     bound: float
     answer: Answer
     shares: bool = False
+    total: float | None = None
+
+    @property
+    def most(self) -> float:
+        """What the shares of one client sum to at most: `total`, or the square of `bound`."""
+        return self.bound**2 if self.total is None else self.total
 
 
 def check_names(names: Sequence[str], known: Sequence[str], *, when: str = "") -> None:

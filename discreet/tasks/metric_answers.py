@@ -33,8 +33,7 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
       ValueError: a name is unknown for what is predicted, or is given twice; it names the choices.
     """
     kind = shape.target.kind
-    known = [name for name in METRICS[kind] if name != "auc" or kind != CLASSES or shape.num_classes == 2]
-    check_names(names, known, when=f" if {kind} are predicted")
+    check_names(names, METRICS[kind], when=f" if {kind} are predicted")
     return tuple(_BLOCKS[name](shape) for name in names)
 
 
@@ -76,16 +75,47 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.clamp(-1, 1) - targets.double()).abs().nan_to_num(LARGEST_ERROR).clamp(0, LARGEST_ERROR)
 
 
+def score_names(shape: TaskShape) -> tuple[str, ...]:
+    """Of what the scores are that AUC is about: of class 1 of two, of each class against the rest, or of each label."""
+    if shape.target.kind != CLASSES:
+        return tuple(shape.target.names)
+    return ("class 1",) if shape.num_classes == 2 else tuple(f"class {place}" for place in range(shape.num_classes))
+
+
 def _auc(shape: TaskShape) -> Block:
-    """Of the score of class 1, or of each label, a histogram of negatives and one of positives: shares of all."""
-    columns = 1 if shape.target.kind == CLASSES else len(shape.target.names)
+    """Of each score a histogram of negatives and one of positives: shares of all.
+
+    Of more than two classes an example is a positive of one class and a negative of all others. Negatives are
+    multiplied by (classes - 1)^(-1/2), so that both kinds have the same part of the norm: the few positives get less
+    noise than if all had the same weight, and a constant factor changes no share of negatives.
+    """
+    count, rest = len(score_names(shape)), shape.num_classes - 1
+    several = shape.target.kind == CLASSES and count > 1
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
-        logits = outputs[:, 1:2] - outputs[:, 0:1] if targets.ndim == 1 else outputs
-        places = bins_of(logits, -LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS)
-        return shares_of(places + SCORE_BINS * targets.reshape(len(targets), -1).long(), 2 * SCORE_BINS)
+        if several:
+            scores, positive = _against_rest(outputs), functional.one_hot(targets, count)
+        else:
+            scores, positive = outputs[:, 1:2] - outputs[:, 0:1] if targets.ndim == 1 else outputs, targets
+        places = bins_of(scores, -LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS)
+        found = shares_of(places + SCORE_BINS * positive.reshape(len(targets), -1).long(), 2 * SCORE_BINS)
+        return _scaled_negatives(found, 1 / math.sqrt(rest)) if several else found
 
-    return Block("auc", columns * 2 * SCORE_BINS, math.sqrt(columns), answer, shares=True)
+    length = count * 2 * SCORE_BINS
+    if several:
+        return Block("auc", length, math.sqrt(2), answer, shares=True, total=1 + math.sqrt(rest))
+    return Block("auc", length, math.sqrt(count), answer, shares=True)
+
+
+def _against_rest(outputs: Tensor) -> Tensor:
+    """The logit of each class's probability, (n, k), of logits (n, k)."""
+    own = torch.eye(outputs.shape[1], dtype=torch.bool)
+    return outputs - outputs.unsqueeze(1).masked_fill(own, -math.inf).logsumexp(dim=2)
+
+
+def _scaled_negatives(shares: Tensor, factor: float) -> Tensor:
+    kinds = shares.reshape(-1, 2, SCORE_BINS)
+    return torch.stack([factor * kinds[:, 0], kinds[:, 1]], dim=1).reshape(-1)
 
 
 def _gaps(outputs: Tensor, targets: Tensor) -> Tensor:

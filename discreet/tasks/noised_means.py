@@ -69,7 +69,7 @@ class NoisedBlock:
     def columns(self, count: int) -> list[NoisedBlock]:
         """The block in `count` equal parts, each of whose numbers are shares that sum to at most 1."""
         each = self.block.length // count
-        block = replace(self.block, length=each, bound=1.0)
+        block = replace(self.block, length=each, bound=1.0, total=None)
         return [NoisedBlock(block, part, self.noise) for part in self.mean.reshape(count, each)]
 
     def error(self, gradient: Tensor, more: float = 0.0) -> float:
@@ -80,7 +80,7 @@ class NoisedBlock:
     def _mean_square(self, gradient: Tensor) -> float:
         """A bound on the mean square, over clients, of gradient * answer. Shares are weights of at most 1 (Jensen)."""
         if self.block.shares:
-            return float((self.mean.clamp(min=0) * gradient.square()).sum()) * self.block.bound**2
+            return float((self.mean.clamp(min=0) * gradient.square()).sum()) * self.block.most
         return self.block.bound**2 * float(gradient.square().sum())
 
 
@@ -179,7 +179,8 @@ def _r2(part: NoisedBlock, shape: TaskShape) -> dict[str, Estimate]:
 
 
 def _auc(part: NoisedBlock, shape: TaskShape) -> dict[str, Estimate]:
-    """The mean over the scores of the chance that a positive is in a higher bin than a negative, ties by half."""
+    """The mean over the scores, one a class or label, of the chance that a positive is in a higher bin than a negative,
+    ties by half."""
 
     def read(mean: Tensor) -> Tensor:
         negatives, positives = mean.reshape(-1, 2, SCORE_BINS).unbind(dim=1)
@@ -188,11 +189,16 @@ def _auc(part: NoisedBlock, shape: TaskShape) -> dict[str, Estimate]:
         mean_area: Tensor = areas.mean()
         return mean_area
 
-    totals = part.mean.reshape(-1, 2, SCORE_BINS).sum(dim=2)
-    # With as little of a kind as noise makes of nothing, a ratio of the two is no number to rely on.
-    if bool((totals < 3 * part.noise.stddev * math.sqrt(SCORE_BINS)).any()):
+    if not bool(both_kinds(part).all()):
         return {"auc": Estimate(math.nan, math.inf)}
     return {"auc": part.estimate(read, 0.0, 1.0)}
+
+
+def both_kinds(part: NoisedBlock) -> Tensor:
+    """Of each score whether there are enough negatives and positives, (scores,): with as little of a kind as noise
+    makes of nothing, a share of it is no number to rely on."""
+    totals = part.mean.reshape(-1, 2, SCORE_BINS).sum(dim=2)
+    return (totals >= 3 * part.noise.stddev * math.sqrt(SCORE_BINS)).all(dim=1)
 
 
 def _calibration(part: NoisedBlock, shape: TaskShape) -> dict[str, Estimate]:
@@ -235,15 +241,12 @@ def quantile(part: NoisedBlock, share: float, edges: Tensor) -> Estimate:
     """A quantile of a histogram's shares with edges (length + 1,), and by how much it moves if the cumulative
     histogram moves by its standard error; at least half a bin, for inside a bin nothing is known.
 
-    The cumulative histogram is made monotone by the nearest one, in squares, that rises.
+    The cumulative histogram is made monotone as `rising` says.
     """
-    from sklearn.isotonic import isotonic_regression
-
-    total, heights = float(part.mean.sum()), part.mean.cumsum(0)
+    total = float(part.mean.sum())
     if not total > 0:
         return Estimate(math.nan, math.inf)
-    rising = torch.from_numpy(isotonic_regression((heights / total).numpy(), y_min=0.0, y_max=1.0))
-    curve = torch.cat([torch.zeros(1, dtype=torch.float64), rising])
+    curve = rising(part.mean / total)
     value = _crossing(curve, edges, share)
     place = int(torch.searchsorted(edges, value, right=True).clamp(1, len(edges) - 1))
     below = (torch.arange(part.block.length) < place).double()
@@ -251,6 +254,15 @@ def quantile(part: NoisedBlock, share: float, edges: Tensor) -> Estimate:
     low, high = _crossing(curve, edges, share - error), _crossing(curve, edges, share + error)
     least = float(edges[place] - edges[place - 1]) / 2
     return Estimate(value, max(value - low, high - value, least))
+
+
+def rising(shares: Tensor) -> Tensor:
+    """The cumulative histogram (length + 1,) of noised shares that sum to 1, from 0 to 1: the nearest one, in squares,
+    that rises."""
+    from sklearn.isotonic import isotonic_regression
+
+    heights = isotonic_regression(shares.cumsum(0).numpy(), y_min=0.0, y_max=1.0)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.from_numpy(heights)])
 
 
 def _crossing(curve: Tensor, edges: Tensor, share: float) -> float:

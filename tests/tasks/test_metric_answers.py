@@ -17,12 +17,7 @@ TEN = TaskShape((4,), 10)
 LABELLED = TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c")))
 NUMBERED = TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0)))
 SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED}
-EACH = [
-    (shape, name)
-    for shape in SHAPES
-    for name in METRICS[SHAPES[shape].target.kind]
-    if (shape, name) != ("ten classes", "auc")
-]
+EACH = [(shape, name) for shape in SHAPES for name in METRICS[SHAPES[shape].target.kind]]
 HUGE = torch.finfo(torch.float32).max
 OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": HUGE, "-huge": -HUGE}
 
@@ -69,7 +64,7 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
         targets = targets_of(SHAPES[shape], "both", 9)
         raw = block.answer(values, targets)
         assert torch.allclose(joined_answer([block], values, targets), raw / block.bound, atol=1e-12)
-        assert not block.shares or (bool((raw >= 0).all()) and float(raw.sum()) <= block.bound**2 + 1e-12)
+        assert not block.shares or (bool((raw >= 0).all()) and float(raw.sum()) <= block.most + 1e-12)
 
 
 @pytest.mark.parametrize(("shape", "name"), EACH)
@@ -88,6 +83,15 @@ def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
     assert torch.allclose(answer, torch.tensor([0.6, 0.8, 0.0]).double() / math.sqrt(2))
 
 
+def test_one_example_of_ten_classes_fills_the_norm_of_auc_half_by_its_positive_and_half_by_its_negatives() -> None:
+    (block,) = metric_blocks(["auc"], TEN)
+    kinds = joined_answer([block], torch.zeros(1, 10), torch.tensor([3])).reshape(10, 2, -1)
+    negatives, positives = kinds.sum(dim=2).unbind(dim=1)
+    assert float(kinds.norm()) == pytest.approx(1, rel=1e-12)
+    assert positives.tolist() == pytest.approx([0.0] * 3 + [math.sqrt(1 / 2)] + [0.0] * 6)
+    assert negatives.tolist() == pytest.approx([math.sqrt(1 / 18) * (place != 3) for place in range(10)])
+
+
 def test_accuracy_reaches_its_bound_on_both_sides() -> None:
     blocks, right = metric_blocks(["accuracy"], TWO), torch.tensor([[1.0, 0.0]])
     assert [float(joined_answer(blocks, right, torch.tensor([one]))) for one in (0, 1)] == [1.0, -1.0]
@@ -104,12 +108,12 @@ def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
     ("names", "shape", "words"),
     [
         (["accuracy", "mae"], TWO, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
-        (["auc"], TEN, "accuracy, loss, calibration, clients if classes .*auc is none"),
+        (["mae"], TEN, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
         (["accuracy"], NUMBERED, "mae, rmse, r2, clients if numbers .*accuracy is none"),
         (["accuracy", "accuracy"], LABELLED, "different names"),
         ([], TWO, "list of different names"),
     ],
-    ids=["of another kind", "ten classes have no AUC", "of numbers", "twice", "none"],
+    ids=["of another kind", "of ten classes", "of numbers", "twice", "none"],
 )
 def test_metrics_that_do_not_fit_are_refused_with_the_choices(names: list[str], shape: TaskShape, words: str) -> None:
     with pytest.raises(ValueError, match=words):

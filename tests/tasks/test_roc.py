@@ -1,0 +1,152 @@
+"""ROC curves and AUC from histograms of scores: against scikit-learn on the same scores, and within their errors."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
+from discreet.tasks.noised_means import Noise, read_metrics
+from discreet.tasks.roc import RocPoint, roc_points
+from discreet.tasks.targets import LABELS, Target
+
+SHAPES = {
+    "two classes": TaskShape((4,), 2),
+    "four classes": TaskShape((4,), 4),
+    "labels": TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c"))),
+}
+CLIENTS, EACH, DRAWS = 400, 40, 200
+
+
+@functools.cache
+def population(kind: str) -> tuple[Tensor, Tensor]:
+    """Outputs (clients, 40, k) and targets of clients on whose data a model is good for some and poor for others."""
+    draw, shape = torch.Generator().manual_seed(50387), SHAPES[kind]
+    skill = torch.rand(CLIENTS, 1, 1, generator=draw) * 1.5 + 0.3
+    outputs = torch.randn(CLIENTS, EACH, shape.num_outputs, generator=draw)
+    if kind == "labels":
+        labels = torch.randint(0, 2, outputs.shape, generator=draw).float()
+        return outputs + (2 * labels - 1) * skill, labels
+    targets = torch.randint(0, shape.num_classes, (CLIENTS, EACH), generator=draw)
+    return outputs + skill * torch.nn.functional.one_hot(targets, shape.num_classes), targets
+
+
+def scores_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """The scores (n, curves) of all examples, in logits, and whether each is a positive."""
+    outputs, targets = (part.flatten(0, 1).double().numpy() for part in population(kind))
+    if kind == "labels":
+        return outputs, targets
+    chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    logits, positive = np.log(chances / (1 - chances)), targets[:, None] == np.arange(outputs.shape[1])
+    return (logits[:, 1:], positive[:, 1:]) if kind == "two classes" else (logits, positive)
+
+
+def answers_of(kind: str) -> Tensor:
+    blocks = metric_blocks(["auc"], SHAPES[kind])
+    return torch.stack([joined_answer(blocks, *client) for client in zip(*population(kind), strict=True)])
+
+
+def points(kind: str, mean: Tensor, noise: Noise) -> dict[str, list[RocPoint]]:
+    found: dict[str, list[RocPoint]] = {}
+    for point in roc_points(metric_blocks(["auc"], SHAPES[kind]), mean, noise, shape=SHAPES[kind]):
+        found.setdefault(point.of, []).append(point)
+    return found
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_without_noise_the_points_are_those_of_the_scores_themselves(kind: str) -> None:
+    curves = points(kind, answers_of(kind).mean(dim=0), Noise(0.0))
+    scores, positive = scores_of(kind)
+    assert len(curves) == scores.shape[1]
+    for place, curve in enumerate(curves.values()):
+        assert [point.score for point in curve] == np.linspace(LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1).tolist()
+        for point in curve[1:-1]:  # the last bins on both sides hold what lies beyond them
+            called = scores[:, place] >= point.score
+            rates = called[positive[:, place] == 0].mean(), called[positive[:, place] == 1].mean()
+            # float32 outputs may fall to the other side of an edge
+            assert (point.false_positive_rate, point.true_positive_rate) == pytest.approx(rates, abs=3e-4)
+        ends = [(each.false_positive_rate, each.true_positive_rate) for each in (curve[0], curve[-1])]
+        assert ends == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_area_under_the_points_is_the_auc(kind: str) -> None:
+    mean, shape = answers_of(kind).mean(dim=0), SHAPES[kind]
+    curves = points(kind, mean, Noise(0.0)).values()
+    rates = [zip(*((each.false_positive_rate, each.true_positive_rate) for each in one), strict=True) for one in curves]
+    areas = [np.trapezoid(true, false) for false, true in rates]
+    read = read_metrics(metric_blocks(["auc"], shape), mean, Noise(0.0), shape=shape)["auc"]
+    assert np.mean(areas) == pytest.approx(read.value, rel=1e-9)
+
+
+def test_auc_of_several_classes_is_the_macro_average_of_one_against_the_rest() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    outputs, targets = (part.flatten(0, 1) for part in population("four classes"))
+    chances = outputs.double().softmax(dim=1).numpy()
+    exact = roc_auc_score(targets.numpy(), chances, multi_class="ovr", average="macro")
+    shape, mean = SHAPES["four classes"], answers_of("four classes").mean(dim=0)
+    read = read_metrics(metric_blocks(["auc"], shape), mean, Noise(0.0), shape=shape)["auc"].value
+    scores, positive = scores_of("four classes")
+    steps = np.floor(scores.clip(-8, 7.9) * 2)  # ties in a step of half a logit count by half
+    binned = np.mean([roc_auc_score(positive[:, place], steps[:, place]) for place in range(4)])
+    assert read == pytest.approx(binned, abs=1e-4)
+    assert read == pytest.approx(exact, abs=4e-3)
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.4], ids=["everybody", "sampled"])
+def test_auc_of_several_classes_is_within_two_standard_errors_in_19_of_20_draws(probability: float) -> None:
+    shape, answers, z = SHAPES["four classes"], answers_of("four classes"), 0.6
+    blocks, draw = metric_blocks(["auc"], shape), torch.Generator().manual_seed(70393)
+    exact = read_metrics(blocks, answers.mean(dim=0), Noise(0.0), shape=shape)["auc"].value
+    expected, within, half = probability * CLIENTS, 0, 0
+    for _ in range(DRAWS):
+        asked = (torch.rand(CLIENTS, generator=draw) < probability).double()
+        mean = (asked @ answers + torch.randn(answers.shape[1], generator=draw).double() * z) / expected
+        found = read_metrics(blocks, mean, Noise(z / expected, probability, CLIENTS), shape=shape)["auc"]
+        within += abs(found.value - exact) <= 2 * found.standard_error
+        half += abs(found.value - exact) <= found.standard_error
+    assert within >= 183  # 0.9545 of 200 is 190.9
+    assert probability < 1 or half < 170  # half the standard error would be found out
+
+
+@pytest.mark.parametrize("kind", ["two classes", "four classes"])
+def test_a_rate_is_within_two_standard_errors_in_19_of_20_draws(kind: str) -> None:
+    answers, z, draw = answers_of(kind), 0.5, torch.Generator().manual_seed(11903)
+    exact = points(kind, answers.mean(dim=0), Noise(0.0))["class 1"][SCORE_BINS // 2]
+    within = half = 0
+    for _ in range(DRAWS):
+        mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * z / CLIENTS
+        found = points(kind, mean, Noise(z / CLIENTS))["class 1"][SCORE_BINS // 2]
+        off = abs(found.true_positive_rate - exact.true_positive_rate)
+        within += off <= 2 * found.true_positive_rate_error
+        half += off <= found.true_positive_rate_error
+    assert within >= 183
+    assert half < 170
+
+
+def test_rates_never_fall_with_the_threshold_however_much_noise_there_is() -> None:
+    draw, answers = torch.Generator().manual_seed(7109), answers_of("two classes")
+    for _ in range(20):
+        mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * 0.01
+        (curve,) = points("two classes", mean, Noise(0.01)).values()
+        for name in ("false_positive_rate", "true_positive_rate"):
+            rates = [getattr(point, name) for point in curve]
+            assert rates == sorted(rates)
+            assert min(rates) >= 0
+            assert max(rates) <= 1
+
+
+def test_of_what_noise_leaves_nothing_there_is_no_curve() -> None:
+    assert points("four classes", answers_of("four classes").mean(dim=0), Noise(1.0)) == {}
+
+
+def test_metrics_without_auc_have_no_curve() -> None:
+    blocks = metric_blocks(["accuracy"], SHAPES["two classes"])
+    assert roc_points(blocks, torch.zeros(1), Noise(0.1), shape=SHAPES["two classes"]) == []
