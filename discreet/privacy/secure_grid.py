@@ -64,7 +64,7 @@ class SecureSum:
         bit_steps: what the bit adds or takes, in steps; 0 without a bit.
         answer_length: numbers in an answer; 0 without one.
         answer_steps: the norm of an answer, in steps.
-        largest_sum: how many clipped vectors a client adds up in its own; 1 at user level.
+        largest_sum: how many examples' gradients fit into a client's sum; 0 at user level.
     """
 
     num_params: int
@@ -76,7 +76,7 @@ class SecureSum:
     bit_steps: int = 0
     answer_length: int = 0
     answer_steps: int = 0
-    largest_sum: int = 1
+    largest_sum: int = 0
 
     @property
     def length(self) -> int:
@@ -85,8 +85,22 @@ class SecureSum:
 
     @property
     def sensitivity_squared(self) -> int:
-        """R^2 + bit_steps^2 + answer_steps^2, in steps^2."""
-        return self.clip_steps**2 + self.bit_steps**2 + self.answer_steps**2
+        """R^2 + bit_steps^2 + answer_steps^2, in steps^2; at example level (R + `gradient_slack`)^2."""
+        return (self.clip_steps + self.gradient_slack) ** 2 + self.bit_steps**2 + self.answer_steps**2
+
+    @property
+    def gradient_slack(self) -> int:
+        """By how many steps in L2 an example may move its client's vector beyond R; 0 at user level.
+
+        The vector is a truncated float64 sum of m clipped gradients. Truncation moves each coordinate of the difference
+        of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers is right to (m + 8) 2^-53 of the
+        sum of their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and an example's own gradient is
+        taken to be the same to 1e-12 of its norm whatever else is in the batch: both count for either sum.
+        """
+        if not self.largest_sum:
+            return 0
+        each = (self.largest_sum + 8) * 2.0**-53 + 1e-12
+        return math.isqrt(self.num_params - 1) + 2 + math.ceil(2 * self.largest_sum * self.clip_steps * each)
 
     @property
     def noise_stddev(self) -> float:
@@ -146,29 +160,36 @@ class SecureSum:
         if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
             raise ValueError("this secure sum has no room for a bit or an answer")
         vector = torch.zeros(self.length, dtype=torch.int64)
-        vector[: self.num_params] = self.encode_sum(update.unsqueeze(0), clip_norm)[: self.num_params]
+        vector[: self.num_params] = _steps_of(update.unsqueeze(0), clip_norm, self.clip_steps)
         if below is not None:
             vector[self.num_params] = self.bit_steps if below else -self.bit_steps
         if answer is not None:
             vector[self.length - self.answer_length :] = _steps_of(answer.unsqueeze(0), 1.0, self.answer_steps)
         return vector
 
-    def encode_sum(self, rows: Tensor, clip_norm: float) -> Tensor:
-        """The vector of a client that adds up several vectors (m, num_params): int64 (length,), bit and answer zero.
-        Each row is clipped and put on the grid as `encode` does with an update, then they are added exactly.
+    def encode_gradients(self, total: Tensor, clip_norm: float) -> Tensor:
+        """The vector without noise, int64 (length,), of a client that adds up a clipped gradient of each of its
+        examples: the sum, truncated to steps of clip_norm / R, and cut off at what `largest_sum` examples reach.
+
+        What is not finite counts as zeros. A float64 sum is not exact, so that one example moves the vector by more
+        than R steps in L2: `sensitivity_squared` has by how much at most.
+
+        Args:
+            total: (num_params,) float64, of which each example is a part of L2 norm at most `clip_norm`, computed in
+                float64 throughout.
+            clip_norm: C, finite and above 0.
 
         Raises:
-            ValueError: as `encode`, or if m is above `largest_sum`.
+            ValueError: another shape or type, a sum at user level, or a clip norm out of range.
         """
-        if rows.dim() != 2 or rows.shape[1] != self.num_params:
-            raise ValueError(f"a client's vectors must have {self.num_params} numbers, not {tuple(rows.shape)[-1:]}")
-        if len(rows) > self.largest_sum:
-            raise ValueError(f"a client adds up at most {self.largest_sum} vectors, not {len(rows)}")
+        if not self.largest_sum or total.shape != (self.num_params,) or total.dtype != torch.float64:
+            raise ValueError(f"a client's gradients must be a float64 sum of {self.num_params} numbers")
         if not 0 < clip_norm < math.inf:
             raise ValueError(f"clip_norm must be finite and > 0, not {clip_norm}")
-        vector = torch.zeros(self.length, dtype=torch.int64)
-        vector[: self.num_params] = _steps_of(rows, clip_norm, self.clip_steps)
-        return vector
+        most = self.clip_steps * self.largest_sum
+        steps = total * (self.clip_steps / clip_norm)
+        finite = steps if bool(steps.isfinite().all()) else torch.zeros_like(steps)
+        return finite.clamp(-most, most).long()
 
     def noise(self, source: RandomSource) -> Tensor:
         """What a client adds to its vector: N_Z(0, sigma_i^2) in each coordinate, int64 (length,)."""
@@ -233,9 +254,9 @@ def example_secure_sum(
 ) -> SecureSum:
     """The secure sum of a step at example level: each client adds up a clipped gradient of each of its examples.
 
-    As `secure_sum`, where C is the norm that clips one example's gradient, `largest_sum` is the public number of
-    examples that a client has at most, and up to 32 bits hold the sum. Zeroing out one example moves the sum by at most
-    R steps in L2.
+    As `secure_sum`, where C is the norm that clips one example's gradient, `largest_sum` is a public number of
+    examples, beyond which a client's sum is cut off, and up to 32 bits hold the sum. Zeroing out one example, or adding
+    or removing it, moves the sum by at most the root of `sensitivity_squared` in L2.
 
     >>> example_secure_sum(14, SecureCohort(4, 3), noise_multiplier=8.0, largest_sum=200).bits
     23
@@ -255,7 +276,7 @@ class _Wanted:
     noise_multiplier: float
     count_stddev: float | None = None
     answers: tuple[int, float] | None = None
-    largest_sum: int = 1
+    largest_sum: int = 0
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -314,7 +335,7 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
 
 
 def _largest_entry(found: SecureSum) -> int:
-    return max(found.clip_steps * found.largest_sum, found.bit_steps, found.answer_steps)
+    return max(found.clip_steps * max(1, found.largest_sum), found.bit_steps, found.answer_steps)
 
 
 def _range(found: SecureSum) -> int:

@@ -130,21 +130,45 @@ def test_without_noise_the_sum_read_back_is_that_of_the_truncated_updates_bits_a
     assert answers.tolist() == [0.75, -0.5]
 
 
-def test_examples_put_on_the_grid_one_by_one_add_up_exactly_and_more_than_declared_are_refused() -> None:
-    grid = example_secure_sum(5, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=20)
-    rows = torch.randn(20, 5, generator=torch.Generator().manual_seed(64793))
-    alone = sum((grid.encode(row, 1.5) for row in rows), torch.zeros(5, dtype=torch.int64))
-    assert torch.equal(grid.encode_sum(rows, 1.5), alone)
-    with pytest.raises(ValueError, match="at most 20"):
-        grid.encode_sum(torch.zeros(21, 5), 1.5)
+@settings(max_examples=60)
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**31), st.floats(1e-3, 1e3))
+def test_an_example_moves_its_clients_sum_by_at_most_the_sensitivity(
+    size: int, count: int, seed: int, clip_norm: float
+) -> None:
+    grid = example_secure_sum(size, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=40)
+    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows *= clip_norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    moved = grid.encode_gradients(rows.sum(dim=0), clip_norm) - grid.encode_gradients(rows[1:].sum(dim=0), clip_norm)
+    assert exact_squares(moved) <= grid.sensitivity_squared <= grid.clip_steps**2 * 1.02
 
 
-def test_the_range_of_examples_holds_all_of_them_at_the_bound() -> None:
+def test_truncating_a_sum_can_move_it_by_more_than_the_clip_norm_which_the_sensitivity_counts() -> None:
+    grid = example_secure_sum(16, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=2)
+    steps = torch.full((16,), 1000.001, dtype=torch.float64)
+    steps[15] = math.sqrt(grid.clip_steps**2 - 15 * 1000.001**2)
+    others = steps.ceil() - steps  # with the example each coordinate is a whole step more
+    moved = grid.encode_gradients((steps + others) / grid.clip_steps, 1.0)
+    moved -= grid.encode_gradients(others / grid.clip_steps, 1.0)
+    assert steps.norm() <= grid.clip_steps
+    assert grid.clip_steps**2 < exact_squares(moved) <= grid.sensitivity_squared
+
+
+def test_the_range_of_examples_holds_all_of_them_at_the_bound_and_more_are_cut_off() -> None:
     grid = example_secure_sum(5, SecureCohort(4, 2), noise_multiplier=1.0, largest_sum=300)
-    rows = torch.tensor([[1.0, 0, 0, 0, 0]]).expand(300, 5)
-    total = 4 * grid.encode_sum(rows, 1.0)
-    assert int(total[0]) == 4 * 300 * grid.clip_steps
-    assert torch.equal(grid.centred(total.remainder(2**grid.bits)), total)
+    total = torch.tensor([300.0, -300.0, 0, 0, 301.0], dtype=torch.float64)
+    encoded = 4 * grid.encode_gradients(total, 1.0)
+    bound = 4 * 300 * grid.clip_steps
+    assert encoded.tolist() == [bound, -bound, 0, 0, bound]
+    assert torch.equal(grid.centred(encoded.remainder(2**grid.bits)), encoded)
+
+
+def test_a_sum_of_gradients_must_be_float64_and_of_the_models_length() -> None:
+    grid = example_secure_sum(5, SecureCohort(4, 2), noise_multiplier=1.0, largest_sum=3)
+    for wrong in (torch.zeros(5), torch.zeros(4, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="float64 sum of 5"):
+            grid.encode_gradients(wrong, 1.0)
+    with pytest.raises(ValueError, match="float64 sum"):
+        made(5, count_stddev=None).encode_gradients(torch.zeros(5, dtype=torch.float64), 1.0)
 
 
 def test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for() -> None:
