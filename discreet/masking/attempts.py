@@ -43,36 +43,41 @@ class Attempt:
 
 @dataclass(frozen=True)
 class NodeState:
-    """What a node knows of a run: closed rounds, the last round it charged, and at most two attempts.
+    """What a node knows of a run: closed rounds, the last round it charged, and at most two attempts that go on.
 
     Attributes:
       closed: nothing of this round or an earlier one is answered any more.
       charged: the last round whose release was paid for.
       attempts: by round; the round that is being summed, and the next one's keys and shares.
+      begun: every attempt that began at a round that is not closed, with its round.
     """
 
     closed: int = _NO_ROUND
     charged: int = _NO_ROUND
     attempts: Mapping[int, Attempt] = field(default_factory=dict)
+    begun: Mapping[bytes, int] = field(default_factory=dict)
 
     def with_attempt(self, attempt: Attempt) -> NodeState:
         """The state with this attempt in place of another of its round."""
         return replace(self, attempts={**self.attempts, attempt.round: attempt})
 
-    def begun(self, attempt: Attempt) -> NodeState:
+    def begin(self, attempt: Attempt) -> NodeState:
         """A new attempt: of the others only one of the round before it is kept, which may wait for its last stages."""
         kept = {number: each for number, each in self.attempts.items() if number == attempt.round - 1}
-        return replace(self, attempts={**kept, attempt.round: attempt})
+        begun = {**self.begun, attempt.attempt: attempt.round}
+        return replace(self, attempts={**kept, attempt.round: attempt}, begun=begun)
 
     def closed_until(self, number: int) -> NodeState:
         """Closes `number` and what is before it: their secrets and shares are forgotten."""
         kept = {each: attempt for each, attempt in self.attempts.items() if each > number}
-        return replace(self, closed=max(self.closed, number), attempts=kept)
+        begun = {name: each for name, each in self.begun.items() if each > number}
+        return replace(self, closed=max(self.closed, number), attempts=kept, begun=begun)
 
     def encode(self) -> bytes:
         """The state in bytes."""
         numbers = (round_bytes(self.closed + 1), round_bytes(self.charged + 1))
-        return join(*numbers, *(self.attempts[number].encode() for number in sorted(self.attempts)))
+        begun = join(*(each for name, number in self.begun.items() for each in (name, round_bytes(number))))
+        return join(*numbers, begun, *(self.attempts[number].encode() for number in sorted(self.attempts)))
 
 
 def read_state(data: bytes) -> NodeState:
@@ -82,11 +87,13 @@ def read_state(data: bytes) -> NodeState:
       MalformedBytes: it is damaged.
     """
     fields = split(data)
-    if len(fields) < 2:
+    if len(fields) < 3:
         raise MalformedBytes("a state without its rounds")
     closed, charged = (int.from_bytes(value, "big") - 1 for value in fields[:2])
-    attempts = [_read_attempt(value) for value in fields[2:]]
-    return NodeState(closed, charged, {attempt.round: attempt for attempt in attempts})
+    names = split(fields[2])
+    begun = {name: int.from_bytes(number, "big") for name, number in zip(names[::2], names[1::2], strict=True)}
+    attempts = [_read_attempt(value) for value in fields[3:]]
+    return NodeState(closed, charged, {attempt.round: attempt for attempt in attempts}, begun)
 
 
 def _read_attempt(data: bytes) -> Attempt:

@@ -24,6 +24,7 @@ from discreet.masking.shares import route, seal, split_secret, unseal
 from discreet.masking.signed_keys import Place, SignedKeys, is_signed, read_keys, sign_keys, survivors_message
 from discreet.masking.wire import MalformedBytes, Part, Stage, join_named, split, split_named, split_names
 
+MOST_ATTEMPTS = 100
 SHARE_BYTES = SEED_BYTES + KEY_BYTES
 Answer = tuple[NodeState, bytes]
 
@@ -53,9 +54,10 @@ def answer_keys(party: Party, state: NodeState, part: Part) -> Answer:
     """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one before."""
     if part.round <= state.closed:
         raise MaskingRefused(f"round {part.round} is over for this node, which takes part in rising order only")
-    held = state.attempts.get(part.round)
-    if held is not None and held.attempt == part.attempt:
+    if part.attempt in state.begun:
         raise MaskingRefused(f"this attempt at round {part.round} has begun already, and each stage is answered once")
+    if len(state.begun) >= MOST_ATTEMPTS:
+        raise MaskingRefused(f"{MOST_ATTEMPTS} attempts have begun since the last sum")
     if part.body:
         raise MalformedBytes("a request for keys says nothing but its round")
     sealing, masking, seed = X25519PrivateKey.generate(), X25519PrivateKey.generate(), os.urandom(SEED_BYTES)
@@ -63,7 +65,7 @@ def answer_keys(party: Party, state: NodeState, part: Part) -> Answer:
     signed = sign_keys(party.identity, party.place(part), public, seed_check(seed)).encode()
     secrets = sealing.private_bytes_raw() + masking.private_bytes_raw() + seed
     keys = {party.identity.name: signed}
-    return state.begun(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys)), signed
+    return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys)), signed
 
 
 def answer_shares(party: Party, state: NodeState, part: Part) -> Answer:

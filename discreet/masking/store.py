@@ -95,7 +95,17 @@ class FolderStore:
         return data[_CHECK_BYTES:]
 
     def save(self, run: str, state: bytes) -> None:
-        """Writes a file beside it, syncs it, puts it in its place, and syncs the folder."""
+        """Writes a file beside it, syncs it, puts it in its place, and syncs the folder.
+
+        Raises:
+          MaskingRefused: that can't be done.
+        """
+        try:
+            self._replace(run, state)
+        except OSError as error:
+            raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
+
+    def _replace(self, run: str, state: bytes) -> None:
         path, new = self._path(run, ".state"), self._path(run, ".new")
         with os.fdopen(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(hashlib.sha256(state).digest() + state)

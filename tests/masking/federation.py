@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.store import MemoryStore, Store
-from discreet.masking.wire import Stage
+from discreet.masking.wire import Stage, join, join_names, read_reply, read_request, split, write_request
 
 RUN = "0123456789abcdef" * 2
 Gone = Mapping[Stage, frozenset[str]]
@@ -47,7 +47,7 @@ class Federation:
                 exchange.take(name, self.answer(name, request))
         return exchange.close()
 
-    def until(self, stage: Stage, gone: Gone = NOBODY, round: int = 1) -> Exchange:
+    def until(self, stage: Stage, gone: Gone = NOBODY, *, round: int = 1) -> Exchange:
         """The exchange of a stage, not yet sent."""
         found: Exchange | Opened = self.server.begin(round)
         while isinstance(found, Exchange) and found.stage is not stage:
@@ -75,3 +75,21 @@ def federation(
     vectors = {name: random.integers(-(2**40), 2**40, terms.length) for name in people}
     nodes = {name: MaskingNode(person, directory, terms, store(name)) for name, person in people.items()}
     return Federation(terms, vectors, nodes, MaskingServer(terms, tuple(people)))
+
+
+def altered(request: bytes, body: bytes) -> bytes:
+    """A request for the same stage of the same attempt that says something else."""
+    terms, (part,) = read_request(request)
+    return write_request(terms, [part.answered(body)])
+
+
+def body_of(message: bytes) -> bytes:
+    """What a request, or a reply, of one part says."""
+    kind = split(message)[0]
+    parts = read_reply(message) if kind.endswith(b"reply") else read_request(message)[1]
+    return parts[0].body
+
+
+def lists(alive: Iterable[str], gone: Iterable[str] = ()) -> bytes:
+    """The body of a request to confirm."""
+    return join(join_names(alive), join_names(gone))

@@ -1,0 +1,124 @@
+"""Bytes of messages: one form for one message, and nothing else is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from discreet.masking.agreement import MalformedReply, MaskingRefused
+from discreet.masking.packing import pack, packed_size, unpack
+from discreet.masking.wire import (
+    MalformedBytes,
+    Stage,
+    join,
+    join_named,
+    join_names,
+    read_reply,
+    read_request,
+    split,
+    split_named,
+    split_names,
+    write_request,
+)
+from tests.masking.federation import federation, terms_of
+
+TERMS = terms_of(3)
+OURS = federation(TERMS)
+REQUESTS = {stage: OURS.until(stage, round=int(stage)).requests["node-00"] for stage in Stage}
+PLACE = st.integers(0, 2**16)  # modulo the length: signatures of one message differ in length
+
+
+@given(st.lists(st.binary(max_size=30), max_size=6))
+def test_fields_are_read_as_they_were_written(values: list[bytes]) -> None:
+    assert split(join(*values)) == values
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.binary(max_size=9), max_size=5))
+def test_names_are_read_as_they_were_written(values: dict[str, bytes]) -> None:
+    try:
+        data = join_named(values)
+    except UnicodeEncodeError:  # lone surrogates are no text
+        return
+    assert split_named(data) == values
+    assert split_names(join_names(values)) == tuple(sorted(values))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x01", bytes(7) + b"\x05abc", join(b"b", b"a"), join(b"a", b"a"), join(b""), join(b"\xff")],
+    ids=["no length", "too short", "descending", "twice", "empty", "no text"],
+)
+def test_names_in_any_other_form_are_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedBytes):
+        split_names(data)
+
+
+@pytest.mark.parametrize("reader", [read_request, read_reply], ids=["request", "reply"])
+@given(data=st.binary(max_size=200))
+def test_other_bytes_are_malformed_and_nothing_else_is_raised(reader: object, data: bytes) -> None:
+    assert callable(reader)
+    with pytest.raises(MalformedBytes):
+        reader(data)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_request_with_one_byte_changed_is_refused(data: st.DataObject) -> None:
+    request = bytearray(REQUESTS[data.draw(st.sampled_from(list(Stage)[1:]))])
+    place = data.draw(PLACE) % len(request)
+    request[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(MaskingRefused):
+        OURS.answer("node-00", bytes(request))
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_malformed_reply_is_malformed_at_every_stage(data: st.DataObject) -> None:
+    stage = data.draw(st.sampled_from(list(Stage)))
+    ours = federation(TERMS)
+    exchange = ours.until(stage)
+    reply = bytearray(ours.answer("node-00", exchange.requests["node-00"]))
+    with pytest.raises(MalformedReply):
+        exchange.take("node-00", bytes(reply[: data.draw(PLACE) % len(reply)]))
+
+
+def test_a_second_reply_and_one_of_a_stranger_are_malformed() -> None:
+    ours = federation(TERMS)
+    exchange = ours.until(Stage.KEYS)
+    reply = ours.answer("node-00", exchange.requests["node-00"])
+    exchange.take("node-00", reply)
+    for name in ("node-00", "node-99"):
+        with pytest.raises(MalformedReply, match="was not asked, or has answered"):
+            exchange.take(name, reply)
+
+
+def test_the_reply_to_another_request_is_malformed() -> None:
+    ours = federation(TERMS)
+    old = ours.until(Stage.KEYS)
+    reply = ours.answer("node-00", old.requests["node-00"])
+    with pytest.raises(MalformedReply, match="another request"):
+        ours.until(Stage.SHARES).take("node-00", reply)
+
+
+def test_a_masked_vector_can_not_be_asked_for_beside_something_else() -> None:
+    ours = federation(TERMS)
+    terms, (part,) = read_request(ours.until(Stage.MASKED).requests["node-00"])
+    other = type(part)(Stage.KEYS, part.round + 1, bytes(16), b"")
+    with pytest.raises(MaskingRefused, match="asked for by itself"):
+        ours.answer("node-00", write_request(terms, [part, other]))
+
+
+@given(st.integers(16, 32), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40))
+def test_packed_integers_are_read_modulo_2_to_the_k(bits: int, values: list[int]) -> None:
+    data = pack(np.array(values, dtype=np.uint32), bits)
+    assert len(data) == packed_size(len(values), bits)
+    assert unpack(data, length=len(values), bits=bits).tolist() == [value % 2**bits for value in values]
+
+
+@pytest.mark.parametrize("change", [b"\x00", b""], ids=["longer", "a padding bit"])
+def test_packed_integers_in_another_form_are_malformed(change: bytes) -> None:
+    data = pack(np.array([1, 2, 3], dtype=np.uint32), 17)
+    with pytest.raises(MalformedBytes):
+        unpack(data + change if change else data[:-1] + b"\x01", length=3, bits=17)
