@@ -20,6 +20,8 @@ from discreet.setting_checks import check_value as check_value
 from discreet.setting_checks import require as require
 from discreet.setting_checks import require_one as require_one
 from discreet.setting_checks import setting as setting
+from discreet.statistics_settings import NormaliserConfig, StatisticsConfig, check_paid
+from discreet.value_rules import POSITIVE as POSITIVE
 from discreet.value_rules import Rule, at_least, one_of
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ def _are_metrics(value: object) -> bool:
     return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
 
 
-POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
 LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
 MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
@@ -275,6 +276,8 @@ class ClientSettings:
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     secure: SecureConfig = field(default_factory=SecureConfig)
+    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
+    statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
         check_value(self.rounds, "rounds", at_least(1))
@@ -287,6 +290,8 @@ class ClientSettings:
         self._check_ratings()
         if self.user.secure:
             self._check_secure("privacy.user.aggregation=secure")
+        if self.asks_of_data:
+            self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
@@ -301,6 +306,16 @@ class ClientSettings:
         """Whether clients rate models by answers that each of them noises and accounts itself."""
         return self.evaluation.private and self.example.enabled
 
+    @property
+    def asks_of_data(self) -> bool:
+        """Whether clients are asked what their data are like, before the first round."""
+        return self.data.normalise == "private" or self.statistics.only
+
+    def check_server_noise(self, what: str) -> None:
+        """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
+        at_server = self.user.enabled and not self.example.enabled
+        check_paid(what, at_server=at_server, secure=self.user.secure, sampling=self.user.sampling)
+
     def user_event(self, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
         """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
         the model. Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
@@ -311,13 +326,15 @@ class ClientSettings:
     def least_user_noise(self, noise: float) -> float:
         """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
         ratings, rated = self.evaluation, self.evaluation.noise_multiplier
-        least = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
-        return least if ratings.private else noise
+        if ratings.private:
+            noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
+        return min(noise, self.statistics.noise_multiplier) if self.asks_of_data else noise
 
     def user_releases(self, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
-        """What so many rounds cost a client at user level, with the ratings of their models."""
+        """What so many rounds cost a client at user level, with ratings, and what is asked of data before the first."""
         joined, alone = self.evaluation.ratings(rounds)
         releases = (
+            (self.statistics.event, int(self.asks_of_data)),
             (self.user_event(noise_multiplier), rounds - joined),
             (self.user_event(noise_multiplier, joined=True), joined),
             (self.user.event(self.evaluation.noise_multiplier), alone),
@@ -362,8 +379,6 @@ class ClientSettings:
         require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
         rule = f"grid with {by}: masks are added to whole numbers"
         require(self.noise == "grid", "privacy.noise", rule, self.noise)
-        rule = f"none or public with {by}: the server would read each client's statistics"
-        require(self.data.normalise != "private", "data.normalise", rule, self.data.normalise)
         self.secure.check_fits(self.user.population_size)
 
     def _check_local(self) -> None:

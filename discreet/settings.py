@@ -295,6 +295,8 @@ def client_settings(config: RunConfig) -> ClientSettings:
         local=privacy.local,
         evaluation=config.evaluation,
         secure=privacy.secure,
+        normaliser=config.normaliser,
+        statistics=config.statistics,
     )
 
 

@@ -1,4 +1,4 @@
-"""What is asked of clients' data, and what inputs are normalised by: settings that only a server reads."""
+"""What is asked of clients' data, and what inputs are normalised by."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import POSITIVE, UserTerms, check, require, setting
-from discreet.value_rules import Rule, at_least
+from discreet.privacy.events import poisson_round_event
+from discreet.setting_checks import ConfigError, check, require, setting
+from discreet.value_rules import POSITIVE, Rule, at_least
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -57,6 +58,7 @@ class StatisticsConfig:
       noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
       low, high: the public range of all inputs as a model reads them; None for that of the data set.
       most_examples: a client with more examples counts as one with so many.
+      only: ask and end, without a round: what `discreet statistics` does, over Flower.
     """
 
     of: list[str] = field(default_factory=lambda: ["moments", "targets"], metadata={"rule": NAMES})
@@ -64,6 +66,7 @@ class StatisticsConfig:
     low: float | None = None
     high: float | None = None
     most_examples: int = setting(1000, at_least(1))
+    only: bool = False
 
     def __post_init__(self) -> None:
         check(self, "statistics.")
@@ -74,4 +77,16 @@ class StatisticsConfig:
     @property
     def event(self) -> DpEvent:
         """What it costs a client at user level if everybody is asked, once."""
-        return UserTerms(sampling="everyone").event(self.noise_multiplier)
+        return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)
+
+
+def check_paid(what: str, *, at_server: bool, secure: bool, sampling: str) -> None:
+    """Raises ConfigError unless `what` clients are asked is noised at the server, for add or remove one client."""
+    if not at_server:
+        raise ConfigError(
+            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+        )
+    if secure:
+        raise ConfigError(f"{what} needs privacy.user.aggregation=plain: the server would read each client's answer")
+    if sampling == "fixed":
+        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")

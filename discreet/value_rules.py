@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,3 +30,6 @@ def at_least(least: int) -> Rule:
 def within(least: float, largest: float) -> Rule:
     """The rule that a number lies in a closed interval."""
     return Rule(f"within [{least:g}, {largest:g}]", lambda value: least <= value <= largest)
+
+
+POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)

@@ -19,7 +19,7 @@ REFUSED = {
     "sampling.kind must be everyone": ["sampling.kind=poisson"],
     "privacy.accountant must be rdp": ["privacy.accountant=pld"],
     "privacy.noise must be grid": ["privacy.noise=float"],
-    "data.normalise must be none or public": ["data.normalise=private"],
+    "data.normalise=private needs privacy.user.aggregation=plain": ["data.normalise=private"],
     "sampling.population_size with secure aggregation must be within": ["data.num_clients=2"],
     "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
     "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],

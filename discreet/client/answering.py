@@ -1,4 +1,5 @@
-"""A client's answer to a query about the model that it was sent, and the noise that it draws on it by itself."""
+"""A client's answer to a query about the model that it was sent, and the noise that it draws on it by itself; and to
+one about its data."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from discreet.client.account import Refused
 from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
-from discreet.federated.query import Query
+from discreet.federated.messages import TrainRequest
+from discreet.federated.query import STATISTICS, Query, query_of
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
-from discreet.tasks.examples import Examples
+from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, outputs_of
 
 if TYPE_CHECKING:
@@ -63,3 +66,17 @@ def answer_to(query: Query, model: nn.Module, params: Tensor, held_out: Examples
     """The answer of a client with these held-out examples, (length,), float64."""
     load_parameters(model, params)
     return query.answer(outputs_of(model, held_out.inputs), held_out.targets)
+
+
+def answer_of_data(request: TrainRequest, examples: Examples, shape: TaskShape | None) -> Tensor:
+    """The answer of a client with these examples to a question about its data, (length,), float32.
+
+    Raises:
+      Refused: the run does not ask it, and so does not plan to pay for it.
+      ConfigError: what the run asks does not fit such data.
+    """
+    run, name = request.run, request.work.query
+    asked = run.statistics.only if name == STATISTICS else run.data.normalise == "private" and not run.normaliser.means
+    if not asked or request.work.trains or shape is None:
+        raise Refused(f"this run does not ask for {name} of clients' data")
+    return query_of(name, run, shape).answer(examples.inputs, examples.targets).to(torch.float32)

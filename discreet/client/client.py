@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import RoundWork, admit
-from discreet.client.answering import answer_to, own_noise
+from discreet.client.answering import answer_of_data, answer_to, own_noise
 from discreet.client.local_privacy import release_step, release_update
 from discreet.client.policy import ClientPolicy
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
-from discreet.federated.query import query_of
+from discreet.federated.query import OF_DATA, query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples, TaskShape
@@ -37,7 +37,7 @@ class DPClient(NumPyClient):
       source: of all random numbers of this message.
       holder: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
-      shape: of its data; None if the run asks for none.
+      shape: of its data; None if the run asks nothing of them.
     """
 
     model: nn.Module
@@ -64,14 +64,8 @@ class DPClient(NumPyClient):
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
-        size = sum(parameter.numel() for parameter in trainable(self.model))
-        if params.shape != (size,):
-            name, given = request.run.model, params.numel()
-            raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
-        if request.frozen is not None and request.frozen != frozen_digest(self.model):
-            raise MalformedMessage(
-                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
-            )
+        if request.work.query not in OF_DATA:
+            self._check_model(request, params)
         sizes = {self.holder: len(self.examples)}
         admitted = admit(request, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
         if isinstance(admitted, Refused):
@@ -86,7 +80,20 @@ class DPClient(NumPyClient):
         below = bool(norms[0] <= request.clip_norm)
         return TrainReply(request.round, clipped[0], below, *spent, answer=answer)
 
+    def _check_model(self, request: TrainRequest, params: Tensor) -> None:
+        """Raises MalformedMessage if the parameters or the frozen values are those of another model."""
+        size = sum(parameter.numel() for parameter in trainable(self.model))
+        if params.shape != (size,):
+            name, given = request.run.model, params.numel()
+            raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
+        if request.frozen is not None and request.frozen != frozen_digest(self.model):
+            raise MalformedMessage(
+                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
+            )
+
     def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
+        if request.work.query in OF_DATA:
+            return answer_of_data(request, self.examples, self.shape)
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
         query = query_of(request.work.query, request.run, self.shape)

@@ -16,6 +16,7 @@ from discreet.client.policy import ClientPolicy, policy_from
 from discreet.client_settings import ClientSettings, DataConfig, EvaluationConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest
+from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import finds_ticket
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
@@ -23,6 +24,7 @@ from discreet.tasks.examples import SHAPES, Examples, TaskShape
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.holdout import split_rows
 from discreet.tasks.models import OWN, build_model
+from discreet.tasks.normalising import normaliser_of
 from discreet.tasks.partition import client_examples
 
 SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
@@ -40,8 +42,6 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPCli
       Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
     """
     virtual = request.virtual
-    if request.run.data.normalise != "none":
-        raise Refused("data.normalise must be none with nodes, which read inputs as they are")
     if virtual is None:
         return node_client(request, node_config)
     if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):
@@ -60,7 +60,8 @@ def virtual_client(request: TrainRequest) -> DPClient:
     if run.accounts_itself:
         accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
     number, path = virtual.client_id, virtual.data_path
-    examples, held_out = split_examples(share_of(run.data, number, path=path), run.evaluation, client_id=number)
+    examples = as_asked(request, share_of(run.data, number, path=path))
+    examples, held_out = split_examples(examples, run.evaluation, client_id=number)
     model, shape = model_of(run, path=path), shape_of(run, path=path)
     return DPClient(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
@@ -85,10 +86,18 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPC
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
-    examples = node_examples(run.data, node_config)
+    examples = as_asked(request, node_examples(run.data, node_config))
     examples, held_out = split_examples(examples, run.evaluation, client_id=number if isinstance(number, int) else 0)
     made = node_model(run, node_config), examples, accounts, policy, secure_source()
     return DPClient(*made, held_out=held_out, shape=node_shape(run, node_config))
+
+
+def as_asked(request: TrainRequest, examples: Examples) -> Examples:
+    """A client's examples as the model of a run reads them, normalised if the run has means and deviations to do that
+    by; for a question about the data as they are."""
+    if request.work.query in OF_DATA:
+        return examples
+    return normaliser_of(request.run.normaliser.means, request.run.normaliser.deviations).examples(examples)
 
 
 def split_examples(

@@ -215,8 +215,7 @@ def expected_cohort(config: RunConfig) -> float:
 
 def user_releases(config: RunConfig, noise_multiplier: float) -> tuple[tuple[DpEvent, int], ...]:
     """All that a whole run costs a client at user level."""
-    before = ((config.statistics.event, 1),) if config.data.normalise == "private" else ()
-    return (*before, *client_settings(config).user_releases(noise_multiplier, config.rounds))
+    return client_settings(config).user_releases(noise_multiplier, config.rounds)
 
 
 def resolve_noise(config: RunConfig) -> RunConfig:

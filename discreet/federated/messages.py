@@ -25,7 +25,7 @@ from torch import Tensor
 
 from discreet.client_settings import ClientSettings
 
-VERSION = 3  # of the train request
+VERSION = 4  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
 VIRTUAL, WORK = "virtual.", "work."
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

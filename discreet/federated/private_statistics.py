@@ -15,33 +15,22 @@ from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
 from discreet.federated.opened_run import OpenedRun
-from discreet.federated.query import Query
+from discreet.federated.query import NO_RANGE, NORMALISE, Query, query_of, shape_of_data
+from discreet.settings import client_settings
 from discreet.statistics_settings import NormaliserConfig
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Task
 from discreet.tasks.folder import FOLDER, SCALE
 from discreet.tasks.noised_statistics import read_normaliser
 from discreet.tasks.normalising import Normaliser, normaliser_of
-from discreet.tasks.statistic_answers import DataShape, statistic_blocks
+from discreet.tasks.statistic_answers import DataShape
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 BEFORE = 0  # the round that a ledger names for what is asked before the first one
-NORMALISE, STATISTICS = "normalise", "statistics"  # what a query is for: each has draws of its own
 
 logger = logging.getLogger("discreet")
-
-
-def check_user_level(config: RunConfig, what: str) -> None:
-    """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
-    privacy = config.privacy
-    if not privacy.user.enabled or privacy.example.enabled:
-        raise ConfigError(
-            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
-        )
-    if config.sampling.kind == "fixed":
-        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
 
 
 def data_shape(config: RunConfig, task: Task) -> DataShape:
@@ -50,17 +39,20 @@ def data_shape(config: RunConfig, task: Task) -> DataShape:
     Raises:
       ConfigError: their range is not given, or statistics of such data are not known.
     """
+    return shape_of_data(with_range(config).statistics, task.shape)
+
+
+def with_range(config: RunConfig) -> RunConfig:
+    """The configuration with the public range of inputs, which clients are told: that of the data, unless it is given.
+
+    Raises:
+      ConfigError: it is not, and the data declare none.
+    """
     asked = config.statistics
-    declared = (asked.low, asked.high) if asked.low is not None else declared_range(config)
+    declared = declared_range(config) if asked.low is None else (asked.low, asked.high)
     if declared is None:
-        raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
-    low, high = declared
-    assert low is not None
-    assert high is not None
-    try:
-        return DataShape(task.shape, low, high, asked.most_examples)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(NO_RANGE)
+    return replace(config, statistics=replace(asked, low=declared[0], high=declared[1]))
 
 
 def declared_range(config: RunConfig) -> tuple[float, float] | None:
@@ -83,20 +75,16 @@ def with_constants(config: RunConfig, task: Task) -> RunConfig:
     if kind == "none":
         if means is not None:
             raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
-        return config
+        return with_range(config) if config.statistics.only else config
     if config.model.name == "scattering":
         raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
     shape = data_shape(config, task)
     if means is not None and len(means) != shape.columns:
         raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
-    if kind == "private":
-        check_user_level(config, "data.normalise=private")
-        if means is not None and not config.resume:
-            raise ConfigError(
-                "normaliser.means must be left out with data.normalise=private: clients are asked for them"
-            )
+    if kind == "private" and means is not None and not config.resume:
+        raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
     if kind == "private" or means is not None:
-        return config
+        return with_range(config)
     middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
     return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
 
@@ -122,7 +110,8 @@ def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
 
 
 def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: str) -> Sums:
-    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn.
+    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
+    what the query is for; each has draws of its own.
 
     Raises:
       ConfigError: it would pass the budget; nobody is asked then.
@@ -148,19 +137,23 @@ def _check_budget(run: OpenedRun, event: DpEvent) -> None:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 
 
-def normalise_query(config: RunConfig, task: Task) -> Query:
-    """What clients are asked for `data.normalise=private`."""
-    return Query(statistic_blocks(["moments"], data_shape(config, task)), task.shape)
+def data_query(name: str, config: RunConfig, task: Task) -> Query:
+    """What clients are asked of their data, by its name in `OF_DATA`.
+
+    Raises:
+      ConfigError: such data have no such statistics, or no range.
+    """
+    return query_of(name, client_settings(with_range(config)), task.shape)
 
 
 def with_normaliser(run: OpenedRun, task: Task, answers: Iterable[AnswerPart]) -> RunConfig:
-    """The configuration with the means and deviations of inputs that clients' answers to `normalise_query` give. It is
+    """The configuration with the means and deviations of inputs that clients' answers to NORMALISE give. It is
     written to the run folder, so that a run that goes on does not ask again.
 
     Raises:
       ConfigError: asking would pass the budget.
     """
-    query, config = normalise_query(run.config, task), run.config
+    config, query = run.config, data_query(NORMALISE, run.config, task)
     sums = ask(run, query, answers, name=NORMALISE)
     found = read_normaliser(query.blocks, sums.mean, sums.noise, shape=data_shape(config, task))
     config = replace(config, normaliser=NormaliserConfig(list(found.means), list(found.deviations)))

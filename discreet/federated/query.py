@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from discreet.client_settings import ClientSettings, ConfigError
+from discreet.statistics_settings import StatisticsConfig
 from discreet.tasks.bounded_answers import Block, joined_answer
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks
+from discreet.tasks.statistic_answers import DataShape, statistic_blocks
 
 EVALUATION = "evaluation"  # of a model, on what clients hold out
+NORMALISE, STATISTICS = OF_DATA = ("normalise", "statistics")  # of their data, before the first round
+NO_RANGE = "statistics.low and statistics.high must be given: these data declare no range of inputs"
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,26 @@ def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
     Raises:
       ConfigError: there is no such query, or a metric does not fit what is predicted.
     """
+    if name in OF_DATA:
+        names, data = ["moments"] if name == NORMALISE else run.statistics.of, shape_of_data(run.statistics, shape)
+        return Query(statistic_blocks(names, data), shape)
     if name != EVALUATION:
-        raise ConfigError(f"a query must be {EVALUATION} (got {name})")
+        raise ConfigError(f"a query must be one of {EVALUATION}, {', '.join(OF_DATA)} (got {name})")
     try:
         return Query(metric_blocks(run.evaluation.metrics, shape), shape)
     except ValueError as error:
         raise ConfigError(f"evaluation.metrics {error}") from error
+
+
+def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
+    """What is public of the data that statistics are about.
+
+    Raises:
+      ConfigError: their range is not given, or statistics of such data are not known.
+    """
+    if asked.low is None or asked.high is None:
+        raise ConfigError(NO_RANGE)
+    try:
+        return DataShape(shape, asked.low, asked.high, asked.most_examples)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -18,6 +18,7 @@ from discreet.federated.run_folder import ASKED, RunFolder
 CHANGEABLE = (
     *("rounds", "device", "engine", "operations", "tracking", "tracking_uri", "data.path", "sampling.min_nodes"),
     "privacy.user.account",  # where it lies: that it is the account of this run is checked when it is opened
+    *("statistics.of", "statistics.only"),  # each time that it is asked is paid for
     *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),
 )
 WHICH_RUN = ("resume", "output_dir")

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import sys
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,16 +19,21 @@ from flwr.superlink.grid import InMemoryGrid
 
 from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
+from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
-from discreet.federated.query import EVALUATION
+from discreet.federated.opened_run import Interruptible
+from discreet.federated.private_statistics import data_query
+from discreet.federated.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
 from discreet.federated.resuming import run_config
 from discreet.federated.run_end import end_run
+from discreet.federated.run_folder import change_state, state_of
 from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.transport import MessagesTooLarge
+from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
 from discreet.settings import client_settings
 from discreet.tasks.models import frozen_digest
@@ -113,16 +119,19 @@ def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
         and can be resumed.
     """
     simulated = isinstance(grid, InMemoryGrid)
-    if config.data.normalise != "none":
-        raise ConfigError(
-            "data.normalise must be none with nodes, which read inputs as they are: it is of discreet simulate"
-        )
     if not simulated:
         check_secure(config)
     with ExitStack() as held:
         session = prepare(config, simulated=simulated, held=held)
         virtual = _virtual(session, held) if simulated else None
-        _train(grid, session, virtual, strategy=strategy)
+        transport = _transport(grid, session, virtual)
+        with Interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
+            if config.statistics.only:
+                _ask_and_end(session, transport)
+                return
+            session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
+        transport.messages = _messages(session)
+        _train(grid, session, transport, strategy=strategy)
 
 
 def _virtual(session: Session, held: ExitStack) -> VirtualClients:
@@ -133,20 +142,41 @@ def _virtual(session: Session, held: ExitStack) -> VirtualClients:
     return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
 
 
-def _train(grid: Grid, session: Session, virtual: VirtualClients | None, *, strategy: MakeStrategy) -> None:
+def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> GridTransport:
     config = session.config
-    transport = GridTransport(
+    return GridTransport(
         grid,
-        OwnMessages(
-            client_settings(config),
-            {EVALUATION: answers_of(config, session.query.length).sent} if session.query else {},
-            frozen=frozen_digest(session.model),
-        ),
+        _messages(session),
         timeout=config.server.round_timeout,
         population_size=config.population_size,
         virtual=virtual,
         min_nodes=config.sampling.min_nodes,
     )
+
+
+def _messages(session: Session) -> OwnMessages:
+    config, lengths = session.config, {}
+    if session.query:
+        lengths[EVALUATION] = answers_of(config, session.query.length).sent
+    if client_settings(config).asks_of_data:
+        lengths |= {name: data_query(name, config, session.task).length for name in OF_DATA}
+    return OwnMessages(client_settings(config), lengths, frozen=frozen_digest(session.model))
+
+
+def _ask_and_end(session: Session, transport: GridTransport) -> None:
+    """Asks for `statistics.of`. The folder is one that a run can go on in."""
+    config, folder = session.config, session.folder
+    text = written_statistics(session.opened, session.task, answers_by(transport, session, STATISTICS))
+    for line in text.splitlines():
+        logger.info("%s", line)
+    asked = replace(config.statistics, only=False)
+    folder.write_config(replace(config, statistics=asked, output_dir=str(folder.path), resume=False))
+    done = state_of(folder) == "finished"
+    change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
+
+
+def _train(grid: Grid, session: Session, transport: GridTransport, *, strategy: MakeStrategy) -> None:
+    config = session.config
     made = strategy(session, transport, meanwhile=_metrics(session))
     arrays = parameters_record(session.opened.checkpoint.params)
     made.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)

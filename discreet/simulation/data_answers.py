@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
 from discreet.config import RunConfig
-from discreet.federated.private_statistics import needs_normaliser, normalise_query, normaliser_in, with_normaliser
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate
-from discreet.federated.session import Session
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.tasks.examples import Task
 
@@ -24,18 +21,3 @@ def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[Client
     for client in range(config.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
         yield ClientUpdate(torch.zeros(0), False, query.answer(held.inputs, held.targets).to(torch.float32))
-
-
-def normalised(session: Session) -> Session:
-    """The session of a run with `data.normalise=private`, whose clients have been asked what inputs are normalised by;
-    any other session as it is, and one that goes on.
-
-    Raises:
-      ConfigError: asking would pass the budget.
-    """
-    config, task = session.config, session.task
-    if not needs_normaliser(config):
-        return session
-    config = with_normaliser(session.opened, task, data_answers(normalise_query(config, task), config, task))
-    opened = replace(session.opened, config=config)
-    return replace(session, opened=opened, task=normaliser_in(config).task(task))

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
-from discreet.client.client import DPClient
 from discreet.client.nodes import virtual_client
 from discreet.config import ConfigError, RunConfig
+from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
-from discreet.federated.private_statistics import needs_normaliser, normaliser_in
+from discreet.federated.private_statistics import needs_normaliser
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Transport
 from discreet.settings import client_settings
 from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.data_answers import normalised
+from discreet.simulation.data_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
 
 logger = logging.getLogger("discreet")
@@ -52,17 +52,9 @@ class InProcessTransport:
             virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
             request = TrainRequest(round_number, clip_norm, run, virtual, work)
             try:
-                client = _normalising(virtual_client(request), self.run)
-                yield replace(client.answer(request, params), client=client_id)
+                yield replace(virtual_client(request).answer(request, params), client=client_id)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
-
-
-def _normalising(client: DPClient, run: RunConfig) -> DPClient:
-    """The client with its inputs as the model reads them."""
-    by, held_out = normaliser_in(run), client.held_out
-    held_out = None if held_out is None else by.examples(held_out)
-    return replace(client, examples=by.examples(client.examples), held_out=held_out)
 
 
 def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:
@@ -77,7 +69,7 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         torch.set_num_threads(1)
     with ExitStack() as stack:
         session = prepare(config, simulated=True, held=stack, resolved=resolved)
-        session = normalised(session)
+        session = normalised(session, lambda query: data_answers(query, session.config, session.task))
         transport = virtual_clients(session, stack)
         text = config.operations.log_format == "text"
         outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
@@ -92,6 +84,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
       ConfigError: the engine does not cover the run.
     """
     config = session.config
+    _check_trains(config)
     if needs_normaliser(config):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(config.device)
@@ -114,8 +107,14 @@ def check(config: RunConfig) -> RunConfig:
 
 
 def _check_engine(config: RunConfig) -> None:
+    _check_trains(config)
     _refuse_uncovered(config, not_batched(config))
     check_device(config)
+
+
+def _check_trains(config: RunConfig) -> None:
+    if config.statistics.only:
+        raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
 def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:

@@ -15,7 +15,7 @@ from discreet.client.nodes import client_of, node_client, share_of, virtual_clie
 from discreet.client.policy import ClientPolicy
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
-from discreet.federated.messages import TrainRequest, VirtualClient
+from discreet.federated.messages import TrainRequest, VirtualClient, Work
 from discreet.federated.serving import leave_ticket
 from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
 
@@ -75,9 +75,58 @@ def test_outside_a_simulation_a_request_for_a_virtual_client_is_refused(ticket: 
             client_of(asked, node)
 
 
-def test_a_run_that_normalises_is_refused_by_a_client_which_reads_inputs_as_they_are() -> None:
-    with pytest.raises(Refused, match=r"^data\.normalise must be none with nodes"):
-        client_of(request(run_of(*OFF, "data.normalise=public")), NODE)
+NORMALISED = ("data.normalise=public", "normaliser.means=[0.25]", "normaliser.deviations=[0.5]")
+
+
+@pytest.mark.parametrize("virtual", [False, True], ids=["node", "virtual"])
+def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_says(virtual: bool) -> None:
+    run = run_of(*NORMALISED, "evaluation.kind=private", "privacy.delta=0.01")
+    client = virtual_client(named(run, 1, Path())) if virtual else node_client(request(run), NODE)
+    raw, held = client.examples.inputs * 0.5 + 0.25, client.held_out
+    assert held is not None
+    rows = torch.cat([raw, held.inputs * 0.5 + 0.25])
+    expected = share_of(run.data, 1).inputs
+    assert torch.allclose(rows.flatten(1).sort(dim=0).values, expected.flatten(1).sort(dim=0).values, atol=1e-6)
+
+
+ASKED = ("data.normalise=private", "statistics.low=0", "statistics.high=1", "privacy.delta=0.01")
+
+
+def asks(run: RunConfig, query: str) -> TrainRequest:
+    return replace(request(run), work=Work(trains=False, query=query))
+
+
+def test_a_node_says_what_its_data_are_like_without_a_model() -> None:
+    asked = asks(run_of(*ASKED), "normalise")
+    answer = client_of(asked, NODE).answer(asked, torch.zeros(0)).answer
+    assert answer is not None
+    inputs = share_of(run_of().data, 1).inputs.double() * 2 - 1
+    moments = torch.stack([inputs.mean(), (2 * inputs.square() - 1).mean()]) / 2**0.5
+    assert torch.allclose(answer, moments.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "query"),
+    [
+        (("data.normalise=public",), "normalise"),
+        ((*ASKED, "normaliser.means=[0]", "normaliser.deviations=[1]"), "normalise"),
+        (ASKED, "statistics"),
+    ],
+    ids=["public", "once more", "another question"],
+)
+def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(words: tuple[str, ...], query: str) -> None:
+    asked = asks(run_of(*words, "privacy.delta=0.01"), query)
+    with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
+        client_of(asked, NODE).answer(asked, torch.zeros(0))
+
+
+def test_a_policy_counts_what_is_asked_of_the_data() -> None:
+    owner = NODE | {"min-noise-multiplier": 1.0}
+    noise = "privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null"
+    strong, weak = (asks(run_of(*ASKED, *noise, f"statistics.noise_multiplier={z}"), "normalise") for z in (1, 0.5))
+    assert client_of(strong, owner).answer(strong, torch.zeros(0)).answer is not None
+    with pytest.raises(Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"):
+        client_of(weak, owner).answer(weak, torch.zeros(0))
 
 
 def make_folder(path: Path) -> Path:

@@ -69,6 +69,7 @@ def test_a_run_on_flowers_runtime_is_tracked(tmp_path: Path) -> None:
         pytest.param("auto", ["model.name='tests.tasks.test_frozen:statistics'"], marks=slow),
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
+        pytest.param("batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow),
     ],
 )
 def test_flowers_runtime_and_the_simulation_give_the_same_numbers(

@@ -38,6 +38,7 @@ from discreet.settings import (
     UserPrivacyConfig,
     client_settings,
 )
+from discreet.statistics_settings import NormaliserConfig
 
 GOOD: dict[str, float | int] = {
     "round": 3,
@@ -90,6 +91,7 @@ REQUESTS = {
     "of the default run": REQUEST,
     "with every client-side guarantee": TrainRequest(1, 0.3, client_settings(SCHEDULED)),
     "with weights of classes": replace(REQUEST, run=replace(REQUEST.run, task=TaskConfig(class_weights=[1.0, 2.5]))),
+    "that normalises": replace(REQUEST, run=replace(REQUEST.run, normaliser=NormaliserConfig([1.5, -2.0], [3.0, 0.5]))),
     "of a simulation": replace(REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")),
 }
 
@@ -120,6 +122,7 @@ TRAVELS = {
     "evaluation.noise_multiplier",
     *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
     *("user.aggregation", "user.adaptive", "secure.dropouts", "secure.colluding"),
+    *("statistics.of", "statistics.noise_multiplier", "statistics.most_examples", "statistics.only"),
 }
 IF_GIVEN = {
     *("task.loss", "task.class_weights"),
@@ -127,6 +130,7 @@ IF_GIVEN = {
     *("example.noise_multiplier", "example.target_epsilon", "example.max_epsilon"),
     *("local.epsilon", "local.noise_multiplier", "local.max_epsilon"),
     *("user.count_stddev", "secure.threshold"),
+    *("normaliser.means", "normaliser.deviations", "statistics.low", "statistics.high"),
 }
 
 
@@ -159,8 +163,8 @@ def names_of(record: object, prefix: str = "") -> Iterator[str]:
 
 
 UNREADABLE = {
-    "train request has version 1, this client reads version 3": {"version": 1},
-    "train request has version None, this client reads version 3": {"version": None},
+    "train request has version 1, this client reads version 4": {"version": 1},
+    "train request has version None, this client reads version 4": {"version": None},
     "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
     "task.loss must be one of": {"task.loss": "hinge"},
     "task.class_weights must be a list of finite numbers above 0": {"task.class_weights": [1.0, -1.0]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 import torch
 
 from discreet.config import ConfigError, load_config
+from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.predictions import load_model, predict
+from discreet.federated.query import NORMALISE
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
-from discreet.simulation.in_process import simulate
+from discreet.federated.session import prepare
+from discreet.simulation.in_process import InProcessTransport, simulate
 
 DATA = 'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\nlow=[0,0,0]\nhigh=[1000000,1,300]\n'
 SMALL = (
@@ -104,6 +108,22 @@ def test_both_engines_give_the_same_model(data: Path, tmp_path: Path) -> None:
         asked = words(data, tmp_path / engine, "data.normalise=private", "rounds=2", f"engine={engine}")
         found.append(simulate(load_config(asked)).checkpoint.params)
     assert torch.allclose(*found, atol=1e-5)
+
+
+def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path, tmp_path: Path) -> None:
+    config = load_config(words(data, tmp_path / "run", "data.normalise=private"))
+    with ExitStack() as held:
+        session = prepare(config, simulated=True, held=held)
+        transport = InProcessTransport(session.config, str(session.folder.path))
+        asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
+    assert asked.config.normaliser == RunFolder(private).read_config().normaliser
+    assert session.opened.ledger.spent("user").num_releases == 1
+
+
+def test_only_asking_is_of_flowers_runtime(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"statistics\.only must be false here: discreet statistics asks"):
+        simulate(load_config(words(data, tmp_path / "run", "statistics.only=true")))
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_would_pass_the_budget_asks_nobody(data: Path, tmp_path: Path) -> None:
