@@ -687,4 +687,18 @@ MUTANTS = (
         "and _is_changeable(name) and value != was[name]",
         ("tests/federated/test_strategy_resume.py::test_a_run_that_goes_on_keeps_what_decides_privacy",),
     ),
+    Mutant(
+        "a node answers about its data what its run does not pay for",
+        "discreet/client/answering.py",
+        "if not asked or request.work.trains or shape is None:",
+        "if shape is None:",
+        ("tests/client/test_nodes.py::test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for",),
+    ),
+    Mutant(
+        "an owner's policy overlooks what is asked of the data",
+        "discreet/client_settings.py",
+        "return min(noise, self.statistics.noise_multiplier) if self.asks_of_data else noise",
+        "return noise",
+        ("tests/client/test_nodes.py::test_a_policy_counts_what_is_asked_of_the_data",),
+    ),
 )

@@ -15,7 +15,7 @@ from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
 from discreet.federated.opened_run import OpenedRun
-from discreet.federated.query import NO_RANGE, NORMALISE, Query, query_of, shape_of_data
+from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
 from discreet.settings import client_settings
 from discreet.statistics_settings import NormaliserConfig
 from discreet.tasks.description import read_description
@@ -44,15 +44,10 @@ def data_shape(config: RunConfig, task: Task) -> DataShape:
 
 def with_range(config: RunConfig) -> RunConfig:
     """The configuration with the public range of inputs, which clients are told: that of the data, unless it is given.
-
-    Raises:
-      ConfigError: it is not, and the data declare none.
-    """
+    Without one if the data declare none."""
     asked = config.statistics
-    declared = declared_range(config) if asked.low is None else (asked.low, asked.high)
-    if declared is None:
-        raise ConfigError(NO_RANGE)
-    return replace(config, statistics=replace(asked, low=declared[0], high=declared[1]))
+    declared = declared_range(config) if asked.low is None else None
+    return config if declared is None else replace(config, statistics=replace(asked, low=declared[0], high=declared[1]))
 
 
 def declared_range(config: RunConfig) -> tuple[float, float] | None:
@@ -66,24 +61,24 @@ def declared_range(config: RunConfig) -> tuple[float, float] | None:
 
 def with_constants(config: RunConfig, task: Task) -> RunConfig:
     """The configuration with what `data.normalise=public` normalises by: the middle and half of the public range,
-    unless it is given.
+    unless it is given. With what clients are told of the range, if they are asked.
 
     Raises:
       ConfigError: inputs can't be normalised so.
     """
     means, kind = config.normaliser.means, config.data.normalise
-    if kind == "none":
-        if means is not None:
-            raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
-        return with_range(config) if config.statistics.only else config
-    if config.model.name == "scattering":
+    if kind == "none" and means is not None:
+        raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
+    if kind == "none" and not config.statistics.only:
+        return config
+    if kind != "none" and config.model.name == "scattering":
         raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
     shape = data_shape(config, task)
     if means is not None and len(means) != shape.columns:
         raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
     if kind == "private" and means is not None and not config.resume:
         raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
-    if kind == "private" or means is not None:
+    if kind != "public" or means is not None:
         return with_range(config)
     middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
     return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))

@@ -21,7 +21,6 @@ from discreet.tasks.statistic_answers import DataShape, statistic_blocks
 
 EVALUATION = "evaluation"  # of a model, on what clients hold out
 NORMALISE, STATISTICS = OF_DATA = ("normalise", "statistics")  # of their data, before the first round
-NO_RANGE = "statistics.low and statistics.high must be given: these data declare no range of inputs"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
       ConfigError: their range is not given, or statistics of such data are not known.
     """
     if asked.low is None or asked.high is None:
-        raise ConfigError(NO_RANGE)
+        raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
     try:
         return DataShape(shape, asked.low, asked.high, asked.most_examples)
     except ValueError as error:
