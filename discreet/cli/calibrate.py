@@ -3,11 +3,16 @@
   epsilon for given noise    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
   noise for given epsilon    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --epsilon 2
   rounds for a budget        discreet calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
+  without a trusted server   discreet calibrate user --aggregation secure --clients 10 --dropouts 2 --colluding 1
+                             --rounds 100 --noise 4
 
 user      population: clients; cohort: expected clients a round; rounds
 example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or remove one);
           cohort: the batch size; rounds: local steps
 local     each round is one release of one client; nothing is sampled
+
+With --aggregation secure everybody takes part in every round, and adds a share of the noise: n is --clients, d
+--dropouts, c --colluding, t --threshold. At example level a client adds up all of its examples, at most --examples.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
 
+from discreet.cli.secure_price import SecurePrice
 from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
 from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import pure_epsilon
@@ -29,6 +35,7 @@ from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.rounds import rounds_within
+from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 
 PURE = "pure"
 
@@ -81,6 +88,15 @@ LOCAL_CHOICES = [
     Choice("laplace, L1", "replace", PLD, LaplaceDpEvent),
     Choice("laplace, L1", "replace", PURE, LaplaceDpEvent),
 ]
+
+
+def secure_choices(price: SecurePrice, *, adjacency: str = "add or remove one") -> list[Choice]:
+    """Secure aggregation, and beside it a server that is trusted to add the same noise; `adjacency` of the latter."""
+    return [
+        Choice("secure aggregation", "zero-out", RDP, lambda noise: price.sum(noise).event),
+        Choice("everyone, noise at the server", adjacency, RDP, GaussianDpEvent),
+        Choice("everyone, noise at the server", adjacency, PLD, GaussianDpEvent),
+    ]
 
 
 def answer(choice: Choice, question: Question) -> float:
@@ -143,7 +159,49 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--noise", type=float, help="the noise multiplier: noise over sensitivity")
     made.add_argument("--epsilon", type=float)
     made.add_argument("--delta", type=float, default=1e-5)
+    made.add_argument("--aggregation", choices=AGGREGATION.names, default=PLAIN)
+    secure = made.add_argument_group("with --aggregation secure")
+    secure.add_argument("--clients", type=int, help="how many there are, all of which take part")
+    secure.add_argument("--dropouts", type=int, default=1, help="how many may be missing from a round")
+    secure.add_argument("--colluding", type=int, default=1, help="how many may tell the server all they know")
+    secure.add_argument("--threshold", type=int, help="how many must agree to open a sum")
+    secure.add_argument("--parameters", type=int, default=1_000_000, help="of the model")
+    secure.add_argument("--examples", type=int, help="of a client at most, at example level")
     return made
+
+
+def secure_price(given: argparse.Namespace) -> SecurePrice | None:
+    """What was asked about secure aggregation; None if nothing was.
+
+    Raises:
+      ValueError: something is missing, or out of its range.
+    """
+    if given.aggregation != SECURE:
+        return None
+    if (
+        given.guarantee == LOCAL
+        or given.clients is None
+        or (given.guarantee == EXAMPLE) != (given.examples is not None)
+    ):
+        raise ValueError("--aggregation secure is for user with --clients, or example with --clients and --examples")
+    secure = SecureConfig(given.dropouts, given.colluding, given.threshold)
+    return SecurePrice(given.clients, secure, given.parameters, given.examples)
+
+
+def choices_of(given: argparse.Namespace, price: SecurePrice | None) -> list[Choice]:
+    """The ways to sample that the command line is about.
+
+    Raises:
+      ValueError: something is missing, or out of its range.
+    """
+    adjacency = "zero-out" if given.guarantee == EXAMPLE else "add or remove one"
+    if price:
+        return secure_choices(price, adjacency=adjacency)
+    if given.guarantee == LOCAL:
+        return LOCAL_CHOICES
+    if None in (given.population, given.cohort):
+        raise ValueError(f"{given.guarantee} needs --population and --cohort")
+    return sampled_choices(given.population, given.cohort, adjacency=adjacency)
 
 
 def main(words: Sequence[str]) -> int:
@@ -153,18 +211,17 @@ def main(words: Sequence[str]) -> int:
     try:
         if [question.noise, question.epsilon, question.rounds].count(None) != 1:
             raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
-        if given.guarantee != LOCAL and None in (given.population, given.cohort):
-            raise ValueError(f"{given.guarantee} needs --population and --cohort")
         _check_ranges(question)
-        adjacency = "zero-out" if given.guarantee == EXAMPLE else "add or remove one"
-        local = given.guarantee == LOCAL
-        choices = LOCAL_CHOICES if local else sampled_choices(given.population, given.cohort, adjacency=adjacency)
+        price = secure_price(given)
+        choices = choices_of(given, price)
+        lines = price.lines(question.noise or answer(choices[0], question)) if price else ()
         table = table_of(choices, question)
     except ValueError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     Console().print(table)
     print(f"{given.guarantee}-level, delta {given.delta:g}; noise multipliers are noise over the clip norm")
-    if given.guarantee == EXAMPLE:
+    print(*lines, sep="\n", end="\n" if lines else "")
+    if given.guarantee == EXAMPLE and not price:
         print(f"{ZERO_OUT}. The numbers hold for adding or removing one if --population is data.public_num_examples")
     return 0
