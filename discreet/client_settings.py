@@ -10,9 +10,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from discreet.evaluation_settings import MEANS
+from discreet.evaluation_settings import METRICS as METRICS
+from discreet.evaluation_settings import EvaluationConfig as EvaluationConfig
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
+from discreet.secure_settings import AGGREGATION, PLAIN, PLANNED, SECURE, SecureConfig, Sizes
 from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET
 from discreet.setting_checks import ConfigError as ConfigError
 from discreet.setting_checks import check as check
@@ -21,11 +24,14 @@ from discreet.setting_checks import require as require
 from discreet.setting_checks import require_one as require_one
 from discreet.setting_checks import setting as setting
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig, check_paid
+from discreet.value_rules import OPEN_SHARE as OPEN_SHARE
 from discreet.value_rules import POSITIVE as POSITIVE
 from discreet.value_rules import Rule, at_least, one_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.privacy.secure_grid import SecureSum
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -34,10 +40,6 @@ ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 SCHEDULES = ("uniform", "geometric")
-# What clients can be asked of a model: `discreet.tasks.metric_answers` says of which kind of target.
-METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
-# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
-MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
 
 
@@ -52,20 +54,13 @@ def _are_weights(value: object) -> bool:
     return bool(numbers) and all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
 
 
-def _are_metrics(value: object) -> bool:
-    names = value if isinstance(value, list) else []
-    return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
-
-
 NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
 LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
 MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
-OPEN_SHARE = Rule("within (0, 1)", lambda value: 0 < value < 1)
 # 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
 PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
 SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
 WEIGHTS = Rule("a list of finite numbers above 0, one a class", _are_weights)
-METRIC_NAMES = Rule(f"a list of different names of {', '.join(METRICS)}", _are_metrics)
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 SAMPLING = one_of("poisson", "fixed", "everyone")
 ACCOUNTANT = one_of(*ACCOUNTANTS)
@@ -166,46 +161,6 @@ class LocalPrivacyConfig:
                 "all rounds; privacy.user.enabled must be false"
             )
             require_one(self, "privacy.local.", ("epsilon", "noise_multiplier"), advice)
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """How the model is rated.
-
-    Attributes:
-      kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
-        train on; what they answer is noised, and paid for. none: not at all.
-      every: private: the model is rated after so many rounds, again and again, and after the last one.
-      cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
-      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
-      metrics: what clients are asked.
-      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
-        each client's noise on its own answer, over what one of its examples can add to it.
-    """
-
-    kind: str = setting("public", one_of("public", "private", "none"))
-    every: int = setting(10, at_least(1))
-    cohort: str = setting("own", one_of("own", "same"))
-    share: float = setting(0.2, OPEN_SHARE)
-    metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
-    noise_multiplier: float = setting(10.0, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "evaluation.")
-
-    @property
-    def private(self) -> bool:
-        """Whether clients rate the model."""
-        return self.kind == "private"
-
-    def joins(self, round_number: int) -> bool:
-        """Whether the cohort of a round is also asked to rate the model that it starts from."""
-        return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
-
-    def ratings(self, rounds: int) -> tuple[int, int]:
-        """How often cohorts that train also rate a model in so many rounds, and how often others do nothing else."""
-        times = -(-rounds // self.every) if self.private else 0
-        return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))
 
 
 @dataclass(frozen=True)
@@ -316,12 +271,45 @@ class ClientSettings:
         at_server = self.user.enabled and not self.example.enabled
         check_paid(what, at_server=at_server, secure=self.user.secure, sampling=self.user.sampling)
 
-    def user_event(self, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
+    def secure_sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
+        """What clients add up under secure aggregation at user level; the same in every round of a run. A client finds
+        its share of the noise by it. `noise_multiplier`: of a round; None for the one that is declared.
+
+        Raises:
+          ValueError: the noise, the clients and the model do not go together.
+        """
+        from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
+        from discreet.privacy.secure_grid import SecureCohort, secure_sum
+
+        noise = self.user.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if noise is None:
+            raise ConfigError("privacy.user.noise_multiplier must be given, or resolved from its target (got null)")
+        nodes, count = self.user.population_size, self.user.count_stddev
+        count = default_count_stddev(nodes, noise_multiplier=noise) if count is None else count
+        update_noise = split_noise_multiplier(noise, count_stddev=count) if self.user.adaptive and noise else noise
+        return secure_sum(
+            sizes.num_params,
+            SecureCohort(nodes, self.secure.summands(nodes)),
+            noise_multiplier=update_noise,
+            count_stddev=(count or 1.0) if self.user.adaptive else None,
+            answers=(sizes.answers, self.evaluation.noise_multiplier) if self.evaluation.private else None,
+        )
+
+    def user_event(self, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
         """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
         the model. Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        if self.user.secure:
+            return self.secure_sum(sizes, noise_multiplier).event_of(trains=True, rates=joined)
         if joined:
             noise_multiplier = joined_noise_multiplier(noise_multiplier, self.evaluation.noise_multiplier)
         return self.user.event(noise_multiplier)
+
+    def rating_event(self, noise_multiplier: float | None, *, sizes: Sizes = PLANNED) -> DpEvent:
+        """What it costs a client at user level if a cohort rates the model, and is asked for nothing else.
+        `noise_multiplier`: of a round, whose noise is drawn under secure aggregation."""
+        if self.user.secure:
+            return self.secure_sum(sizes, noise_multiplier).event_of(trains=False, rates=True)
+        return self.user.event(self.evaluation.noise_multiplier)
 
     def least_user_noise(self, noise: float) -> float:
         """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
@@ -330,15 +318,19 @@ class ClientSettings:
             noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
         return min(noise, self.statistics.noise_multiplier) if self.asks_of_data else noise
 
-    def user_releases(self, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
+    def user_releases(
+        self, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
+    ) -> tuple[tuple[DpEvent, int], ...]:
         """What so many rounds cost a client at user level, with ratings, and what is asked of data before the first."""
         joined, alone = self.evaluation.ratings(rounds)
-        releases = (
+        releases = [
             (self.statistics.event, int(self.asks_of_data)),
-            (self.user_event(noise_multiplier), rounds - joined),
-            (self.user_event(noise_multiplier, joined=True), joined),
-            (self.user.event(self.evaluation.noise_multiplier), alone),
-        )
+            (self.user_event(noise_multiplier, sizes=sizes), rounds - joined),
+        ]
+        if joined:
+            releases.append((self.user_event(noise_multiplier, joined=True, sizes=sizes), joined))
+        if alone:
+            releases.append((self.rating_event(noise_multiplier, sizes=sizes), alone))
         return tuple((event, count) for event, count in releases if count)
 
     def _check_delta(self) -> None:
@@ -379,6 +371,8 @@ class ClientSettings:
         require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
         rule = f"grid with {by}: masks are added to whole numbers"
         require(self.noise == "grid", "privacy.noise", rule, self.noise)
+        rule = f"false with {by}: beside its masked vector a client says nothing, of its own account neither"
+        require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
         self.secure.check_fits(self.user.population_size)
 
     def _check_local(self) -> None:

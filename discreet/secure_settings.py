@@ -51,3 +51,19 @@ class SecureConfig:
         least, most = (nodes + self.colluding) // 2 + 1, nodes - self.dropouts
         advice = "" if least <= most else ": it is empty, so take fewer dropouts or colluding, or more nodes"
         require(least <= threshold <= most, name, f"within [{least}, {most}] with {nodes} nodes{advice}", threshold)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long the parts of a masked vector are: on them its grid depends, and so, in the last digits, what it costs.
+
+    Attributes:
+      num_params: how many parameters are trained.
+      answers: how many numbers answer the query that rates a model.
+    """
+
+    num_params: int
+    answers: int = 1
+
+
+PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost is the same to some four digits

@@ -255,6 +255,8 @@ def _check_account(config: RunConfig) -> None:
     if user.account is None:
         return
     require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
+    rule = "left out with privacy.user.aggregation=secure: an account is about adding or removing a client"
+    require(not user.secure, "privacy.user.account", rule, user.account)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
     if config.seed is not None:

@@ -33,3 +33,4 @@ def within(least: float, largest: float) -> Rule:
 
 
 POSITIVE = Rule("a finite number above 0", lambda value: 0 < value < math.inf)
+OPEN_SHARE = Rule("within (0, 1)", lambda value: 0 < value < 1)

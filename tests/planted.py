@@ -552,8 +552,8 @@ MUTANTS = (
     Mutant(
         "a round that also rates the model is charged as if it did not",
         "discreet/federated/run_plan.py",
-        "event = user_event(config, settings.user.noise_multiplier, joined=True)",
-        "event = user_event(config, settings.user.noise_multiplier)",
+        "event = user_event(config, settings.user.noise_multiplier, joined=True, sizes=sizes)",
+        "event = user_event(config, settings.user.noise_multiplier, sizes=sizes)",
         (
             "tests/simulation/test_private_evaluation.py"
             "::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",

@@ -10,6 +10,7 @@ from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANT
 from discreet.config import ConfigError, RunConfig
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.quantile import default_count_stddev
+from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
 
 if TYPE_CHECKING:
@@ -61,35 +62,30 @@ def guarantees_of(config: RunConfig) -> tuple[Guarantee, Guarantee, Guarantee]:
 
 
 def _user(config: RunConfig) -> Guarantee:
-    clip = f"{config.privacy.user.clip.kind} clip norm"
-    sampling = {
-        "poisson": f"Poisson cohorts, q = {config.sampling_probability:g}",
-        "fixed": f"cohorts of {round(config.expected_cohort)} of {config.population_size} without replacement",
-        "everyone": "everybody in every round, no amplification",
-    }[config.sampling.kind]
-    accounting = {
-        "poisson": "a Poisson-sampled Gaussian a round, update and bits together",
-        "fixed": "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
-        "everyone": "a Gaussian a round, update and bits together",
-    }[config.sampling.kind]
-    sampled = config.sampling.kind != "everyone"
+    clip, secure = f"{config.privacy.user.clip.kind} clip norm", config.privacy.user.secure
+    sampling, accounting = _sampled(config)
     # Of another app only its nodes are known: whether one is a person, a device or a hospital is the app's to say.
     foreign = config.model.name == FLOWER_APP
     unit, who = ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
+    neighbours = f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}"
+    terms = _SecureTerms.of(config) if secure else None
+    mechanism = f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server"
     return Guarantee(
         USER,
         config.privacy.user.enabled,
         unit=unit,
-        adjacency=f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}",
-        trusted="the server",
-        observer="who sees every released model and clip norm, but not who takes part",
-        mechanism=f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server{_ratings(config)[0]}",
-        accounting=accounting + _ratings(config)[1] + (ASKED_BEFORE if config.data.normalise == "private" else ""),
+        adjacency=terms.adjacency(who) if terms else neighbours,
+        trusted=terms.trusted if terms else "the server",
+        observer=terms.observer if terms else "who sees every released model and clip norm, but not who takes part",
+        mechanism=(terms.mechanism(clip) if terms else mechanism) + _ratings(config)[0],
+        accounting=(terms.accounting if terms else accounting)
+        + _ratings(config)[1]
+        + (ASKED_BEFORE if config.data.normalise == "private" else ""),
         not_covered=(
             *NOT_COVERED,
-            "who took part in a round, and how many replied",
-            *(("amplification by sampling, towards who sees which clients are asked",) if sampled else ()),
-            *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
+            *(terms.not_covered if terms else ("who took part in a round, and how many replied",)),
+            *_unamplified(config),
+            *(OF_ANOTHER_APP if foreign else _reported(config)),
             "a client with several nodes: one node is taken for one client",
             "earlier runs over the same clients: each run has a ledger of its own"
             if config.privacy.user.account is None
@@ -99,18 +95,96 @@ def _user(config: RunConfig) -> Guarantee:
     )
 
 
+def _sampled(config: RunConfig) -> tuple[str, str]:
+    """How cohorts are drawn, and as which event a round of them is accounted."""
+    return {
+        "poisson": (
+            f"Poisson cohorts, q = {config.sampling_probability:g}",
+            "a Poisson-sampled Gaussian a round, update and bits together",
+        ),
+        "fixed": (
+            f"cohorts of {round(config.expected_cohort)} of {config.population_size} without replacement",
+            "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
+        ),
+        "everyone": (
+            "everybody in every round, no amplification",
+            "a Gaussian a round, update and bits together",
+        ),
+    }[config.sampling.kind]
+
+
+def _unamplified(config: RunConfig) -> tuple[str, ...]:
+    sampled = config.sampling.kind != "everyone"
+    return ("amplification by sampling, towards who sees which clients are asked",) if sampled else ()
+
+
+def _reported(config: RunConfig) -> tuple[str, ...]:
+    return () if config.privacy.user.secure else ("the epsilons that clients report about their own guarantees",)
+
+
+@dataclass(frozen=True)
+class _SecureTerms:
+    """What user level says under secure aggregation, of n clients, d lost, c colluding."""
+
+    nodes: int
+    dropouts: int
+    colluding: int
+    summands: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> _SecureTerms:
+        secure, nodes = config.privacy.secure, config.population_size
+        return cls(nodes, secure.dropouts, secure.colluding, secure.summands(nodes))
+
+    def adjacency(self, who: str) -> str:
+        return f"zero-out: one {who}'s update counts as zero, and it still takes part and adds its noise"
+
+    @property
+    def trusted(self) -> str:
+        honest = self.nodes - self.colluding
+        return f"not the server: that at least {honest} of the {self.nodes} clients are honest and add their noise"
+
+    @property
+    def observer(self) -> str:
+        return f"everybody else: the server and up to {self.colluding} of the clients, who know who takes part"
+
+    def mechanism(self, clip: str) -> str:
+        return (
+            f"DP-FedAvg with {clip}, everybody in every round, on whole numbers; each client adds discrete Gaussian "
+            f"noise and masks, of which the server reads the sum alone; up to {self.dropouts} clients may be lost in "
+            "a round"
+        )
+
+    @property
+    def accounting(self) -> str:
+        return (
+            f"a sum of {self.summands} clients' discrete Gaussians a round, the least that is left of honest ones; "
+            "update and bits together, not amplified; by RDP"
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        return (
+            "who takes part in a round, and who is lost in it",
+            f"more than {self.colluding} clients that tell the server what they know",
+            "what a dishonest client sends: nobody sees it, and it can spoil the model",
+        )
+
+
 def _ratings(config: RunConfig) -> tuple[str, str]:
     """What the ratings by clients add to the mechanism and to the accounting."""
     asked = config.evaluation
     if not asked.private:
         return "", ""
-    own = asked.cohort == "own"
+    own, secure = asked.cohort == "own", config.privacy.user.secure
+    what = "such a sum" if secure else "a Gaussian"
     rated = "for each rating, by a cohort of its own," if own else "for the last rating"
     joined = "" if own else "in a round that also rates the model its answer too; "
     return (
         f"; clients rate the model on held-out examples of their own every {asked.every} rounds and at the end, each "
-        "answer clipped to norm 1, Gaussian noise on their sum at the server",
-        f"; {joined}{rated} a Gaussian of noise multiplier {asked.noise_multiplier:g}",
+        "answer clipped to norm 1, "
+        + ("in the same vector" if secure else "Gaussian noise on their sum at the server"),
+        f"; {joined}{rated} {what} of noise multiplier {asked.noise_multiplier:g}",
     )
 
 
@@ -197,15 +271,15 @@ def _local(config: RunConfig) -> Guarantee:
     )
 
 
-def user_event(config: RunConfig, noise_multiplier: float, *, joined: bool = False) -> DpEvent:
+def user_event(config: RunConfig, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
     """What one round costs a client, for the sampling that the configuration runs; `joined`: one whose cohort also
     rates the model."""
-    return client_settings(config).user_event(noise_multiplier, joined=joined)
+    return client_settings(config).user_event(noise_multiplier, joined=joined, sizes=sizes)
 
 
-def evaluation_event(config: RunConfig) -> DpEvent:
+def evaluation_event(config: RunConfig, sizes: Sizes = PLANNED) -> DpEvent:
     """What it costs a client if a cohort rates the model, and is asked for nothing else."""
-    return client_settings(config).user.event(config.evaluation.noise_multiplier)
+    return client_settings(config).rating_event(config.privacy.user.noise_multiplier, sizes=sizes)
 
 
 def expected_cohort(config: RunConfig) -> float:
@@ -213,16 +287,18 @@ def expected_cohort(config: RunConfig) -> float:
     return float(round(config.expected_cohort)) if config.sampling.kind == "fixed" else config.expected_cohort
 
 
-def user_releases(config: RunConfig, noise_multiplier: float) -> tuple[tuple[DpEvent, int], ...]:
+def user_releases(
+    config: RunConfig, noise_multiplier: float, sizes: Sizes = PLANNED
+) -> tuple[tuple[DpEvent, int], ...]:
     """All that a whole run costs a client at user level."""
-    return client_settings(config).user_releases(noise_multiplier, config.rounds)
+    return client_settings(config).user_releases(noise_multiplier, config.rounds, sizes=sizes)
 
 
-def resolve_noise(config: RunConfig) -> RunConfig:
+def resolve_noise(config: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
     """The configuration with the user-level noise multiplier that its target asks for, and its budget, filled in.
 
     A target is met by the smallest noise multiplier whose epsilon after the planned rounds is at most the target, and
-    becomes the budget unless `max_epsilon` is given.
+    becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked under secure aggregation.
 
     Raises:
       ConfigError: no noise reaches the target.
@@ -233,7 +309,7 @@ def resolve_noise(config: RunConfig) -> RunConfig:
     try:
         noise_multiplier = noise_multiplier_for_releases(
             user.target_epsilon,
-            releases=lambda noise: user_releases(config, noise),
+            releases=lambda noise: user_releases(config, noise, sizes),
             delta=config.privacy.delta,
             accountant=config.privacy.accountant,
         )

@@ -44,7 +44,7 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     user, noise = config.privacy.user, 0.0
     if user.enabled:
         assert user.noise_multiplier is not None
-        noise = update_noise_multiplier(user.noise_multiplier, count_stddev=count_stddev(config))
+        noise = update_noise_multiplier(user.noise_multiplier, count_stddev=count_stddev(config)) * _unaccounted(config)
     ratio = noise_ratio(noise, num_params=num_params, expected_cohort=expected_cohort(config))
     optimizer = server_optimizer(config.server)
     if not isinstance(optimizer, ServerSGD):
@@ -58,6 +58,15 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     adaptive = user.clip.kind == "adaptive"
     limit = largest_drive(config.rounds, shrinking=optimizer.shrink_with_noise) if adaptive else math.inf
     return NoiseOutlook(ratio, drive, limit)
+
+
+def _unaccounted(config: RunConfig) -> float:
+    """By how much the noise of all clients is larger than that of those that are sure to add theirs; 1 if the server
+    adds it."""
+    if not config.privacy.user.secure:
+        return 1.0
+    nodes = config.population_size
+    return math.sqrt(nodes / config.privacy.secure.summands(nodes))
 
 
 def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None = None) -> None:

@@ -104,10 +104,9 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
         pure = largest_reported(checkpoint, "epsilon_local_pure")
         return {chosen: largest_reported(checkpoint, "epsilon_local"), "pure": pure}
     spent = ledger.spent(USER)
-    # The chosen one first; a fixed-size cohort and a choice among trials have no PLD.
-    only = config.sampling.kind == "fixed" or any(
-        isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries
-    )
+    # The chosen one first; a fixed-size cohort, secure aggregation and a choice among trials have no PLD.
+    only = config.sampling.kind == "fixed" or config.privacy.user.secure
+    only = only or any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
     others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
     return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
 
@@ -115,6 +114,8 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
 def _floating_point(
     name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
 ) -> dict[str, str | float]:
+    if name == USER and config.privacy.user.secure:
+        return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
     if not on_grid:
         return {

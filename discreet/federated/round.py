@@ -25,6 +25,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise_ratio import noise_ratio
 from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -202,16 +203,32 @@ def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | No
 class RoundSettings:
     """A round's public constants. `user` is None if user-level privacy is off: no clip, no noise, no bits. `answers`:
     how the answers to a query are released; None in rounds that ask for none. `user.event` is then that of update, bits
-    and answers together. Answers that clients have noised themselves go with `user` None."""
+    and answers together. Answers that clients have noised themselves go with `user` None. `secure`: what clients add up
+    under secure aggregation (`discreet.federated.secure_round`); None without. `norm`: what one step of that sum is a
+    share of, if that is not the adaptive clip norm."""
 
     expected_cohort: float
     optimizer: ServerOptimizer
     user: UserPrivacy | None
     answers: AnswerNoise | NoisedByClients | None = None
+    secure: SecureSum | None = None
+    norm: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
             raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
+
+    def clip_norm_of(self, state: ServerState) -> float:
+        """What bounds a client's part in the sum of a round."""
+        return state.clip_norm if self.norm is None else self.norm
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the noise that is expected in the sum. Under secure aggregation all clients add their share, and there is
+        more than what is accounted for those that are sure to."""
+        if self.secure is not None:
+            return self.secure.own_noise_stddev * math.sqrt(self.secure.nodes)
+        return self.user.update_noise_multiplier if self.user is not None else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,21 +294,23 @@ def dp_fedavg_round(
             answers.take(part)
     if user is None:
         own = answers.released() if isinstance(answers, NoisedAnswers) else None
-        return _step(state, cohort.clipped.total, settings), RoundMetrics(state.clip_norm, None, cohort.replies, own)
+        return server_step(state, cohort.clipped.total, settings), RoundMetrics(
+            state.clip_norm, None, cohort.replies, own
+        )
     charge(user.event)
     released = answers.released(source.child("answer")) if isinstance(answers, AnswerSum) else None
     # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
     mechanism = Gaussian(user.update_noise_multiplier, draws=user.draws)
-    after = _step(state, cohort.clipped.noised(mechanism, source.child("update")), settings)
+    after = server_step(state, cohort.clipped.noised(mechanism, source.child("update")), settings)
     if user.count_stddev is None:
         return after, RoundMetrics(state.clip_norm, None, cohort.replies, released)
     noised = _noised_count(cohort.below, user, source.child("count"))
-    estimator, fraction = _estimator(state.clip_norm, user).update(noised, expected_cohort=settings.expected_cohort)
+    estimator, fraction = norm_estimator(state.clip_norm, user).update(noised, expected_cohort=settings.expected_cohort)
     metrics = RoundMetrics(state.clip_norm, fraction, cohort.replies, released)
     return replace(after, clip_norm=estimator.estimate), metrics
 
 
-def _step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
+def server_step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
     """The server's optimizer, which sees no more than the noised mean."""
     change = (total / settings.expected_cohort).to(state.params.dtype)
     before = OptimizerState(state.round, state.velocity, state.second_moment, state.noise_energy)
@@ -317,7 +336,8 @@ def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> Co
     return CohortSum(num_params, clip_norm, grid)
 
 
-def _estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
+def norm_estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
+    """What moves the clip norm after a round."""
     # A run may be resumed with a lower ceiling than the clip norm that it has reached.
     return QuantileEstimator(
         min(clip_norm, user.clip_max), user.target_quantile, user.clip_learning_rate, user.clip_max
@@ -326,11 +346,11 @@ def _estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
 
 def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
     """The expected squared norm of a round's noise, on the average."""
-    user = settings.user
-    if user is None:
+    noise, size = settings.noise_multiplier, state.params.numel()
+    if noise == 0:
         return 0.0
-    noise, size = user.update_noise_multiplier, state.params.numel()
-    return (state.clip_norm * noise_ratio(noise, num_params=size, expected_cohort=settings.expected_cohort)) ** 2
+    ratio = noise_ratio(noise, num_params=size, expected_cohort=settings.expected_cohort)
+    return (settings.clip_norm_of(state) * ratio) ** 2
 
 
 def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:

@@ -13,10 +13,13 @@ from discreet.federated.opened_run import OpenedRun
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
+from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
-from discreet.federated.training_run import Plan, TrainingRun
+from discreet.federated.training_plan import Plan
+from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
+from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
 from discreet.training.fitting_loss import chance_loss
 
@@ -26,12 +29,15 @@ def cohort_sampling(config: RunConfig) -> CohortSampling:
     return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
 
 
-def round_settings(config: RunConfig) -> RoundSettings:
-    """A round's public constants, of a configuration whose noise is resolved."""
+def round_settings(config: RunConfig, sizes: Sizes = PLANNED) -> RoundSettings:
+    """A round's public constants, of a configuration whose noise is resolved. `sizes`: of what is masked under secure
+    aggregation."""
+    secure = config.privacy.user.secure
     return RoundSettings(
         expected_cohort=expected_cohort(config),
         optimizer=server_optimizer(config.server),
-        user=_user_privacy(config) if config.privacy.user.enabled else None,
+        user=_user_privacy(config, sizes) if config.privacy.user.enabled else None,
+        secure=client_settings(config).secure_sum(sizes) if secure else None,
     )
 
 
@@ -54,12 +60,12 @@ def answers_of(config: RunConfig, length: int) -> AnswerNoise | NoisedByClients:
     return NoisedByClients(length, cohort, config.evaluation.noise_multiplier, probability)
 
 
-def _user_privacy(config: RunConfig) -> UserPrivacy:
+def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
     user = config.privacy.user
     assert user.noise_multiplier is not None
     return UserPrivacy(
         noise_multiplier=user.noise_multiplier,
-        event=user_event(config, user.noise_multiplier),
+        event=user_event(config, user.noise_multiplier, sizes=sizes),
         count_stddev=count_stddev(config),
         target_quantile=user.clip.target_quantile,
         clip_learning_rate=user.clip.learning_rate,
@@ -70,35 +76,36 @@ def _user_privacy(config: RunConfig) -> UserPrivacy:
     )
 
 
-def evaluation_plan(config: RunConfig, query: Query) -> EvaluationPlan:
-    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`."""
-    settings, answers = round_settings(config), answers_of(config, query.length)
+def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
+    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
+    sizes = Sizes(num_params, query.length)
+    settings, answers = round_settings(config, sizes), answers_of(config, query.length)
     if settings.user is None:
         return EvaluationPlan(config.evaluation, query, replace(settings, answers=answers), event=None)
-    event = user_event(config, settings.user.noise_multiplier, joined=True)
+    event = user_event(config, settings.user.noise_multiplier, joined=True, sizes=sizes)
     joined = replace(settings, answers=answers, user=replace(settings.user, event=event))
-    return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config))
+    return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config, sizes))
 
 
 def plan_of(
     run: OpenedRun, *, chance_loss: float, query: Query | None = None, says: Callable[[str], str] = str
 ) -> Plan:
     """The plan of a run whose folder is open: see `Plan`. `query`: what clients are asked of models, if anything."""
-    config = run.config
+    config, num_params = run.config, run.checkpoint.params.numel()
     return Plan(
         rounds=config.rounds,
-        settings=round_settings(config),
+        settings=round_settings(config, Sizes(num_params, 1 if query is None else query.length)),
         sampling=cohort_sampling(config),
         source=run.source,
         privacy=config.privacy,
         chance_loss=chance_loss,
-        evaluation=None if query is None else evaluation_plan(config, query),
+        evaluation=None if query is None else evaluation_plan(config, query, num_params=num_params),
         says=says,
         also=run.tracking.round_done,
     )
 
 
-def training_run(session: Session, transport: Transport) -> TrainingRun:
+def training_run(session: Session, transport: Transport | SealedTransport) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
     chance = chance_loss(session.config.task, session.task)
     plan = plan_of(session.opened, chance_loss=chance, query=session.query)

@@ -26,6 +26,7 @@ from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.training_run import Outcome, Scores
 from discreet.privacy.rules.objective import Loss
+from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
@@ -69,6 +70,11 @@ class Session:
     def query(self) -> Query | None:
         """What clients are asked of models; None unless they rate them."""
         return evaluation_query(self.config, self.task)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of what is masked under secure aggregation."""
+        return Sizes(self.opened.checkpoint.params.numel(), self.query.length if self.query else 1)
 
     def evaluation(self) -> Callable[[Tensor], Scores]:
         """Of parameters, on the test set, whose fixed features are computed once; says nothing if the run has none."""
@@ -117,11 +123,12 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
     """
-    asked, config = config, resolve_noise(config)
-    if config.privacy.user.enabled:
-        count_stddev(config)
+    asked = config
     try:
         task = load_task(config.data.name, path=config.data.path)
+        config = resolve_noise(config, sizes_of(config, task) if config.privacy.user.secure else PLANNED)
+        if config.privacy.user.enabled:
+            count_stddev(config)
         config = with_constants(replace(config, task=resolved_task(config.task, task)), task)
         task = normaliser_in(config).task(task)
         check_fits(config.model.name, task)
@@ -134,6 +141,12 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     _check_shares(config, len(task.train))
     _check_evaluation(config, task)
     return config, task
+
+
+def sizes_of(config: RunConfig, task: Task) -> Sizes:
+    """Of what the clients of a run on a task mask under secure aggregation."""
+    query = evaluation_query(config, task)
+    return Sizes(num_params_of(config.model.name, task), 1 if query is None else query.length)
 
 
 def _check_shares(config: RunConfig, examples: int) -> None:

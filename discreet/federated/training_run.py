@@ -12,68 +12,29 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
-from discreet.federated.messages import TRAIN, TrainReply
+from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
 from discreet.federated.reported_epsilons import finite_epsilons, largest_reported, with_reported
-from discreet.federated.round import (
-    CohortSampling,
-    RoundMetrics,
-    RoundSettings,
-    ServerState,
-    dp_fedavg_round,
-)
+from discreet.federated.round import RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
 from discreet.federated.round_line import round_line
 from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
+from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
+from discreet.federated.secure_round import secure_answers, secure_round
+from discreet.federated.training_plan import Plan
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
-from discreet.settings import PrivacyConfig
 from discreet.tasks.scores import main_score
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
+
 logger = logging.getLogger("discreet")
-
-
-def _tell_nobody(row: Mapping[str, object]) -> None:
-    """What a run does with a row beside writing it, if it is not tracked."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run is to do.
-
-    Attributes:
-      source: of cohorts and noise; what round t draws depends on the source and t alone, so that a resumed run needs no
-        stored random state.
-      privacy: which guarantees are on, the delta, the accountant and the budget.
-      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
-        infinity if it is not known.
-      evaluation: how clients rate models; None if they do not.
-      says: how a message calls the settings that it names.
-      also: is told the row of metrics.csv of each round.
-    """
-
-    rounds: int
-    settings: RoundSettings
-    sampling: CohortSampling
-    source: RandomSource
-    privacy: PrivacyConfig
-    chance_loss: float
-    evaluation: EvaluationPlan | None = None
-    says: Callable[[str], str] = str
-    also: Callable[[Mapping[str, object]], None] = _tell_nobody
-
-    def joins(self, number: int) -> bool:
-        """Whether the cohort of a round also rates the model that it starts from."""
-        return self.evaluation is not None and self.evaluation.config.joins(number)
-
-    def settings_of(self, number: int) -> RoundSettings:
-        """The constants of a round."""
-        return self.evaluation.joined if self.evaluation and self.joins(number) else self.settings
 
 
 class Scores(Protocol):
@@ -115,7 +76,7 @@ class TrainingRun:
       plan: what to do.
       folder: where everything is written.
       ledger: of the server.
-      transport: asks the clients.
+      transport: asks the clients; for sealed sums under secure aggregation, and only then.
       evaluate: loss and scores of the model after a round, on the server's public test set.
     """
 
@@ -125,9 +86,10 @@ class TrainingRun:
         folder: RunFolder,
         *,
         ledger: DurableLedger,
-        transport: Transport,
+        transport: Transport | SealedTransport,
         evaluate: Callable[[Checkpoint], Scores],
     ) -> None:
+        check_sealed(transport, secure=plan.settings.secure is not None)
         self.plan, self.folder, self.ledger = plan, folder, ledger
         self.transport, self.evaluate = transport, evaluate
         self.progress = Progress(None, plan.rounds)
@@ -135,7 +97,7 @@ class TrainingRun:
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
-        self.at_ceiling = False
+        self.at_ceiling, self.abandoned = False, 0
         rows = [(row["loss"], row[main_score(row)]) for row in folder.read_metrics()]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
@@ -185,8 +147,8 @@ class TrainingRun:
             if plan.event is not None:
                 self._check_event(plan.event, "rating the model")
             return self._rate(plan, last)
-        except BudgetSpentError as spent:
-            logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(spent)))
+        except (BudgetSpentError, RoundAbandoned) as reason:
+            logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(reason)))
             return last
 
     def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> Checkpoint:
@@ -194,14 +156,8 @@ class TrainingRun:
         source = self.plan.source.child("evaluation", last.round)
         report = RoundReport(finite=finite_epsilons(self.plan.privacy))
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
-        replies = self.transport.ask(
-            round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=RATE
-        )
-        sums = plan.released(
-            report.accept(replies),
-            source=source.child("noise"),
-            charge=lambda event: self.ledger.charge([Charge(last.round, USER, "", event)]),
-        )
+        replies = self._ask(last, cohort, RATE)
+        sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
         report.log_failures()
         rated = with_reported(last, report)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
@@ -209,6 +165,31 @@ class TrainingRun:
             self.folder.save_checkpoint(rated)
         plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilons(rated))
         return rated
+
+    def _ask(
+        self, last: Checkpoint, cohort: Sequence[int], work: Work
+    ) -> Iterable[TrainReply | Replies | Failure] | Sealed:
+        """What the clients of a cohort say of a model, or the sealed sum of it."""
+        ask = self.transport.ask_sealed if isinstance(self.transport, SealedTransport) else self.transport.ask
+        return ask(round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=work)
+
+    def _released(
+        self,
+        plan: EvaluationPlan,
+        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
+        report: RoundReport,
+        *,
+        last: Checkpoint,
+        source: RandomSource,
+    ) -> Sums:
+        def charge(event: DpEvent) -> None:
+            self.ledger.charge([Charge(last.round, USER, "", event)])
+
+        if not isinstance(replies, Sealed):
+            return plan.released(report.accept(replies), source=source, charge=charge)
+        report.miss(replies.failures)
+        assert plan.event is not None
+        return secure_answers(replies, plan.joined, event=plan.event, charge=charge)
 
     def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
@@ -219,6 +200,13 @@ class TrainingRun:
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, self.plan.says(str(spent)))
+            except RoundAbandoned as loss:
+                if self._gives_up(checkpoint.round + 1, loss):
+                    return Outcome(
+                        checkpoint, f"round {checkpoint.round + 1} was abandoned {MOST_ABANDONED} times: {loss}"
+                    )
+                continue
+            self.abandoned = 0
             checkpoint = self.rate(checkpoint, is_last=False)
             if self.plan.settings.user is None and report.refused and self.nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
@@ -230,13 +218,7 @@ class TrainingRun:
     def _next_round(self, checkpoint: Checkpoint) -> tuple[Checkpoint, RoundReport]:
         self.wait_for_members()
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        replies = self.transport.ask(
-            round_number=checkpoint.round + 1,
-            params=checkpoint.params,
-            clip_norm=checkpoint.clip_norm,
-            cohort=cohort,
-            work=TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN,
-        )
+        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
         return self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
 
     def _epsilon(self, spent: PrivacyLedger) -> float:
@@ -268,10 +250,19 @@ class TrainingRun:
         so that a client that refused once stays out; the others go on without it."""
         return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
 
+    def _gives_up(self, number: int, lost: RoundAbandoned) -> bool:
+        """Counts an attempt of a round that was abandoned, and says whether it was the last one."""
+        report = RoundReport()
+        report.miss(lost.failures)
+        logger.warning("round %d is abandoned, unread: %s", number, lost)
+        report.log_failures()
+        self.abandoned += 1
+        return self.abandoned == MOST_ABANDONED
+
     def finish_round(
         self,
         checkpoint: Checkpoint,
-        replies: Iterable[TrainReply | Replies | Failure],
+        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
         *,
         cohort_size: int,
         started: float | None = None,
@@ -279,13 +270,7 @@ class TrainingRun:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
         report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.plan.privacy))
-        state, metrics = dp_fedavg_round(
-            _state(checkpoint),
-            report.accept(self.progress.counted(replies, cohort=cohort_size)),
-            self.plan.settings_of(checkpoint.round + 1),
-            source=self._draw(checkpoint).child("noise"),
-            charge=lambda event: self.ledger.charge([Charge(checkpoint.round + 1, USER, "", event)]),
-        )
+        state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
@@ -299,6 +284,21 @@ class TrainingRun:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
         return after, report
+
+    def _round(
+        self, checkpoint: Checkpoint, replies: Iterable[TrainReply | Replies | Failure] | Sealed, report: RoundReport
+    ) -> tuple[ServerState, RoundMetrics]:
+        number, state = checkpoint.round + 1, _state(checkpoint)
+        settings = self.plan.settings_of(number)
+
+        def charge(event: DpEvent) -> None:
+            self.ledger.charge([Charge(number, USER, "", event)])
+
+        if isinstance(replies, Sealed):
+            report.miss(replies.failures)
+            return secure_round(state, replies, settings, charge=charge)
+        accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
+        return dp_fedavg_round(state, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge)
 
     def _look_at_ceiling(self, clip_norm: float) -> None:
         """Says once that the clip norm is as large as it may become."""

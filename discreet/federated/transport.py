@@ -79,9 +79,7 @@ class RoundReport:
         `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
         for reply in replies:
             if isinstance(reply, Failure):
-                self._fail(reply)
-                if reply.kind == "refused":
-                    self.refused.add(reply.client)
+                self.miss([reply])
                 continue
             # The clients of a simulation's chunk are this process's own: what they report is so.
             none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
@@ -94,6 +92,13 @@ class RoundReport:
                 self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
                 self.unaccounted.add(reply.client)
             yield ClientUpdate(reply.update, reply.below, reply.answer)
+
+    def miss(self, failures: Iterable[Failure]) -> None:
+        """Counts clients whose replies are not in a sum that was made elsewhere."""
+        for failure in failures:
+            self._fail(failure)
+            if failure.kind == "refused":
+                self.refused.add(failure.client)
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1

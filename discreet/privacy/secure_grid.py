@@ -131,16 +131,23 @@ class SecureSum:
     @property
     def event(self) -> DpEvent:
         """What one sum costs. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
+        return self.event_of(trains=True, rates=True)
+
+    def event_of(self, *, trains: bool, rates: bool) -> DpEvent:
+        """What a sum costs in which clients put an update with its bit only if it `trains`, an answer only if it
+        `rates`. All other places of every client's vector hold noise alone, by a public rule."""
         from dp_accounting import NonPrivateDpEvent
 
         from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 
         if self.variance == 0:
             return NonPrivateDpEvent()
-        return DistributedDiscreteGaussianDpEvent(self.variance, self.summands, self.sensitivity_squared, self.length)
+        answer = self.answer_steps**2
+        moved = trains * (self.sensitivity_squared - answer) + rates * answer
+        return DistributedDiscreteGaussianDpEvent(self.variance, self.summands, moved, self.length)
 
     def encode(
-        self, update: Tensor, clip_norm: float, *, below: bool | None = None, answer: Tensor | None = None
+        self, update: Tensor | None, clip_norm: float, *, below: bool | None = None, answer: Tensor | None = None
     ) -> Tensor:
         """A client's vector without noise, int64 (length,).
 
@@ -149,7 +156,7 @@ class SecureSum:
         bit or an answer that is not given, as of a client that is zeroed out, adds zeros.
 
         Args:
-            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted.
+            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted; None: zeros.
             clip_norm: C of this round, finite and above 0.
             below: whether the norm was at or below C.
             answer: (answer_length,), floating point, of norm at most 1: it is not trusted.
@@ -160,7 +167,8 @@ class SecureSum:
         if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
             raise ValueError("this secure sum has no room for a bit or an answer")
         vector = torch.zeros(self.length, dtype=torch.int64)
-        vector[: self.num_params] = _steps_of(update.unsqueeze(0), clip_norm, self.clip_steps)
+        if update is not None:
+            vector[: self.num_params] = _steps_of(update.unsqueeze(0), clip_norm, self.clip_steps)
         if below is not None:
             vector[self.num_params] = self.bit_steps if below else -self.bit_steps
         if answer is not None:

@@ -14,14 +14,17 @@ from torch import Tensor
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.local_privacy import LocalPrivacy, release_update
+from discreet.client.noised_vector import noised_vector
 from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, TrainRequest, Work
 from discreet.federated.round import PartialSum, UserPrivacy, empty_sum
 from discreet.federated.run_plan import answers_of, round_settings
+from discreet.federated.sealed_sum import part_of
 from discreet.federated.transport import Failure, Replies
-from discreet.privacy.clipping import row_norms
+from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
 from discreet.simulation.batches import table_of
 from discreet.simulation.chunk import Chunk
@@ -44,10 +47,12 @@ class BatchedTransport:
     the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
     """
 
-    def __init__(self, run: RunConfig, engine: Engine, *, accounts: Accounts | None) -> None:
+    def __init__(
+        self, run: RunConfig, engine: Engine, *, accounts: Accounts | None, vector: SecureSum | None = None
+    ) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
         length = engine.rates.query.length if engine.rates else 0
-        trainer = _Trainer(run, engine, round_settings(run).user, answers_of(run, length) if length else None)
+        trainer = _Trainer(run, engine, round_settings(run).user, answers_of(run, length) if length else None, vector)
         self._workers = _workers_of(engine, trainer.replies)
 
     def __enter__(self) -> Self:
@@ -126,9 +131,12 @@ class _Trainer:
     engine: Engine
     user: UserPrivacy | None
     answers: AnswerNoise | NoisedByClients | None
+    vector: SecureSum | None = None
 
     def replies(self, params: Tensor, work: _Work) -> Replies:
         """Asks a chunk, which starts from `params`, and adds up what it says."""
+        if self.vector is not None:
+            return Replies(self._vectors(self.vector, params, work), *work.largest)
         part = self._updates(params, work) if work.asked.trains else self._silence(params, work)
         if work.asked.query:
             assert self.answers is not None
@@ -138,12 +146,31 @@ class _Trainer:
             part = replace(part, answers=total.part())
         return Replies(part, *work.largest)
 
+    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialSum:
+        """The sum of what the clients put into a masked sum, each with the noise of its own."""
+        sources, count = _sources(self.run, work), len(work.clients)
+        request = TrainRequest(work.round_number, work.clip_norm, client_settings(self.run), work=work.asked)
+        rates, answers = self.engine.rates, None
+        if work.asked.query:
+            assert rates is not None
+            answers = rates.of(work.clients, params, sources)
+        updates, norms = torch.zeros(count, 0), torch.zeros(count)
+        if work.asked.trains:
+            updates, norms = clip_by_norm(self._trained(params, work), work.clip_norm)
+        total = torch.zeros(vector.length, dtype=torch.int64)
+        for row, source in enumerate(sources):
+            answer, below = None if answers is None else answers[row], bool(norms[row] <= work.clip_norm)
+            reply = TrainReply(work.round_number, updates[row], below, answer=answer)
+            total += noised_vector(vector, reply, request, source)
+        return part_of(total, vector, replies=count, clip_norm=work.clip_norm)
+
     def _silence(self, params: Tensor, work: _Work) -> PartialSum:
         """Of clients that were not asked to train."""
         part = empty_sum(params.numel(), work.clip_norm, self.user).part()
         return replace(part, replies=len(work.clients))
 
-    def _updates(self, params: Tensor, work: _Work) -> PartialSum:
+    def _trained(self, params: Tensor, work: _Work) -> Tensor:
+        """The updates of the clients, (k, num_params)."""
         run, engine = self.run, self.engine
         draws = _draws(run, work)
         table = table_of([engine.client_examples.examples(client) for client in work.clients])
@@ -151,6 +178,10 @@ class _Trainer:
         if work.local is not None:
             for row in range(len(updates)):
                 updates[row] = release_update(updates[row], work.local, source=draws.local(row))
+        return updates
+
+    def _updates(self, params: Tensor, work: _Work) -> PartialSum:
+        updates = self._trained(params, work)
         total = empty_sum(updates.shape[1], work.clip_norm, self.user)
         for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
             total.add(piece, row_norms(piece) <= work.clip_norm)

@@ -13,15 +13,19 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
+from discreet.client.noised_vector import noised_vector
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
 from discreet.federated.private_statistics import needs_normaliser
 from discreet.federated.run_plan import training_run
+from discreet.federated.sealed_sum import InTheClear, SealedTransport, part_of
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
-from discreet.federated.transport import Failure, Transport
+from discreet.federated.transport import Failure, Replies, Transport
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.data_answers import data_answers
@@ -34,10 +38,12 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """A `Transport` that calls each client where it stands."""
+    """A `Transport` that calls each client where it stands. `vector`: what clients noise and add up under secure
+    aggregation; None without."""
 
     run: RunConfig
     state_folder: str
+    vector: SecureSum | None = None
 
     def members(self) -> Sequence[int]:
         """Every virtual client."""
@@ -45,16 +51,23 @@ class InProcessTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | Failure]:
+    ) -> Iterator[TrainReply | Replies | Failure]:
         """Trains one client after the other."""
         run = client_settings(self.run)
         for client_id in cohort:
             virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
             request = TrainRequest(round_number, clip_norm, run, virtual, work)
             try:
-                yield replace(virtual_client(request).answer(request, params), client=client_id)
+                client = virtual_client(request)
+                reply = replace(client.answer(request, params), client=client_id)
+                yield reply if self.vector is None else _noised(self.vector, reply, request, client.source)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
+
+
+def _noised(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Replies:
+    total = noised_vector(vector, reply, request, source)
+    return Replies(part_of(total, vector, replies=1, clip_norm=request.clip_norm))
 
 
 def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:
@@ -70,11 +83,27 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
     with ExitStack() as stack:
         session = prepare(config, simulated=True, held=stack, resolved=resolved)
         session = normalised(session, lambda query: data_answers(query, session.config, session.task))
-        transport = virtual_clients(session, stack)
+        transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
         outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
+
+
+def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
+    """The clients of a run as its rounds ask them: see `virtual_clients`."""
+    transport, vector = virtual_clients(session, held), vector_of_run(session)
+    if vector is None:
+        return transport
+    fewest = session.config.population_size - session.config.privacy.secure.dropouts
+    return InTheClear(transport, vector, fewest)
+
+
+def vector_of_run(session: Session) -> SecureSum | None:
+    """What clients add up under secure aggregation; None without."""
+    if not session.config.privacy.user.secure:
+        return None
+    return client_settings(session.config).secure_sum(session.sizes)
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -92,7 +121,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     _refuse_uncovered(config, uncovered)
     if config.engine == "one_by_one" or uncovered:
         logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
-        return InProcessTransport(config, str(session.folder.path))
+        return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
     return held.enter_context(batched(session))
 
 
@@ -148,4 +177,4 @@ def batched(session: Session) -> BatchedTransport:
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
     engine = engine_of(config, session.task)
     logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedTransport(config, engine, accounts=accounts)
+    return BatchedTransport(config, engine, accounts=accounts, vector=vector_of_run(session))

@@ -1,0 +1,61 @@
+"""How a run rates its models, by which metrics, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from discreet.setting_checks import check, setting
+from discreet.value_rules import OPEN_SHARE, POSITIVE, Rule, at_least, one_of
+
+# What clients can be asked of a model: `discreet.tasks.metric_answers` says of which kind of target.
+METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
+# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
+MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
+
+
+def _are_metrics(value: object) -> bool:
+    names = value if isinstance(value, list) else []
+    return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
+
+
+METRIC_NAMES = Rule(f"a list of different names of {', '.join(METRICS)}", _are_metrics)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How the model is rated.
+
+    Attributes:
+      kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
+        train on; what they answer is noised, and paid for. none: not at all.
+      every: private: the model is rated after so many rounds, again and again, and after the last one.
+      cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
+      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
+      metrics: what clients are asked.
+      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
+        each client's noise on its own answer, over what one of its examples can add to it.
+    """
+
+    kind: str = setting("public", one_of("public", "private", "none"))
+    every: int = setting(10, at_least(1))
+    cohort: str = setting("own", one_of("own", "same"))
+    share: float = setting(0.2, OPEN_SHARE)
+    metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
+    noise_multiplier: float = setting(10.0, POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation.")
+
+    @property
+    def private(self) -> bool:
+        """Whether clients rate the model."""
+        return self.kind == "private"
+
+    def joins(self, round_number: int) -> bool:
+        """Whether the cohort of a round is also asked to rate the model that it starts from."""
+        return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
+
+    def ratings(self, rounds: int) -> tuple[int, int]:
+        """How often cohorts that train also rate a model in so many rounds, and how often others do nothing else."""
+        times = -(-rounds // self.every) if self.private else 0
+        return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))
