@@ -29,7 +29,7 @@ from discreet.tasks.datasets import load_task
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.fixed_features import features_of, split_fixed
-from discreet.tasks.models import build_model, to_train, trainable
+from discreet.tasks.models import model_for, to_train, trainable
 from discreet.training.local_training import LocalSettings, OneClient, dp_sgd, example_event, steps_of
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
@@ -62,7 +62,7 @@ def audit_examples(config: RunConfig, audit: ExampleAudit) -> Experiment:
     if not config.privacy.example.enabled or config.privacy.example.noise_multiplier == 0:
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
     task = load_task(config.data.name, path=config.data.path)
-    fixed, model = split_fixed(build_model(config.model.name, task.input_shape, task.num_outputs, seed=0))
+    fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
     rows = torch.from_numpy(client_examples_of(task, config.data).examples(audit.client))
     examples = Examples(task.train.inputs[rows], task.train.targets[rows])
     if fixed is not None:

@@ -23,7 +23,7 @@ from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES, Examples, TaskShape
 from discreet.tasks.folder import FOLDER, read_description
 from discreet.tasks.holdout import split_rows
-from discreet.tasks.models import OWN, build_model
+from discreet.tasks.models import OWN, model_for
 from discreet.tasks.normalising import normaliser_of
 from discreet.tasks.partition import client_examples
 
@@ -144,8 +144,7 @@ def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Mod
         raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
     if folder is None or run.data.name != FOLDER:
         return model_of(run)
-    shape = node_table(folder, FOLDER)[1]
-    return _model(run.model, shape.input_shape, shape.num_outputs)
+    return _model(run.model, node_table(folder, FOLDER)[1])
 
 
 def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
@@ -167,13 +166,9 @@ def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Ex
 
 def model_of(run: ClientSettings, *, path: str | None = None) -> nn.Module:
     """The architecture; its parameters come with each request. Built once per process."""
-    if run.data.name in SHAPES:
-        shape = SHAPES[run.data.name]
-        return _model(run.model, shape.input_shape, shape.num_outputs)
-    task = load_task(run.data.name, path=path)
-    return _model(run.model, task.input_shape, task.num_outputs)
+    return _model(run.model, shape_of(run, path=path))
 
 
 @lru_cache(maxsize=4)
-def _model(name: str, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    return build_model(name, input_shape, num_outputs, seed=0)
+def _model(name: str, shape: TaskShape) -> nn.Module:
+    return model_for(name, shape, seed=0)

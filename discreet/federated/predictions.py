@@ -30,9 +30,9 @@ from discreet.tasks.folder import (
     read_more,
     stack_columns,
 )
-from discreet.tasks.models import build_model, parts_of
+from discreet.tasks.models import model_for, parts_of
 from discreet.tasks.normalising import Normaliser
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target, targets_of
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
@@ -104,7 +104,7 @@ def load_model(run: Path) -> SavedModel:
         if facts["model"] == FLOWER_APP:
             raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
         shape = _shape_of(facts)
-        model = build_model(facts["model"], shape.input_shape, shape.num_outputs, seed=0)
+        model = model_for(facts["model"], shape, seed=0)
         known = dict(model.named_parameters())  # without copies of tied ones, which are saved once
         if known.keys() != tensors.keys():
             raise ConfigError(f"{path} does not fit the model {facts['model']}")
@@ -122,9 +122,10 @@ def load_model(run: Path) -> SavedModel:
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
     """What a model file says of its task; one that was written before there were other targets predicts classes."""
     found = json.loads(facts.get("target", "{}"))
-    lists = (tuple(found.get(name, ())) for name in ("names", "low", "high"))
-    target = Target(found.get("kind", CLASSES), *lists)
-    return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, target=target)
+    lists = {name: tuple(found.get(name, ())) for name in ("names", "low", "high")}
+    target = Target(found.get("kind", CLASSES), **lists, length=found.get("length", 0))
+    tokens = int(facts.get("num_tokens", 0))
+    return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, tokens, target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,13 +254,15 @@ _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
     CLASSES: lambda _, outputs: outputs.softmax(dim=1),
     LABELS: lambda _, outputs: outputs.sigmoid(),
     NUMBERS: Target.in_units,
+    SEQUENCES: lambda _, outputs: outputs.softmax(dim=1),
 }
 
 
 @torch.no_grad()
 def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     """What a model says of inputs (n, *input_shape), (n, k), float64: the probabilities of classes or of labels, or
-    numbers in their own units. n may be 0.
+    numbers in their own units; of sequences the probabilities of classes at each position, (n, classes, length). n may
+    be 0.
 
     Raises:
       ValueError: inputs of another shape.
@@ -268,7 +271,7 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
         raise ValueError(f"the model reads inputs of shape {saved.input_shape}, not {tuple(inputs.shape[1:])}")
     say, read = _SAY[saved.target.kind], saved.normaliser.inputs
     parts = [say(saved.target, saved.model(read(part)).double()) for part in torch.split(inputs, BATCH) if len(part)]
-    return torch.cat([torch.empty(0, saved.shape.num_outputs, dtype=torch.float64), *parts])
+    return torch.cat([torch.empty(0, *saved.shape.output_shape, dtype=torch.float64), *parts])
 
 
 def class_names(saved: SavedModel) -> tuple[str, ...]:

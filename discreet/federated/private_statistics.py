@@ -56,7 +56,7 @@ def declared_range(config: RunConfig) -> tuple[float, float] | None:
         folder = Path(config.data.path).expanduser().resolve()
         return SCALE if read_description(folder).low is not None else None
     shape = SHAPES.get(config.data.name)
-    return None if shape is None or shape.tokens else shape.scale
+    return None if shape is None or shape.num_tokens else shape.scale
 
 
 def with_constants(config: RunConfig, task: Task) -> RunConfig:

@@ -33,9 +33,9 @@ from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
-from discreet.tasks.models import build_model, flatten_parameters, load_parameters
+from discreet.tasks.models import flatten_parameters, load_parameters, model_for
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
-from discreet.tasks.targets import Target
+from discreet.tasks.targets import CLASSES, Target
 from discreet.training.fitting_loss import resolved_task
 from discreet.training.task_loss import loss_of
 
@@ -111,7 +111,7 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     """
     asked, (config, task) = config, checked(resolved or config)
     seed = config.seed if config.seed is not None else secrets.randbits(31)
-    model = build_model(config.model.name, task.input_shape, task.num_outputs, seed=seed)
+    model = model_for(config.model.name, task.shape, seed=seed)
     params = flatten_parameters(model)
     opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
     return Session(opened, task, model)
@@ -134,7 +134,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         check_fits(config.model.name, task)
         PopulationAccount.of(config)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
-        if config.data.partition in COUNTED or (not task.num_classes and config.data.partition in BY_CLASS):
+        if config.data.partition in COUNTED or (task.target.kind != CLASSES and config.data.partition in BY_CLASS):
             task_partition(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -184,6 +184,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "data": config.data.name,
         "input_shape": json.dumps(session.task.input_shape),
         "num_classes": str(session.task.num_classes),
+        "num_tokens": str(session.task.num_tokens),
         "target": json.dumps(asdict(session.task.target)),
         "normaliser": json.dumps(asdict(normaliser_in(config))),
     }

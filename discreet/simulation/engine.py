@@ -28,7 +28,7 @@ from discreet.simulation.layer_sequence import LayerSequence
 from discreet.simulation.sequence_builder import sequence_of
 from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
-from discreet.tasks.models import build_model
+from discreet.tasks.models import model_for
 from discreet.training.local_training import settings_without_noise
 from discreet.training.task_loss import loss_of
 
@@ -75,7 +75,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         ValueError: a layer of the model has no pass by hand.
     """
     device = torch.device(run.device)
-    model = build_model(run.model.name, task.input_shape, task.num_outputs, seed=0).to(device)
+    model = model_for(run.model.name, task.shape, seed=0).to(device)
     fixed, learned = split_fixed(model)
     if fixed is None:
         data = shared_examples(task.train, device)

@@ -151,9 +151,9 @@ def add_bias(bias: Tensor, grads: Tensor, *, keep: float, rate: float) -> None:
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    """The gradients of weight times loss at outputs (k, n, out). Of the cross entropy they are weight * (softmax -
-    one-hot); of any other loss PyTorch computes them."""
-    if loss is cross_entropy:
+    """The gradients of weight times loss at outputs (k, n, ...). Of the cross entropy of single classes they are
+    weight * (softmax - one-hot); of any other loss, and of sequences, PyTorch computes them."""
+    if loss is cross_entropy and outputs.dim() == 3:
         return softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
     with torch.enable_grad():
         given = outputs.detach().flatten(0, 1).requires_grad_()

@@ -197,6 +197,39 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class DenseAtEachStep:
+    """A linear layer on each step of (k, steps, n, width). Weights are (k, out, width), biases (k, out)."""
+
+    weight: int
+
+    def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
+        weight, bias = params[self.weight : self.weight + 2]
+        outputs = torch.baddbmm(bias.unsqueeze(1), inputs.flatten(1, 2), weight.transpose(1, 2))
+        return outputs.view(*inputs.shape[:3], -1), inputs
+
+    def backward(
+        self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
+    ) -> tuple[Tensor | None, list[Use]]:
+        use = Use(self.weight, self.weight + 1, saved.transpose(1, 2), grads.transpose(1, 2))
+        if not further:
+            return None, [use]
+        return torch.bmm(grads.flatten(1, 2), params[self.weight]).view(saved.shape), [use]
+
+
+@dataclass(frozen=True)
+class ClassesSecond:
+    """What each step gives, at the end of a model: (k, steps, n, classes) to (k, n, classes, steps)."""
+
+    def forward(self, params: list[Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
+        return inputs.permute(0, 2, 3, 1), None
+
+    def backward(
+        self, params: list[Tensor], saved: Any, grads: Tensor, *, further: bool
+    ) -> tuple[Tensor | None, list[Use]]:
+        return grads.permute(0, 3, 1, 2).contiguous(), []
+
+
+@dataclass(frozen=True)
 class LastStep:
     """The last step of a sequence: (k, steps, n, width) to (k, n, width)."""
 

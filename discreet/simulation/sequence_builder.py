@@ -10,16 +10,27 @@ from torch import nn
 
 from discreet.privacy.rules.convolution import Geometry
 from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.privacy.rules.recurrent import ClassesSecond as ClassesSecondModule
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.privacy.rules.terms import unchanged
 from discreet.simulation.batched_convolution import ChannelsLast, Convolution, MaxPool, Pair
 from discreet.simulation.layer_sequence import LayerSequence, layout_of
-from discreet.simulation.layers import Dense, Embedding, LastStep, Layer, Recurrence, Relu, Tanh
+from discreet.simulation.layers import (
+    ClassesSecond,
+    Dense,
+    DenseAtEachStep,
+    Embedding,
+    LastStep,
+    Layer,
+    Recurrence,
+    Relu,
+    Tanh,
+)
 
 Shape = tuple[int, ...]
 
-TRAINED = (Dense, Convolution, Embedding, Recurrence)
+TRAINED = (Dense, DenseAtEachStep, Convolution, Embedding, Recurrence)
 
 
 class _Uncovered(Exception):
@@ -39,7 +50,7 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
         builder.sequence(model)
     except _Uncovered:
         return None
-    if not builder.shapes:
+    if not builder.shapes or builder.in_steps:
         return None
     first = next(number for number, layer in enumerate(builder.layers) if isinstance(layer, TRAINED))
     return LayerSequence(tuple(builder.layers), layout_of(builder.shapes, builder.orders), first, loss)
@@ -86,9 +97,15 @@ class _Builder:
             self.shape = (math.prod(self.shape),)
 
     def linear(self, module: nn.Linear) -> None:
-        """A linear layer on what was flattened."""
-        if module.bias is None or not self.flattened:
+        """A linear layer on what was flattened, or on each step of a sequence."""
+        if module.bias is None or not (self.flattened or self.in_steps):
             raise _Uncovered
+        if not self.flattened:
+            self.layers.append(DenseAtEachStep(len(self.shapes)))
+            self.shapes += [(module.out_features, self.shape[1]), (module.out_features,)]
+            self.orders += [(0, 1), (0,)]
+            self.shape = (self.shape[0], module.out_features)
+            return
         self.layers.append(Dense(len(self.shapes)))
         self.shapes += [(module.out_features, *self.shape), (module.out_features,)]
         self.orders += [(0, 2, 3, 1) if self.read_image else (0, 1), (0,)]
@@ -146,6 +163,18 @@ class _Builder:
         self.orders += [(0, 1), (0, 1), (0,)]
         self.shape = (self.shape[0], hidden)
 
+    @property
+    def in_steps(self) -> bool:
+        """Whether the layers so far give something at each step."""
+        return bool(self.layers) and isinstance(self.layers[0], Embedding) and len(self.shape) == 2
+
+    def classes_second(self, module: ClassesSecondModule) -> None:
+        """The end of a model that gives something at each step: no layer can read it."""
+        if not self.in_steps:
+            raise _Uncovered
+        self.layers.append(ClassesSecond())
+        self.shape = (self.shape[1], self.shape[0], 1, 1)
+
     def last_step(self, module: LastStepModule) -> None:
         """The end of a sequence."""
         if len(self.shape) != 2 or not isinstance(self.layers[-1], Recurrence):
@@ -171,6 +200,7 @@ _ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
     nn.Embedding: _Builder.embedding,
     LSTMLayer: _Builder.recurrence,
     LastStepModule: _Builder.last_step,
+    ClassesSecondModule: _Builder.classes_second,
     nn.ReLU: _Builder.relu,
     nn.Tanh: _Builder.tanh,
 }

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, FolderError, Target
+from discreet.privacy.rules.objective import PADDING
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, FolderError, Target
 
 DESCRIPTION = "data.toml"
 FORMATS = ("csv", "parquet", "npz", "idx")
 _REQUIRED = ("format", "file")
 _TEXTS = (*_REQUIRED, "target", "test", "test_target", "owner", "model")
 Bound = float | tuple[float, ...]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class DataDescription:
     shape: tuple[int, ...] | None = None
     owner: str | None = None
     model: str | None = None
+    tokens: int | None = None
+    padding: int | str | None = None
+    next_token: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise FolderError(f"format must be one of {', '.join(FORMATS)} (got {self.format!r})")
         _check_range("low", self.low, self.high)
         _check_range("target_low", self.target_low, self.target_high)
-        if (self.target is None) == (not self.targets):
+        self._check_tokens()
+        if not self.next_token and (self.target is None) == (not self.targets):
             raise FolderError("target or targets must be given, and not both")
         self._check_classes()
         sizes = self.shape or ()
@@ -60,17 +66,48 @@ class DataDescription:
             raise FolderError("num_classes and classes are both given: give one")
         if self.num_classes is not None and not (isinstance(self.num_classes, int) and self.num_classes > 1):
             raise FolderError(f"num_classes must be a whole number of at least 2 (got {self.num_classes!r})")
-        if (self.num_classes or self.classes) and (self.targets or self.target_low is not None):
+        several = self.targets and self.padding is None
+        if (self.num_classes or self.classes) and (several or self.target_low is not None):
             raise FolderError("classes and num_classes are of a single target, and go with neither targets nor a range")
+
+    def _check_tokens(self) -> None:
+        """The keys of sequences."""
+        if self.tokens is not None and not (type(self.tokens) is int and self.tokens > 1 and self.low is None):
+            raise FolderError(
+                f"tokens must be a whole number of at least 2, without low and high (got {self.tokens!r})"
+            )
+        kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
+        if self.padding is not None and (type(self.padding) is not kind or self.padding in self.classes):
+            raise FolderError(f"padding must be {rule} (got {self.padding!r})")
+        if not isinstance(self.next_token, bool):
+            raise FolderError(f"next_token must be true or false (got {self.next_token!r})")
+        others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
+        if self.next_token and (self.tokens is None or any(others)):
+            raise FolderError("next_token needs tokens, and goes without a target, classes and a range")
 
     @property
     def target_names(self) -> tuple[str, ...]:
         """The columns or arrays of what is predicted."""
-        return self.targets if self.target is None else (self.target,)
+        return self.targets if self.target is None else (self.target,)  # none with next_token
 
     @property
-    def predicted(self) -> Target:
-        """What is predicted, for the task that the folder describes."""
+    def class_count(self) -> int:
+        """How many classes there are; 0 if it does not say."""
+        return self.num_classes or len(self.classes) or (self.tokens or 0 if self.next_token else 0)
+
+    @property
+    def mark(self) -> int:
+        """Which number among targets is padding, after words have become numbers."""
+        return self.padding if isinstance(self.padding, int) else PADDING
+
+    def predicted(self, targets: Array) -> Target:
+        """What is predicted, for the task that the folder describes, of which `targets` are an example."""
+        if self.next_token or self.padding is not None:
+            if targets.ndim != 2 or not targets.shape[1]:
+                raise FolderError(
+                    f"{self.file}: targets of sequences must be of shape (n, length), not {targets.shape}"
+                )
+            return Target(SEQUENCES, length=targets.shape[1])
         if self.target_low is None or self.target_high is None:
             return Target(LABELS, self.targets) if self.targets else CLASS
         low, high = (_for_each(bound, len(self.target_names)) for bound in (self.target_low, self.target_high))

@@ -22,8 +22,16 @@ and for `data.name=folder`, a task that only these data have (its inputs lie in 
     owner = "patient"               # the column or array of whose each example is, for data.partition=natural
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
 
-A range or a number of classes is a constant that is known without looking at the data: a minimum, a mean or a count of
-what occurs would be a release without an account.
+and for sequences, a class for each position of an input:
+
+    tokens = 30                     # inputs are whole numbers in 0..29, which a model reads as int64, and no quantities
+    padding = -1                    # at a position with this target there is nothing to predict. `target` is an array
+                                    # (n, length), or `targets` are columns, one for each position
+    next_token = true               # in place of target: each position's target is the next token of the inputs, which
+                                    # are one longer than the sequences; a token that is `padding` is no target
+
+A range, a number of classes or tokens, or the length of sequences is a constant that is known without looking at the
+data: a minimum, a mean or a count of what occurs would be a release without an account.
 """
 
 from __future__ import annotations
@@ -41,11 +49,12 @@ import numpy as np
 import torch
 
 from discreet.extras import require
+from discreet.privacy.rules.objective import PADDING
 from discreet.tasks.description import DESCRIPTION, DataDescription
 from discreet.tasks.description import read_description as read_description
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
-from discreet.tasks.targets import CLASS, targets_of
+from discreet.tasks.targets import CLASSES, SEQUENCES, targets_of
 from discreet.tasks.targets import FolderError as FolderError
 
 logger = logging.getLogger("discreet")
@@ -88,6 +97,7 @@ def load_folder(path: str | None) -> Task:
         input_shape=shape.input_shape,
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
         target=shape.target,
+        num_tokens=shape.num_tokens,
     )
 
 
@@ -129,37 +139,42 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
     inputs = _inputs_of(table.inputs, description, shape, str(file))
-    return inputs, None if table.targets is None else _targets_of(table.targets, shape, str(file))
+    return inputs, None if table.targets is None else _targets_of(table.targets, description, shape, str(file))
 
 
 def _shape_of(description: DataDescription, table: _Table, folder: Path) -> TaskShape:
-    num_classes, target = description.num_classes or len(description.classes), description.predicted
-    if target == CLASS and num_classes < 2:
+    assert table.targets is not None
+    num_classes, target = description.class_count, description.predicted(table.targets)
+    if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         raise FolderError(
             f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
             "a number, it must give target_low and target_high, its public range"
         )
-    return TaskShape(description.shape or tuple(table.inputs.shape[1:]), num_classes, SCALE, target=target)
+    input_shape = description.shape or tuple(table.inputs.shape[1:])
+    return TaskShape(input_shape, num_classes, SCALE, description.tokens or 0, target)
 
 
 def _examples_of(table: _Table, description: DataDescription, shape: TaskShape, what: str) -> Examples:
     """A table with targets as a task of this shape reads it, scaled; `what` names it in errors."""
     assert table.targets is not None
-    return Examples(_inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, shape, what))
+    return Examples(
+        _inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, description, shape, what)
+    )
 
 
-def _targets_of(values: Array, shape: TaskShape, what: str) -> torch.Tensor:
-    return targets_of(values, shape.target, num_classes=shape.num_classes, what=what)
+def _targets_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+    return targets_of(values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark)
 
 
 def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
     size, found = math.prod(shape.input_shape), math.prod(values.shape[1:])
     if found != size:
         raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
-    if shape.tokens:
-        whole = np.asarray(values, np.int64)
-        if not (np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_classes))):
-            raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_classes})")
+    if shape.num_tokens:
+        with np.errstate(invalid="ignore"):  # of NaN, which is no whole number
+            whole = np.asarray(values, np.int64)
+        if not (np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_tokens))):
+            raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_tokens})")
         return torch.from_numpy(whole.reshape(-1, *shape.input_shape))
     numbers = np.asarray(values, np.float64).reshape(len(values), size)
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
@@ -209,13 +224,15 @@ def _read(folder: Path, description: DataDescription) -> _Table:
             raise FolderError(f"{path.name} has no {kind} {name}")
     inputs = stack_columns(found, names, path) if kind == "column" else found[names[0]]
     targets = _given_targets(found, description, names)
+    if description.next_token:
+        inputs, targets = inputs[:, :-1], np.asarray(inputs[:, 1:])
     return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
 
 
 def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
-    """The targets of an open table; None if it does not have all of them."""
+    """The targets of an open table; None if it does not have all of them, or they follow from the inputs."""
     wanted = description.target_names
-    if not all(name in found and name not in inputs for name in wanted):
+    if not wanted or not all(name in found and name not in inputs for name in wanted):
         return None
     columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
     return columns[0] if description.target is not None else np.stack(columns, axis=1)
@@ -309,10 +326,11 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
     """Classes as numbers; words by their places in `classes`."""
     if description.classes:
         places = {name: place for place, name in enumerate(description.classes)}
-        unknown = [str(value) for value in targets if str(value) not in places]
+        places |= {} if description.padding is None else {str(description.padding): PADDING}
+        unknown = [str(value) for value in targets.flat if str(value) not in places]
         if unknown:
             raise FolderError(f"{description.file}: the class {unknown[0]} is not in classes")
-        return np.asarray([places[str(value)] for value in targets], np.int64)
+        return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:

@@ -1,6 +1,8 @@
 """What a client answers to how good a model is on its held-out examples. `values` are the model's outputs.
 
-A client's own mean counts, not its number of examples: each client weighs the same.
+A client's own mean counts, not its number of examples: each client weighs the same. So does each example in a client's
+mean: of a sequence, its own share of right positions and its own mean loss count, and one of padding alone has 0 of
+both, so that no number of positions moves what another example adds.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from discreet.privacy.rules.objective import PADDING, cross_entropy
 from discreet.tasks.bounded_answers import Block, bins_of, check_names, shares_of
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 
 METRICS = {
     CLASSES: ("accuracy", "loss", "auc", "calibration", "clients"),
     LABELS: ("accuracy", "loss", "auc", "clients"),
     NUMBERS: ("mae", "rmse", "r2", "clients"),
+    SEQUENCES: ("accuracy", "loss", "clients"),
 }
 SCORE_BINS, LARGEST_LOGIT = 32, 8.0  # of scores, in logits: half a logit each
 CONFIDENCE_BINS, CLIENT_BINS = 10, 20
@@ -39,7 +43,7 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
 
 def largest_loss(shape: TaskShape) -> float:
     """At which the loss of an example is cut: twice that of a model that gives every class, or label, one chance."""
-    return 2 * math.log(shape.num_classes if shape.target.kind == CLASSES else 2)
+    return 2 * math.log(shape.num_classes or 2)
 
 
 def half_ranges(target: Target) -> Tensor:
@@ -57,16 +61,24 @@ def _scalar(name: str, largest: float, value: Callable[[Tensor, Tensor], Tensor]
 
 
 def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each example (n,), or each of its labels (n, k), is right; NaN is wrong, though argmax
-    takes it for the largest value."""
-    if targets.ndim == 1:
+    """Whether each example (n,), or each of its labels or positions (n, k), is right: padding never is. NaN is wrong,
+    though argmax takes it for the largest value."""
+    if targets.dtype == torch.int64:
         return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
     return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
 
 
+def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`right_of`, but of a sequence (n,) the share of its positions that are right."""
+    right = right_of(outputs, targets)
+    if targets.dtype != torch.int64 or targets.ndim == 1:
+        return right
+    return right.sum(dim=1) / (targets != PADDING).sum(dim=1).clamp(min=1)
+
+
 def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.ndim == 1:
-        return functional.cross_entropy(outputs, targets, reduction="none")
+    if targets.dtype == torch.int64:
+        return cross_entropy(outputs, targets)
     return functional.binary_cross_entropy_with_logits(outputs, targets.double(), reduction="none")
 
 
@@ -128,7 +140,7 @@ def _gaps(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _clients(shape: TaskShape) -> Block:
     """One of the bins of a client's own accuracy, or mean absolute error, is 1."""
-    own = _errors if shape.target.kind == NUMBERS else right_of
+    own = _errors if shape.target.kind == NUMBERS else _rights
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         value = own(outputs, targets).double().mean().reshape(1, 1)
@@ -158,7 +170,7 @@ def _r2(shape: TaskShape) -> Block:
 
 
 _BLOCKS: dict[str, Callable[[TaskShape], Block]] = {
-    "accuracy": lambda shape: _scalar("accuracy", 1.0, right_of),
+    "accuracy": lambda shape: _scalar("accuracy", 1.0, _rights),
     "loss": lambda shape: _scalar("loss", largest_loss(shape), _losses),
     "auc": _auc,
     "calibration": lambda shape: Block("calibration", CONFIDENCE_BINS, 1.0, _gaps),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.privacy.rules.objective import PADDING, Loss, cross_entropy
 from discreet.tasks.examples import Examples
 from discreet.tasks.metric_answers import right_of
 from discreet.tasks.models import outputs_of
 from discreet.tasks.scores import main_score
-from discreet.tasks.targets import CLASS, CLASSES, LABELS, Target
+from discreet.tasks.targets import CLASS, CLASSES, LABELS, SEQUENCES, Target
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Evaluation:
       loss: the mean loss of an example; cross entropy is in nats.
       scores: see `discreet.tasks.scores`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
         of all labels that is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of
-        numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
+        numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers. Of
+        sequences: accuracy, the share that is right of all positions that are not padding.
       num_examples: at least 1.
     """
 
@@ -34,7 +35,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Of classes or labels, in [0, 1]."""
+        """Of classes, labels or positions, in [0, 1]."""
         return self.scores["accuracy"]
 
     @property
@@ -62,11 +63,26 @@ def evaluate(
         raise ValueError("cannot evaluate on no examples")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+    if target.kind == SEQUENCES:
+        return _of_sequences(model, examples, loss=loss, batch_size=batch_size)
     outputs = outputs_of(model, examples.inputs, batch_size=batch_size)
     total, truth = 0.0, examples.targets.cpu()
     for said, targets in zip(torch.split(outputs, batch_size), torch.split(truth, batch_size), strict=True):
         total += loss(said.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
     return Evaluation(total / len(examples), scores(outputs, truth, target), len(examples))
+
+
+def _of_sequences(model: nn.Module, examples: Examples, *, loss: Loss, batch_size: int) -> Evaluation:
+    """Batch by batch: outputs at every position of all examples may be many."""
+    total, right, counted = 0.0, 0, 0
+    inputs, truth = (torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu()))
+    for some, targets in zip(inputs, truth, strict=True):
+        outputs = outputs_of(model, some)
+        total += loss(outputs.double(), targets).sum().item()
+        right += int(right_of(outputs, targets).sum())
+        counted += int((targets != PADDING).sum())
+    accuracy = right / counted if counted else float("nan")
+    return Evaluation(total / len(examples), {"accuracy": accuracy}, len(examples))
 
 
 def scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:

@@ -7,15 +7,12 @@ from torch import Tensor, nn
 
 from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
-from discreet.tasks.models import MODELS, build_model, frozen, frozen_norms, to_train, trainable
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS
-
-_TEXT_MODELS = frozenset({"lstm"})
-
+from discreet.tasks.models import MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359
 _TRIAL_EXAMPLES = 3
-_OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers"}
+_OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers", SEQUENCES: "logits (inputs, classes, positions)"}
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -53,20 +50,20 @@ def check_model(model: nn.Module) -> None:
 def check_fits(name: str, task: Task) -> None:
     """Raise ValueError, naming the model and the data set, if model `name` cannot learn the task.
 
-    Shapes are tried on three examples of the public test set. Text models read token ids and the others numbers, which
-    a shape does not tell. Refused too: what `check_model` refuses, outputs that are not one row of logits for each
-    example, an example that changes the outputs of another, and a model that draws random numbers outside dropout
-    layers of torch.nn. So are frozen parameters that are not the same whenever the model is built: they are not sent,
-    and server and clients each build the model.
+    Shapes are tried on three examples of the public test set, or on zeros if there is none. Text models read token ids
+    and the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another
+    shape than `task.output_shape` for each example, an example that changes the outputs of another, and a model that
+    draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same whenever the
+    model is built: they are not sent, and server and clients each build the model.
     """
-    reads_text, is_text = name in _TEXT_MODELS, not task.train.inputs.is_floating_point()
+    reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
         words = {True: "text", False: "numbers"}
         raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
     try:
-        model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
+        model = model_for(name, task.shape, seed=_TRIAL_SEED)
         check_model(model)
-        _check_frozen(name, model, build_model(name, task.input_shape, task.num_outputs, seed=_OTHER_SEED))
+        _check_frozen(name, model, model_for(name, task.shape, seed=_OTHER_SEED))
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
@@ -74,7 +71,7 @@ def check_fits(name: str, task: Task) -> None:
 
 def num_params_of(name: str, task: Task) -> int:
     """How many parameters of model `name` are trained for a task."""
-    model = build_model(name, task.input_shape, task.num_outputs, seed=_TRIAL_SEED)
+    model = model_for(name, task.shape, seed=_TRIAL_SEED)
     return sum(parameter.numel() for parameter in trainable(model))
 
 
@@ -91,6 +88,8 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
 @torch.no_grad()
 def _try_model(name: str, model: nn.Module, task: Task) -> None:
     inputs = task.test.inputs[:_TRIAL_EXAMPLES]
+    if len(inputs) == 0:
+        inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *task.input_shape)
     to_train(model)
     for layer in dropout_layers(model):
         layer.eval()  # what still draws is something else
@@ -100,7 +99,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
             alone = [model(one) for one in torch.split(inputs, 1)]
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
-    wanted = (len(inputs), task.num_outputs)
+    wanted = (len(inputs), *task.output_shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         what = f"{_OUTPUTS[task.target.kind]} of shape {wanted}"

@@ -11,6 +11,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
+from discreet.privacy.rules.recurrent import ClassesSecond, LastStep, LSTMLayer
+from discreet.tasks.examples import TaskShape
 from discreet.tasks.scattering import Scattering
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
@@ -67,27 +69,28 @@ def _cnn32(channels: int, num_classes: int) -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, num_classes))
 
 
-def character_lstm(num_tokens: int, *, embedding: int = 8, hidden: int = 128, layers: int = 2) -> nn.Sequential:
-    """Next-character logits (n, num_tokens) from token ids (n, steps), int64, with at least one step.
+def token_lstm(
+    num_tokens: int, num_classes: int, *, widths: tuple[int, ...] = (8, 128, 128), at_each_step: bool = False
+) -> nn.Sequential:
+    """Logits (n, num_classes) from token ids (n, steps), int64, with at least one step; or, `at_each_step`, logits
+    (n, num_classes, steps), as losses of torch.nn take sequences.
 
-    An embedding, LSTM layers, and a linear output from the last step, after McMahan et al. 2017, section 3
-    (embedding 8, two layers of 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
+    An embedding, LSTM layers, and a linear output from the last step, or from each, after McMahan et al. 2017, section
+    3 (`widths` 8, 256 and 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
     """
-    widths = [embedding] + [hidden] * layers
-    return nn.Sequential(
-        OrderedDict(
-            embedding=nn.Embedding(num_tokens, embedding),
-            recurrent=nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths))),
-            last=LastStep(),
-            output=nn.Linear(hidden, num_tokens),
-        )
-    )
+    layers = nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths)))
+    parts = OrderedDict[str, nn.Module](embedding=nn.Embedding(num_tokens, widths[0]), recurrent=layers)
+    output = nn.Linear(widths[-1], num_classes)
+    parts |= {"output": output, "turned": ClassesSecond()} if at_each_step else {"last": LastStep(), "output": output}
+    return nn.Sequential(parts)
 
 
-def _lstm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def _lstm(
+    input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0, at_each_step: bool = False
+) -> nn.Module:
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
-    return character_lstm(num_classes)
+    return token_lstm(num_tokens or num_classes, num_classes, at_each_step=at_each_step)
 
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -111,25 +114,39 @@ MODELS: dict[str, Builder] = {
 }
 
 
+TEXT_MODELS = {"lstm": _lstm}  # those that read tokens
+
 OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
     """The model `name` for inputs (n, *input_shape), giving (n, num_classes), on the CPU: logits of classes or
-    labels, or numbers.
+    labels, or numbers. Of one's own for sequences it gives (n, num_classes, length).
 
     `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
     number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
     left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
-    builder = MODELS.get(name) or _own_builder(name)
+    return _built(name, MODELS.get(name) or _own_builder(name), (tuple(input_shape), num_classes), seed=seed)
+
+
+def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
+    """`build_model` for a task: `lstm` reads as many tokens as it has, and of sequences classifies each position."""
+    text, arguments = TEXT_MODELS.get(name), (shape.input_shape, shape.num_outputs)
+    if text is None:
+        return build_model(name, *arguments, seed=seed)
+    builder = partial(text, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+    return _built(name, builder, arguments, seed=seed)
+
+
+def _built(name: str, builder: Builder, arguments: tuple[tuple[int, ...], int], *, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
         try:
-            model = builder(tuple(input_shape), num_classes)
+            model = builder(*arguments)
         except (TypeError, RuntimeError) as error:
-            raise ValueError(f"model.name: {name}({tuple(input_shape)}, {num_classes}) failed: {error}") from error
+            raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
     return model

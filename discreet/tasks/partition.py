@@ -24,8 +24,8 @@ def partition_indices(
 ) -> list[torch.Tensor]:
     """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0, n).
 
-    targets: (n,) class numbers, or (n, k) labels or numbers. `data.partition_seed` decides the draw; "natural" draws
-    nothing. `data.partition`:
+    targets: (n,) class numbers, or (n, k) labels, numbers or sequences. `data.partition_seed` decides the draw;
+    "natural" draws nothing. `data.partition`:
 
     - "iid": shuffled and dealt; sizes differ by at most 1.
     - "dirichlet": each class is shared out in proportions from Dirichlet(alpha): small alpha, skewed clients
@@ -48,7 +48,9 @@ def partition_indices(
         order = np.random.default_rng(data.partition_seed).permutation(len(targets))
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
-        raise ValueError(f"data.partition: {data.partition} shares out by classes, and these data have none: take iid")
+        raise ValueError(
+            f"data.partition: {data.partition} shares out by an example's class, and these data have none: take iid"
+        )
     elif data.partition == SAMPLED:
         raise ValueError("data.partition=sampled shares nothing out: each client's view is drawn by its number")
     else:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from discreet.privacy.rules.objective import PADDING
 from discreet.statistics_settings import STATISTICS
 from discreet.tasks.bounded_answers import Block, bins_of, check_names, shares_of
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.targets import CLASSES, LABELS
+from discreet.tasks.targets import CLASSES, LABELS, SEQUENCES
 
 VALUE_BINS = 40  # of a column's public range, for its quantiles
 
@@ -40,7 +41,7 @@ class DataShape:
     most_examples: int = 1000
 
     def __post_init__(self) -> None:
-        if self.task.tokens or len(self.task.input_shape) not in (1, 3):
+        if self.task.num_tokens or len(self.task.input_shape) not in (1, 3):
             raise ValueError(f"statistics are of columns or of images, not of inputs {self.task.input_shape} of text")
         if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(f"high must be above low, and both finite (got {self.high} and {self.low})")
@@ -90,17 +91,25 @@ def _quantiles(shape: DataShape) -> Block:
 
 
 def _targets(shape: DataShape) -> Block:
-    """The share of examples of each class; or of each label, or number in -1..1, the mean, labels less 1/2."""
-    target = shape.task.target
+    """The share of examples of each class; of sequences, the mean over examples of the shares of their own positions;
+    or of each label, or number in -1..1, the mean, labels less 1/2."""
+    target, count = shape.task.target, shape.task.num_classes
     if target.kind == CLASSES:
-        count = shape.task.num_classes
         return Block("targets", count, 1.0, lambda _, targets: shares_of(targets[:, None], count), shares=True)
+    if target.kind == SEQUENCES:
+        return Block("targets", count, 1.0, lambda _, targets: _shares_of_positions(targets, count), shares=True)
     width, middle, largest = len(target.names), *((0.5, 0.5) if target.kind == LABELS else (0.0, 1.0))
 
     def answer(inputs: Tensor, targets: Tensor) -> Tensor:
         return (targets.double() - middle).nan_to_num(0.0).clamp(-largest, largest).mean(dim=0)
 
     return Block("targets", width, largest * math.sqrt(width), answer)
+
+
+def _shares_of_positions(targets: Tensor, count: int) -> Tensor:
+    """The mean over sequences (n, length) of the share of each class, (count,): zeros for one of padding alone."""
+    counts = torch.stack([torch.bincount(row[row != PADDING], minlength=count) for row in targets]).double()
+    return (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).mean(dim=0)
 
 
 def _examples(shape: DataShape) -> Block:

@@ -1,4 +1,5 @@
-"""What is predicted of an example: its class, labels of which any number may hold, or numbers in public ranges."""
+"""What is predicted of an example: its class, labels of which any number may hold, numbers in public ranges, or a class
+for each position of a sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.privacy.rules.objective import PADDING
+
 logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
 
-CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"
-KINDS = (CLASSES, LABELS, NUMBERS)
+CLASSES, LABELS, NUMBERS, SEQUENCES = "classes", "labels", "numbers", "sequences"
+KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 
 
 class FolderError(ValueError):
@@ -28,10 +31,12 @@ class Target:
     """What is predicted of an example.
 
     Attributes:
-      kind: classes (one of several), labels (each of several holds or does not), or numbers.
+      kind: classes (one of several), labels (each of several holds or does not), numbers, or sequences (one of several
+        classes at each position that is not padding).
       names: of the labels or numbers, at least one; of classes none.
       low, high: the public range of each number. A model learns numbers as -1..1, which is low..high. A value outside
         is set to the nearer end: how far outside it is must not be told.
+      length: how many positions a sequence has, padding counted; 0 for other kinds.
 
     >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
     >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist(), price.in_units(torch.tensor([[-0.5]])).tolist()
@@ -42,12 +47,15 @@ class Target:
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    length: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
-        if (self.kind == CLASSES) != (not self.names):
+        if (self.kind in (CLASSES, SEQUENCES)) != (not self.names):
             raise ValueError(f"names must be given for labels and numbers, and for nothing else (got {self.names})")
+        if (self.kind == SEQUENCES) != (self.length > 0):
+            raise ValueError(f"length must be above 0 for sequences, and 0 otherwise (got {self.length})")
         wanted = len(self.names) if self.kind == NUMBERS else 0
         if (len(self.low), len(self.high)) != (wanted, wanted):
             raise ValueError(f"low and high must be {wanted} numbers (got {self.low} and {self.high})")
@@ -72,15 +80,18 @@ class Target:
 CLASS = Target()
 
 
-def targets_of(values: Array, target: Target, *, num_classes: int, what: str) -> Tensor:
-    """Targets as examples hold them: class numbers (n,) int64; otherwise (n, k) float32, labels as 0 and 1, numbers
-    scaled. `values` are (n,), or (n, k) for labels and numbers; `what` names them in errors.
+def targets_of(values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING) -> Tensor:
+    """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with `PADDING` where a
+    value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers scaled. `values` are (n,), or (n, k) for
+    labels and numbers; `what` names them in errors.
 
     Raises:
       FolderError: one is missing, or is none of what is predicted.
     """
     if target.kind == CLASSES:
         return classes_of(values, num_classes, what)
+    if target.kind == SEQUENCES:
+        return sequences_of(values, target.length, num_classes=num_classes, padding=padding, what=what)
     columns = values.reshape(len(values), -1) if values.dtype.kind in "fiub" else np.zeros((0, 0))
     if columns.shape[1] != len(target.names):
         raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
@@ -119,3 +130,29 @@ def classes_of(values: Array, num_classes: int, what: str) -> Tensor:
         row = int(outside[0])
         raise FolderError(f"{what}: the class in row {row} is {values[row]:g}, not one of 0 to {num_classes - 1}")
     return torch.from_numpy(whole)
+
+
+def sequences_of(values: Array, length: int, *, num_classes: int, padding: int, what: str) -> Tensor:
+    """Targets (n, length) as class numbers, int64, and `PADDING` where they are `padding`; `what` names them in errors.
+
+    >>> sequences_of(np.array([[2, 1, 0], [1, 0, 0]]), 3, num_classes=3, padding=0, what="tags").tolist()
+    [[2, 1, -100], [1, -100, -100]]
+
+    Raises:
+      FolderError: one is missing, or is neither `padding` nor a whole number in [0, num_classes).
+    """
+    if values.ndim != 2 or values.shape[1] != length or values.dtype.kind not in "fiu":
+        raise FolderError(
+            f"{what}: targets must be {length} numbers a row, one for each position, "
+            f"not {values.dtype} of shape {values.shape}"
+        )
+    padded = values == padding
+    whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
+    wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
+    if len(wrong):
+        row, place = (int(number) for number in wrong[0])
+        raise FolderError(
+            f"{what}: the class in row {row} at position {place} is {values[row, place]:g}, "
+            f"neither one of 0 to {num_classes - 1} nor the padding {padding}"
+        )
+    return torch.from_numpy(np.where(padded, PADDING, whole))

@@ -20,11 +20,12 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]) -> Tensor:
-    """Each example's cross entropy times the weight of its class, (n,). Nothing divides by the weights of a batch, as
-    torch.nn.CrossEntropyLoss does: an example's gradient would then depend on others.
+    """Each example's cross entropy times the weight of its class, (n,); of a sequence, the mean of that over its
+    positions. Nothing divides by the weights of a batch, as torch.nn.CrossEntropyLoss does: an example's gradient would
+    then depend on others.
 
     >>> import torch
     >>> weighted_cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), weights=(1.0, 3.0))
     tensor([0.6931, 2.0794])
     """
-    return cross_entropy(outputs, targets) * outputs.new_tensor(weights)[targets]
+    return cross_entropy(outputs, targets, outputs.new_tensor(weights))

@@ -216,10 +216,10 @@ def test_another_loss_can_be_given() -> None:
 
 def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
     outputs, targets = (
-        torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(31)),
+        torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31)),
         torch.tensor([[0, 1, 2], [4, 4, 0]]),
     )
-    single = [nn.functional.cross_entropy(row, wanted) for row, wanted in zip(outputs, targets, strict=True)]
+    single = [nn.functional.cross_entropy(row.T, wanted) for row, wanted in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
 
 

@@ -135,7 +135,7 @@ def test_what_is_wrong_with_targets_is_said_in_one_line(tmp_path: Path, descript
 
 def test_a_partition_by_classes_of_data_without_classes_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"data\.partition: dirichlet shares out by classes, and these data have none"
+        ConfigError, match=r"data\.partition: dirichlet shares out by an example's class, and these data have none"
     ):
         run(tmp_path / "run", "data.name=diabetes", "data.partition=dirichlet")
     assert not (tmp_path / "run").exists()

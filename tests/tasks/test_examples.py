@@ -31,7 +31,7 @@ def test_a_subset_may_be_empty() -> None:
     [
         (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(2, 3), torch.zeros(2)),
-        (torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)),
+        (torch.zeros(2, 3), torch.zeros(2, 1, 1, dtype=torch.int64)),
         (torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)),
     ],
 )

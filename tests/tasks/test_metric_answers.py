@@ -7,16 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.privacy.rules.objective import PADDING
 from discreet.tasks.bounded_answers import Block, bins_of, joined_answer
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import METRICS, metric_blocks
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 
 TWO = TaskShape((4,), 2)
 TEN = TaskShape((4,), 10)
 LABELLED = TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c")))
 NUMBERED = TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0)))
-SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED}
+TAGGED = TaskShape((5,), 3, num_tokens=7, target=Target(SEQUENCES, length=5))
+SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED, "sequences": TAGGED}
 EACH = [(shape, name) for shape in SHAPES for name in METRICS[SHAPES[shape].target.kind]]
 HUGE = torch.finfo(torch.float32).max
 OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": HUGE, "-huge": -HUGE}
@@ -25,6 +27,10 @@ OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "h
 def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
     if shape.target.kind == CLASSES:
         return torch.zeros(n, dtype=torch.int64) if kind == "one" else torch.arange(n) % shape.num_classes
+    if shape.target.kind == SEQUENCES:
+        if kind == "one":
+            return torch.full((n, 5), PADDING)
+        return torch.where(torch.arange(5) < torch.arange(n)[:, None] % 6, torch.arange(5 * n).view(n, 5) % 3, PADDING)
     low = 0.0 if shape.target.kind == LABELS else -1.0
     both = torch.full((n, shape.num_outputs), low)
     both[::2] = 1.0 if kind == "both" else low
@@ -37,7 +43,7 @@ def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, nam
     blocks = metric_blocks([name], SHAPES[shape])
     for kind in ("one", "both"):
         for n in (1, 7):
-            values = torch.full((n, SHAPES[shape].num_outputs), OUTPUTS[outputs])
+            values = torch.full((n, *SHAPES[shape].output_shape), OUTPUTS[outputs])
             answer = joined_answer(blocks, values, targets_of(SHAPES[shape], kind, n))
             assert answer.shape == (sum(block.length for block in blocks),)
             assert answer.isfinite().all()
@@ -50,7 +56,7 @@ def test_nor_does_a_mixture_of_all_that_or_all_metrics_at_once(shape: str) -> No
     blocks, source = metric_blocks(names, SHAPES[shape]), torch.Generator().manual_seed(58211)
     odd = torch.tensor([*OUTPUTS.values(), 3.0, -0.1])
     for _ in range(50):
-        values = odd[torch.randint(len(odd), (9, SHAPES[shape].num_outputs), generator=source)]
+        values = odd[torch.randint(len(odd), (9, *SHAPES[shape].output_shape), generator=source)]
         assert float(joined_answer(blocks, values, targets_of(SHAPES[shape], "both", 9)).norm()) <= 1 + 1e-12
 
 
@@ -60,7 +66,7 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
     (block,) = metric_blocks([name], SHAPES[shape])
     source = torch.Generator().manual_seed(61121)
     for scale in (0.0, 1.0, 40.0):
-        values = torch.randn(9, SHAPES[shape].num_outputs, generator=source).double() * scale
+        values = torch.randn(9, *SHAPES[shape].output_shape, generator=source).double() * scale
         targets = targets_of(SHAPES[shape], "both", 9)
         raw = block.answer(values, targets)
         assert torch.allclose(joined_answer([block], values, targets), raw / block.bound, atol=1e-12)
@@ -71,7 +77,7 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
 def test_a_client_without_examples_answers_zeros(shape: str, name: str) -> None:
     blocks = metric_blocks([name], SHAPES[shape])
     empty = targets_of(SHAPES[shape], "one", 0)
-    assert not joined_answer(blocks, torch.zeros(0, SHAPES[shape].num_outputs), empty).any()
+    assert not joined_answer(blocks, torch.zeros(0, *SHAPES[shape].output_shape), empty).any()
 
 
 def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
@@ -97,6 +103,24 @@ def test_accuracy_reaches_its_bound_on_both_sides() -> None:
     assert [float(joined_answer(blocks, right, torch.tensor([one]))) for one in (0, 1)] == [1.0, -1.0]
 
 
+def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
+    # One example of n moves the answer by at most 1 / n, however many positions it has: clients noise it for that.
+    blocks, n = metric_blocks(["accuracy", "loss"], TAGGED), 7
+    targets = targets_of(TAGGED, "both", n)
+    values = torch.randn(n, 3, 5, generator=torch.Generator().manual_seed(90371)).double() * 9
+    there = joined_answer(blocks, values, targets)
+    for row in range(n):
+        for other in (torch.full((5,), PADDING), targets[row].clamp(max=0), torch.arange(5) % 3):
+            changed = targets.clone()
+            changed[row] = other
+            assert float((there - joined_answer(blocks, values, changed)).norm()) <= 2 / n
+    one = joined_answer(
+        metric_blocks(["accuracy"], TAGGED), values[:2], torch.tensor([[0, 1, *[PADDING] * 3], [2] * 5])
+    )
+    right = (values[:2].argmax(dim=1) == torch.tensor([[0, 1, -1, -1, -1], [2] * 5])).double()
+    assert float(one) == pytest.approx(float((right[0, :2].mean() + right[1].mean()) / 2 - 0.5) * 2)
+
+
 def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
     nan, target = torch.full((3, 2), math.nan), torch.zeros(3, dtype=torch.int64)
     assert float(joined_answer(metric_blocks(["accuracy"], TWO), nan, target)) == -1
@@ -110,10 +134,11 @@ def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
         (["accuracy", "mae"], TWO, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
         (["mae"], TEN, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
         (["accuracy"], NUMBERED, "mae, rmse, r2, clients if numbers .*accuracy is none"),
+        (["auc"], TAGGED, "accuracy, loss, clients if sequences .*auc is none"),
         (["accuracy", "accuracy"], LABELLED, "different names"),
         ([], TWO, "list of different names"),
     ],
-    ids=["of another kind", "of ten classes", "of numbers", "twice", "none"],
+    ids=["of another kind", "of ten classes", "of numbers", "of sequences", "twice", "none"],
 )
 def test_metrics_that_do_not_fit_are_refused_with_the_choices(names: list[str], shape: TaskShape, words: str) -> None:
     with pytest.raises(ValueError, match=words):

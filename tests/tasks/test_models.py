@@ -19,9 +19,9 @@ from discreet.tasks.model_check import check_fits, check_model
 from discreet.tasks.models import (
     MODELS,
     build_model,
-    character_lstm,
     flatten_parameters,
     load_parameters,
+    token_lstm,
 )
 
 FITTING = [
@@ -328,11 +328,11 @@ def test_a_layer_gives_the_gradients_of_torch() -> None:
 
 def test_the_size_of_the_published_model_follows_from_its_widths() -> None:
     # Embedding 8, two layers of 256 with one bias, 98 characters: 4 * 256 * (in + 256 + 1) a layer.
-    model = character_lstm(98, embedding=8, hidden=256, layers=2)
+    model = token_lstm(98, 98, widths=(8, 256, 256))
     expected = 98 * 8 + 1024 * (8 + 257) + 1024 * (256 + 257) + 257 * 98
     assert len(flatten_parameters(model)) == expected
 
 
 def test_the_order_of_the_characters_matters() -> None:
-    model, tokens = character_lstm(98), torch.randint(0, 98, (1, 80), generator=GENERATOR)
+    model, tokens = token_lstm(98, 98), torch.randint(0, 98, (1, 80), generator=GENERATOR)
     assert not torch.allclose(model(tokens), model(tokens.flip(1)), atol=1e-4)

@@ -157,7 +157,7 @@ def test_statistics_that_there_are_not_are_refused_with_the_choices(names: list[
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((TaskShape((80,), 98, tokens=True), 0.0, 1.0), "of text"),
+        ((TaskShape((80,), 98, num_tokens=98), 0.0, 1.0), "of text"),
         ((TaskShape((3,), 2), 1.0, 1.0), "high must be above low"),
         ((TaskShape((3,), 2), 0.0, 1.0, 0), "most_examples must be at least 1"),
     ],

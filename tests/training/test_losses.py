@@ -104,14 +104,14 @@ def test_padding_counts_for_nothing_and_an_example_of_padding_alone_is_zero(redu
 
 
 def test_the_default_loss_leaves_padding_out_of_the_mean() -> None:
-    model, inputs, targets = nn.Sequential(nn.Linear(4, 3)), draw(4, 5, 4), classes(4, 5, padded=True)
-    losses = per_example_loss(nn.CrossEntropyLoss())(model(inputs).transpose(1, 2), targets)
+    model, inputs, targets = Transposed(), draw(4, 5, 4), classes(4, 5, padded=True)
+    losses = per_example_loss(nn.CrossEntropyLoss())(model(inputs), targets)
     torch.testing.assert_close(cross_entropy(model(inputs), targets), losses)
     assert_a_loop_agrees(model, inputs, targets, loss=cross_entropy)
 
 
 def test_padding_changes_no_other_example() -> None:
-    outputs, targets = draw(2, 5, 3), classes(2, 5)
+    outputs, targets = draw(2, 3, 5), classes(2, 5)
     before = cross_entropy(outputs, targets)
     targets[1, 2:] = -100
     after = cross_entropy(outputs, targets)

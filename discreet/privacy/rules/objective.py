@@ -21,20 +21,22 @@ LOSS_SCALE = 2.0**20
 _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of each example, (n,).
 
-    outputs are logits (n, ..., classes), targets class numbers (n, ...). If an example has several positions (a
-    sequence), its loss is the mean over those whose target is not `PADDING`, -100; if there is none, it is 0.
+    outputs are logits (n, classes) or, as torch.nn.CrossEntropyLoss takes them, (n, classes, positions...); targets are
+    class numbers (n,) or (n, positions...). If an example has positions (a sequence), its loss is the mean over those
+    whose target is not `PADDING`, -100; if there is none, it is 0, and so is its gradient. It divides by the example's
+    own number of positions, and never by one of the batch: so it depends on that example alone. `weights` (classes,)
+    multiply the loss of each class, and nothing divides by them.
 
-    >>> cross_entropy(torch.zeros(2, 3, 5), torch.tensor([[0, 1, 4], [2, -100, -100]]))
-    tensor([1.6094, 1.6094])
+    >>> cross_entropy(torch.zeros(3, 5, 3), torch.tensor([[0, 1, 4], [2, -100, -100], [-100, -100, -100]]))
+    tensor([1.6094, 1.6094, 0.0000])
     """
-    if outputs.dim() == 2:
-        return functional.cross_entropy(outputs, targets, reduction="none")
-    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=PADDING)
-    counted = (targets != PADDING).flatten(1).sum(1)
-    return losses.view(len(outputs), -1).sum(1) / counted.clamp(min=1)
+    values = functional.cross_entropy(outputs, targets, weights, reduction="none", ignore_index=PADDING)
+    if targets.dim() == 1:
+        return values
+    return values.flatten(1).sum(1) / (targets != PADDING).flatten(1).sum(1).clamp(min=1)
 
 
 @dataclass(frozen=True, slots=True)

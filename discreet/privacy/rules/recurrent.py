@@ -1,4 +1,4 @@
-"""An LSTM layer whose per-example gradients are known, and the end of its sequence.
+"""An LSTM layer whose per-example gradients are known, and what follows its sequence.
 
 torch.nn.LSTM calls fused kernels for which torch.func.vmap has no rule (pytorch issue 105982): it fails on some devices
 and is a loop over examples on others. The same recurrence written in plain operations maps over examples like any other
@@ -63,6 +63,13 @@ class LastStep(nn.Module):
         return inputs[:, -1]
 
 
+class ClassesSecond(nn.Module):
+    """(n, steps, classes) to (n, classes, steps), as losses of torch.nn take sequences."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.transpose(1, 2)
+
+
 def lstm(tape: Tape, layer: LSTMLayer, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=3, most=3)
     gates = affine(tape, inputs, layer.input_weight, layer.bias)
@@ -74,4 +81,8 @@ def lstm(tape: Tape, layer: LSTMLayer, inputs: Tensor) -> Tensor:
     return after
 
 
-RECURRENT_RULES: dict[type[nn.Module], Rule] = {LSTMLayer: lstm, LastStep: without_parameters}
+RECURRENT_RULES: dict[type[nn.Module], Rule] = {
+    LSTMLayer: lstm,
+    LastStep: without_parameters,
+    ClassesSecond: without_parameters,
+}

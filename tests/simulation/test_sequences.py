@@ -1,0 +1,224 @@
+"""Padded sequences in the federation: from a folder through both engines to predictions, and at nodes of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.cli.predict import main as predict
+from discreet.client.nodes import node_client
+from discreet.config import ConfigError, load_config
+from discreet.federated.run_folder import RunFolder
+from discreet.privacy.rules.objective import PADDING
+from discreet.simulation.in_process import simulate
+from discreet.tasks.datasets import load_task
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.folder import FolderError
+from discreet.tasks.model_check import check_fits
+from discreet.tasks.targets import SEQUENCES, Target
+from tests.client.clients import request
+from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
+from tests.simulation.crash import crash
+
+SMALL = ("data.name=folder", "data.num_clients=8", "data.partition=natural", "rounds=2", "seed=40127")
+MORE = ("training.epochs=1", "training.batch_size=8", "sampling.kind=everyone", "server.momentum=0")
+USER_OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
+BY_EXAMPLE = (*USER_OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
+RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=3", "evaluation.metrics=[accuracy,loss]")
+
+
+def words(path: Path, *more: str, model: str = LAYERS) -> list[str]:
+    return [*SMALL, *MORE, f"data.path={path / 'data'}", f"model.name={model}", f"output_dir={path / 'run'}", *more]
+
+
+def run(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, float | None]]:
+    simulate(load_config(words(path, *more, model=model)))
+    return RunFolder(path / "run").read_metrics()
+
+
+RUNS = {
+    "SGD": (),
+    "DP-SGD": BY_EXAMPLE,
+    "Adam, class weights": (*USER_OFF, "training.optimizer=adam", "task.class_weights=[1,2,0.5,3]"),
+    "rated by clients": RATED,
+    "rated by clients that noise their answers": (*BY_EXAMPLE, *RATED),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_engines_give_the_same_numbers(name: str, tmp_path: Path) -> None:
+    found = []
+    for engine in ("one_by_one", "batched"):
+        folder(tmp_path / engine / "data")
+        found.append(run(tmp_path / engine, f"engine={engine}", *RUNS[name]))
+    for row, other in zip(*found, strict=True):
+        known = {key for key, value in row.items() if value is not None and key != "seconds"}
+        assert {"accuracy", "loss"} <= row.keys()
+        assert {key: row[key] for key in known} == pytest.approx({key: other[key] for key in known}, rel=1e-4)
+
+
+def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = folder(tmp_path / "data", count=200)
+    plain = (*USER_OFF, "rounds=12", "training.optimizer=adam", "training.learning_rate=0.03", "training.epochs=3")
+    last = run(tmp_path, *plain, "operations.predictions=true")[-1]
+    assert (last["accuracy"] or 0) > 0.8
+    found = json.loads((tmp_path / "run" / "indicators.json").read_text())["test"]
+    assert [found["accuracy"], found["loss"]] == pytest.approx([last["accuracy"], last["loss"]])
+    assert predict([str(tmp_path / "run"), "--data", str(data / "test.npz"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
+    assert (tmp_path / "out.csv").read_text() == (tmp_path / "run" / "predictions.csv").read_text()
+    _, tags = rows(40, seed=70111 + len("test"))
+    right = 0
+    with (tmp_path / "out.csv").open() as file:
+        for line, wanted in zip(csv.DictReader(file), tags.tolist(), strict=True):
+            assert [line[f"target_{place}"] for place in range(LENGTH)] == [
+                "" if tag < 0 else str(tag) for tag in wanted
+            ]
+            right += sum(line[f"prediction_{place}"] == str(tag) for place, tag in enumerate(wanted) if tag >= 0)
+    assert right / (tags >= 0).sum() == pytest.approx(last["accuracy"])
+
+
+def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
+    data, classes = tmp_path / "data", ["det", "noun", "verb", "end"]
+    data.mkdir()
+    for name, count in (("train", 60), ("test", 20)):
+        tokens, tags = rows(count, seed=count)
+        with (data / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*(f"w{place}" for place in range(LENGTH)), *(f"t{place}" for place in range(LENGTH))])
+            writer.writerows(
+                [*one, *("-" if tag < 0 else classes[tag] for tag in many)]
+                for one, many in zip(tokens, tags, strict=True)
+            )
+    columns = (
+        f"targets = {[f't{place}' for place in range(LENGTH)]}\nclasses = {classes}\npadding = '-'\ntokens = {TOKENS}\n"
+    )
+    (data / "data.toml").write_text('format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n' + columns)
+    task = load_task("folder", path=str(data))
+    assert (task.target, task.num_classes, task.num_tokens) == (Target(SEQUENCES, length=LENGTH), TAGS, TOKENS)
+    assert torch.equal(
+        task.test.targets, torch.from_numpy(np.where(rows(20, seed=20)[1] < 0, PADDING, rows(20, seed=20)[1]))
+    )
+    assert run(tmp_path, "data.partition=iid", "rounds=1", "operations.predictions=true")
+    (first, *_) = csv.DictReader((tmp_path / "run" / "predictions.csv").read_text().splitlines())
+    assert {first[f"prediction_{place}"] for place in range(LENGTH)} <= {*classes}
+
+
+def test_with_next_token_inputs_are_their_own_targets(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", f"tokens = {TOKENS}\npadding = 0\nnext_token = true\n")
+    task, tokens = load_task("folder", path=str(data)), torch.from_numpy(rows(120, seed=70111 + len("train"))[0])
+    assert (task.num_classes, task.num_tokens, task.input_shape) == (TOKENS, TOKENS, (LENGTH - 1,))
+    assert torch.equal(task.train.inputs, tokens[:, :-1])
+    assert torch.equal(task.train.targets, torch.where(tokens[:, 1:] == 0, PADDING, tokens[:, 1:]))
+    # The built-in text model gives an output at each position here.
+    assert run(tmp_path, "rounds=1", *BY_EXAMPLE, model="lstm")[-1]["accuracy"] is not None
+    assert predict([str(tmp_path / "run"), "--data", str(data / "test.npz"), "--out", str(tmp_path / "out.csv")]) == 0
+    (head, *_) = (tmp_path / "out.csv").read_text().splitlines()
+    assert head.split(",")[-1] == f"prediction_{LENGTH - 2}"
+
+
+def test_a_killed_run_on_sequences_is_resumed_to_the_same_model(tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        folder(tmp_path / name / "data")
+    whole = simulate(load_config(words(tmp_path / "whole", *BY_EXAMPLE)))
+    again = words(tmp_path / "killed", *BY_EXAMPLE)
+    assert crash("before_checkpoint", 2, again) == -signal.SIGKILL
+    resumed = simulate(load_config([*again, "resume=true"]))
+    assert torch.equal(resumed.checkpoint.params, whole.checkpoint.params)
+
+
+@pytest.mark.parametrize("model", [LAYERS, GRU])
+def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str, tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", TAGGED)
+    text = (data / "data.toml").read_text()
+    (data / "data.toml").write_text(text.replace(LAYERS, model))
+    tokens, tags = rows(20, seed=5, longest=3)
+    np.savez(data / "train.npz", inputs=tokens[:, :3], tags=tags[:, :3], who=np.zeros(20))
+    client = node_client(request(load_config([*SMALL, *USER_OFF, f"model.name={model}"])), {"data": str(data)})
+    assert client.examples.targets.shape == (20, 3)
+    start = torch.cat([value.detach().flatten() for value in client.model.parameters()])
+    asked = request(load_config([*SMALL, *MORE, *USER_OFF, f"model.name={model}"]), clip_norm=math.inf)
+    found = client.answer(asked, start).update
+    assert found.isfinite().all()
+    assert found.any()
+
+
+WRONG = {
+    "no number of tags": (TAGGED.replace(f"num_classes = {TAGS}\n", ""), "must give classes or num_classes"),
+    "a tag beyond the classes": (
+        TAGGED.replace(f"num_classes = {TAGS}", "num_classes = 3"),
+        "neither one of 0 to 2 nor",
+    ),
+    "another padding": (TAGGED.replace("-1", "-100"), "is -1, neither one of 0 to 3 nor the padding -100"),
+    "a token beyond the tokens": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 5"), r"whole numbers in \[0, 5\)"),
+    "one token": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 1"), "tokens must be a whole number of at least 2"),
+    "a range of tokens": (TAGGED + "low = 0\nhigh = 9\n", "without low and high"),
+    "padding in words": (TAGGED.replace("-1", '"none"'), "padding must be a whole number"),
+    "next token and classes": ("tokens = 9\nnum_classes = 9\nnext_token = true\n", "next_token needs tokens"),
+    "next token without tokens": ("next_token = true\n", "next_token needs tokens"),
+    "next token in words": ('tokens = 9\nnext_token = "yes"\n', "next_token must be true or false"),
+    "tags without padding": (TAGGED.replace("padding = -1\n", ""), "must be one number a row"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_description_of_sequences_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+    description, said = WRONG[name]
+    with pytest.raises(FolderError, match=said) as error:
+        load_task("folder", path=str(folder(tmp_path, description)))
+    assert "\n" not in str(error.value)
+
+
+def test_one_class_an_example_is_no_sequence(tmp_path: Path) -> None:
+    folder(tmp_path, TAGGED)
+    np.savez(tmp_path / "train.npz", inputs=np.zeros((3, LENGTH)), tags=np.zeros(3), who=np.arange(3))
+    with pytest.raises(FolderError, match=r"targets of sequences must be of shape \(n, length\), not \(3,\)"):
+        load_task("folder", path=str(tmp_path))
+
+
+def test_what_does_not_fit_sequences_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder(tmp_path / "data")
+    for more, said in (
+        ("data.partition=dirichlet", "shares out by an example's class"),
+        ("task.loss=squared", "task.loss must be cross_entropy for folder, whose targets are sequences"),
+        ("task.class_weights=[1,2]", "one number a class: folder has 4 classes"),
+        ("model.name=tests.sequences:wrong_way", r"not logits \(inputs, classes, positions\) of shape \(3, 4, 6\)"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run(tmp_path, more)
+    with pytest.raises(ConfigError, match="accuracy, loss, clients if sequences are predicted"):
+        run(tmp_path, *RATED[:2], "evaluation.metrics=[auc]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_tried_without_a_test_set_too() -> None:
+    train = sequences(5)
+    task = Task(
+        "tags",
+        train,
+        train.subset(torch.zeros(0, dtype=torch.int64)),
+        TAGS,
+        (LENGTH,),
+        None,
+        Target(SEQUENCES, length=LENGTH),
+        TOKENS,
+    )
+    check_fits(GRU, task)
+    with pytest.raises(ValueError, match="all targets of the test set are padding"):
+        Task(
+            "tags",
+            train,
+            Examples(train.inputs[:1], torch.full((1, LENGTH), PADDING)),
+            TAGS,
+            (LENGTH,),
+            None,
+            task.target,
+            TOKENS,
+        )
