@@ -30,6 +30,7 @@ from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
+from tests.sequences import BUILDERS, built, sequences
 
 C, Z = 0.5, 1.3
 Updates = list[ClientUpdate]
@@ -203,6 +204,30 @@ def test_without_a_declared_number_one_example_less_changes_the_chances_of_all_o
     # So the guarantee is zero-out: what a removal costs is in tests/client/test_adjacency.py.
     found = replay(partial(dp_sgd, batch_size=3), examples(6), with_example(examples(6), 0.0))
     assert any("the totals differ by" in fault for fault in found.faults)
+
+
+def tagging(data: Examples, source: RandomSource, *, how: str, scale: float) -> Tensor:
+    model = built(how)
+    return local_update(model, scale * params_of(model), data, settings=SEQUENCES, source=source)
+
+
+SEQUENCES = LocalSettings(3, 3, 0.5, 0.9, ExamplePrivacy(C, Z))
+
+
+@pytest.mark.parametrize("how", BUILDERS)
+@pytest.mark.parametrize("longest", [1, 6])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_sequence_of_padding_alone_instead_moves_each_step_within_the_clip(
+    how: str, longest: int, scale: float
+) -> None:
+    # How many positions count differs, and with it nothing of the others: each divides by its own.
+    rest, more = sequences(6), sequences(1, longest=longest)
+    there, zeroed = (
+        Examples(torch.cat([rest.inputs, one.inputs]), torch.cat([rest.targets, one.targets]))
+        for one in (more, sequences(1, longest=0))
+    )
+    for one, other in ((there, zeroed), (zeroed, there)):
+        check_steps(replay(partial(tagging, how=how, scale=scale), one, other), 9)
 
 
 def test_an_outlier_puts_the_clip_of_dp_sgd_to_the_test() -> None:

@@ -12,13 +12,14 @@ from discreet.tasks.examples import TaskShape
 from discreet.tasks.noised_means import Noise
 from discreet.tasks.noised_statistics import LEAST_DEVIATION, read_normaliser, read_statistics
 from discreet.tasks.statistic_answers import STATISTICS, DataShape, statistic_blocks
-from discreet.tasks.targets import LABELS, NUMBERS, Target
+from discreet.tasks.targets import LABELS, NUMBERS, SEQUENCES, Target
 
 ROWS = DataShape(TaskShape((3,), 4), -10.0, 30.0, 50)
 IMAGES = DataShape(TaskShape((2, 5, 5), 4), 0.0, 1.0)
 LABELLED = DataShape(TaskShape((3,), 0, target=Target(LABELS, ("a", "b"))), -10.0, 30.0)
 NUMBERED = DataShape(TaskShape((3,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0))), -10.0, 30.0)
-SHAPES = {"rows": ROWS, "images": IMAGES, "labels": LABELLED, "numbers": NUMBERED}
+TAGGED = DataShape(TaskShape((3,), 4, target=Target(SEQUENCES, length=5)), -10.0, 30.0)
+SHAPES = {"rows": ROWS, "images": IMAGES, "labels": LABELLED, "numbers": NUMBERED, "sequences": TAGGED}
 CLIENTS, DRAWS = 250, 200
 ODD = torch.tensor([0.0, 30.0, -10.0, 1e38, -1e38, math.nan, math.inf, -math.inf])
 Client = tuple[Tensor, Tensor]
@@ -33,6 +34,9 @@ def clients_of(shape: DataShape) -> list[Client]:
         if shape.task.target.names:
             numbers = torch.rand(n, 2, generator=source)
             targets = (numbers < 0.3).float() if shape.task.target.kind == LABELS else numbers * 1.8 - 1
+        elif shape.task.target.kind == SEQUENCES:
+            places, lengths = torch.arange(5), torch.randint(0, 6, (n, 1), generator=source)
+            targets = torch.where(places < lengths, torch.randint(0, 4, (n, 5), generator=source) // 2, -100)
         else:
             targets = torch.randint(0, 4, (n,), generator=source) * torch.randint(0, 2, (n,), generator=source)
         found.append((shape.low + inputs * (shape.high - shape.low) / 1.4, targets))
@@ -63,9 +67,17 @@ def exact(shape: DataShape, name: str) -> dict[str, np.ndarray]:
         return {"target mean": np.mean(each, axis=0)}
     if target.kind == LABELS:
         return {"share": np.mean([targets.mean(dim=0).numpy() for _, targets in clients_of(shape)], axis=0)}
+    if target.kind == SEQUENCES:
+        each = [np.mean([_shares(row) for row in targets.numpy()], axis=0) for _, targets in clients_of(shape)]
+        return {"share": np.mean(each, axis=0)}
     return {
         "share": np.mean([np.bincount(targets, minlength=4) / len(targets) for _, targets in clients_of(shape)], axis=0)
     }
+
+
+def _shares(row: np.ndarray) -> np.ndarray:
+    own = row[row >= 0]
+    return np.array([np.mean(own == one) if len(own) else 0.0 for one in range(4)])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
