@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+import shlex
 import signal
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ from tests.client.clients import request
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
 from tests.simulation.crash import crash
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("data.name=folder", "data.num_clients=8", "data.partition=natural", "rounds=2", "seed=40127")
 MORE = ("training.epochs=1", "training.batch_size=8", "sampling.kind=everyone", "server.momentum=0")
 USER_OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
@@ -83,6 +87,21 @@ def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys:
             ]
             right += sum(line[f"prediction_{place}"] == str(tag) for place, tag in enumerate(wanted) if tag >= 0)
     assert right / (tags >= 0).sum() == pytest.approx(last["accuracy"])
+
+
+def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
+    page, tags = (ROOT / "docs" / "guide" / "tasks.md").read_text(), ROOT / "examples" / "tags"
+    (shown,) = (block for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "padding" in block)
+    assert tomllib.loads(shown) == tomllib.loads((tags / "data.toml").read_text())
+    (line,) = re.findall(
+        r"discreet simulate (data.name=folder data.path=examples/tags .*?)output_dir", page, flags=re.DOTALL
+    )
+    asked = [
+        word.replace("examples/tags", str(tags), 1) if word.startswith("data.path") else word
+        for word in shlex.split(line.replace("\\\n", " "))
+    ]
+    simulate(load_config([*asked, "rounds=12", "seed=7741", f"output_dir={tmp_path / 'run'}"]))
+    assert (RunFolder(tmp_path / "run").read_metrics()[-1]["accuracy"] or 0) > 0.55  # of the most frequent tag: 0.32
 
 
 def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
