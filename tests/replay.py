@@ -12,6 +12,9 @@ step differ? So later steps, which may depend on releases, are compared fairly t
 
 It lives in the tests and not in the package, which should hold no code that takes noise away. To check a mechanism of
 your own, draw its noise by `Gaussian` or `Laplace` and call `replay`.
+
+Under secure aggregation each client draws noise by `SecureSum.noise`, and a sum is read by `SecureSum.decode`: there
+the sum without noise is compared, and as noise only that counts which so many clients have drawn since the last sum.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from torch import Tensor
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.privacy.secure_grid import SecureSum
 
 Data = TypeVar("Data")
 Kind = Gaussian | Laplace
@@ -153,7 +157,31 @@ def _noise_steps(release: Callable[[int, Callable[[], Tensor]], Tensor], steps: 
         for kind in (Gaussian, Laplace):
             for method in ("add_noise", "add_grid_noise"):
                 stack.enter_context(patch.object(kind, method, intercept(getattr(kind, method))))
+        for method, replacement in _masked_sums(release, steps).items():
+            stack.enter_context(patch.object(SecureSum, method, replacement))
         yield
+
+
+def _masked_sums(release: Callable[[int, Callable[[], Tensor]], Tensor], steps: list[NoiseStep]) -> dict[str, Any]:
+    """What takes the place of a secure sum's methods: clients' noise is counted, and added where the sum is read."""
+    drawn: list[SecureSum] = []
+    draw, read = SecureSum.noise, SecureSum.decode
+
+    def noise(self: SecureSum, source: RandomSource) -> Tensor:
+        drawn.append(self)
+        return torch.zeros(self.length, dtype=torch.int64)
+
+    def decode(self: SecureSum, total: Tensor, clip_norm: float) -> Any:
+        number, shares = len(steps), min(drawn.count(self), self.summands)
+        sensitivity = math.sqrt(self.sensitivity_squared)
+        mechanism = Gaussian(math.sqrt(shares * self.variance) / sensitivity)
+        source = seeded_source(SEED).child("masked", number)
+        released = release(number, lambda: total + draw(self, source))
+        steps.append(NoiseStep(mechanism, total.double(), sensitivity, released.clone()))
+        drawn.clear()
+        return read(self, released, clip_norm)
+
+    return {"noise": noise, "decode": decode}
 
 
 def _in_units(total: Tensor, grid: Grid | None) -> Tensor:

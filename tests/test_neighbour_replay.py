@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update
+from discreet.client.noised_vector import noised_vector
 from discreet.config import RunConfig
+from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
@@ -23,9 +25,12 @@ from discreet.federated.round import (
     empty_sum,
     initial_state,
 )
+from discreet.federated.sealed_sum import Sealed
+from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
@@ -128,6 +133,87 @@ def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_
     # That is why the event of such a round holds half the noise multiplier.
     event = fixed_size_round_event(3, population_size=10, noise_multiplier=Z)
     assert found.gaussian_distance <= (1 + 1e-9) / event.event.noise_multiplier
+
+
+MASKED_MODEL = secure_sum(params_of(linear()).numel(), SecureCohort(3, 2), noise_multiplier=1.32, count_stddev=4.0)
+MASKED = {
+    "fixed clip": secure_sum(3, SecureCohort(5, 3), noise_multiplier=Z),
+    "adaptive clip": secure_sum(3, SecureCohort(5, 3), noise_multiplier=1.32, count_stddev=4.0),
+    "with answers": secure_sum(3, SecureCohort(5, 3), noise_multiplier=1.32, count_stddev=4.0, answers=(2, 2.5)),
+}
+masked = pytest.mark.parametrize("vector", MASKED.values(), ids=MASKED.keys())
+NOBODY = ClientUpdate(torch.zeros(3), below=False)
+
+
+def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
+    """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
+    user = UserPrivacy(Z, vector.event, count_stddev=4.0 if vector.bit_steps else None)
+    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), user, AnswerNoise(2, 5.0, 2.5), vector)
+    state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
+    for index in range(number):
+        total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
+        sealed = Sealed(partial(vector.centred, total), len(updates))
+        state, metrics = secure_round(state, sealed, how, charge=lambda _: None)
+        left += [state, metrics]
+    return left
+
+
+def sum_of_vectors(vector: SecureSum, updates: Updates, clip_norm: float, source: RandomSource) -> Tensor:
+    total = torch.zeros(vector.length, dtype=torch.int64)
+    for number, who in enumerate(updates):
+        answer = who.update.new_full((2,), 9.0) if vector.answer_length and who is not NOBODY else None
+        below = None if who is NOBODY or not vector.bit_steps else who.below
+        encoded = vector.encode(None if who is NOBODY else who.update, clip_norm, below=below, answer=answer)
+        total += encoded + vector.noise(source.child("client", number))
+    return total
+
+
+@masked
+@wild
+@pytest.mark.parametrize("below", [True, False])
+def test_zeroing_out_a_client_moves_a_masked_sum_within_its_sensitivity(
+    vector: SecureSum, update: Tensor, below: bool
+) -> None:
+    there, gone = [*OTHERS, ClientUpdate(update, below)], [*OTHERS, NOBODY]
+    for one, other in ((there, gone), (gone, there)):
+        found = replay(lambda u, s: masked_rounds(vector, u, s, number=3), one, other)
+        assert found.faults == ()
+        assert len(found.shares) == 3
+        cost = vector.sensitivity_squared / (vector.summands * vector.variance)
+        assert found.gaussian_distance <= math.sqrt(3 * cost) * (1 + 1e-9)
+
+
+@masked
+def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(vector: SecureSum) -> None:
+    update, answered = torch.tensor([30.0, 0.0, 0.0]), vector.answer_length > 0
+    found = replay(partial(masked_rounds, vector), [*OTHERS, ClientUpdate(update, False)], [*OTHERS, NOBODY])
+    # Update and answer are truncated towards zero, by less than 1 part in 1000; the event is of the whole.
+    assert found.shares == pytest.approx([1.0], rel=2e-3)
+    assert answered or found.gaussian_distance == pytest.approx(1 / Z, rel=5e-3)
+
+
+def masked_federation(shares: list[Examples | None], source: RandomSource) -> list[object]:
+    """A whole round: every client trains, clips, goes on the grid and adds noise; None is one that is zeroed out."""
+    run, params, vector = config(*OFF, "training.epochs=2"), params_of(linear()), MASKED_MODEL
+    asked, total = request(run, clip_norm=C), torch.zeros(vector.length, dtype=torch.int64)
+    for number, share in enumerate(shares):
+        own = source.child("client", number)
+        if share is None:
+            total += vector.encode(None, C) + vector.noise(own)
+        else:
+            total += noised_vector(vector, client(share, source=own).answer(asked, params), asked, own)
+    state = ServerState(0, params, torch.zeros_like(params), C)
+    how = RoundSettings(5.0, ServerSGD(), UserPrivacy(Z, vector.event, count_stddev=4.0), secure=vector)
+    return list(secure_round(state, Sealed(lambda: vector.centred(total), 3), how, charge=lambda _: None))
+
+
+def test_a_whole_masked_round_from_the_clients_data_to_the_servers_model() -> None:
+    three = shares_of(3)
+    outlier = Examples(three[2].inputs * 1e6, three[2].targets)
+    for last in (three[2], outlier):
+        found = replay(masked_federation, [*three[:2], last], [*three[:2], None])
+        assert found.faults == ()
+        assert found.shares[0] > 0.2
 
 
 def shares_of(count: int) -> list[Examples]:

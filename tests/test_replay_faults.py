@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureCohort, secure_sum
 from tests.client.clients import examples, gradients, linear
 from tests.replay import Replay, replay
 
@@ -122,6 +125,54 @@ def noise_of_its_own(cohort: Cohort, source: RandomSource) -> object:
     return total_of(cohort) + Z * C * source.normal(2)
 
 
+Encode = Callable[[Client], Tensor]
+
+
+def plain_vector(client: Client) -> Tensor:
+    return VECTOR.encode(client.update, C, below=client.below)
+
+
+def vector_without_a_clip(client: Client) -> Tensor:
+    steps = (client.update * VECTOR.clip_steps / C).long()
+    return torch.cat([steps, plain_vector(client)[2:]])
+
+
+def vector_with_a_bit_of_one(client: Client) -> Tensor:
+    vector = plain_vector(client)
+    vector[2] *= 2
+    return vector
+
+
+VECTOR = secure_sum(2, SecureCohort(4, 2), noise_multiplier=Z, count_stddev=4.0)
+
+
+def masked(cohort: Cohort, source: RandomSource, *, encode: Encode = plain_vector, noised: int = 100) -> Tensor:
+    """A masked sum, each client's vector with noise of its own; of the first `noised` only."""
+    total = torch.zeros(VECTOR.length, dtype=torch.int64)
+    for number, client in enumerate(cohort):
+        total += encode(client)
+        if number < noised:
+            total += VECTOR.noise(source.child(number))
+    update, below, _ = VECTOR.decode(VECTOR.centred(total), C)
+    return torch.cat([update / EXPECTED_COHORT, torch.tensor([below])])
+
+
+def masked_without_a_clip(cohort: Cohort, source: RandomSource) -> object:
+    return masked(cohort, source, encode=vector_without_a_clip)
+
+
+def masked_with_bits_of_one(cohort: Cohort, source: RandomSource) -> object:
+    return masked(cohort, source, encode=vector_with_a_bit_of_one)
+
+
+def masked_with_noise_of_nobody(cohort: Cohort, source: RandomSource) -> object:
+    return masked(cohort, source, noised=0)
+
+
+def masked_with_a_mean_of_those_who_replied(cohort: Cohort, source: RandomSource) -> object:
+    return masked(cohort, source) / len(cohort)
+
+
 OTHERS = [Client(torch.tensor([0.1, 0.1])), Client(torch.tensor([-0.2, 0.1]))]
 # At the clip norm, with many examples: what a sound round allows for.
 EXTRA = Client(torch.tensor([0.3, 0.4]), num_examples=20, batches_seen=900)
@@ -143,6 +194,10 @@ FAULTS: dict[Callable[[Cohort, RandomSource], object], tuple[Client, str]] = {
     clip_norm_from_the_data: (LONG, "the noise depends on the data"),
     no_noise: (EXTRA, "there is no noise"),
     noise_of_its_own: (EXTRA, "nothing was noised"),
+    masked_without_a_clip: (LONG, DIFFER),
+    masked_with_bits_of_one: (EXTRA, DIFFER),
+    masked_with_noise_of_nobody: (EXTRA, "there is no noise"),
+    masked_with_a_mean_of_those_who_replied: (EXTRA, DEPENDS),
 }
 
 
@@ -158,8 +213,14 @@ def test_a_planted_fault_is_found(run: Callable[[Cohort, RandomSource], object],
 
 @pytest.mark.parametrize("extra", [EXTRA, LONG, Client(torch.tensor([1e-9, 0.0]))])
 def test_a_sound_round_is_not_accused(extra: Client) -> None:
-    assert found_in(sound, extra).faults == ()
-    assert replay(sound, OTHERS, [*OTHERS, extra]).faults == ()
+    for run in (sound, masked):
+        assert found_in(run, extra).faults == ()
+        assert replay(run, OTHERS, [*OTHERS, extra]).faults == ()
+
+
+def test_noise_of_fewer_clients_than_are_accounted_is_not_taken_for_enough() -> None:
+    enough, one = (replay(partial(masked, noised=count), [*OTHERS, EXTRA], OTHERS) for count in (2, 1))
+    assert one.gaussian_distance == pytest.approx(math.sqrt(2) * enough.gaussian_distance)
 
 
 def test_a_fault_that_is_met_by_the_wrong_neighbour_alone_is_why_several_are_tried() -> None:
