@@ -259,7 +259,7 @@ class ClientSettings:
     @property
     def rates_itself(self) -> bool:
         """Whether clients rate models by answers that each of them noises and accounts itself."""
-        return self.evaluation.private and self.example.enabled
+        return self.evaluation.private and self.accounts_itself
 
     @property
     def asks_of_data(self) -> bool:
@@ -348,10 +348,14 @@ class ClientSettings:
         if not self.evaluation.private:
             return
         local, rows = self.local.kind, self.data.public_num_examples
-        rule = "none with evaluation.kind=private: no local noise is drawn on what clients answer"
-        require(local == "none", "privacy.local.kind", rule, local)
+        rule = "none, gaussian or laplace with evaluation.kind=private: laplace_step noises steps, and no answers"
+        require(local != "laplace_step", "privacy.local.kind", rule, local)
+        if local != "none":
+            rule = "false with evaluation.kind=private and privacy.local: one noise on an answer is charged once"
+            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
+            return
         if not self.example.enabled:
-            rule = "true with evaluation.kind=private, or privacy.example.enabled: noise pays for what clients answer"
+            rule = "true with evaluation.kind=private, or another guarantee on: noise pays for what clients answer"
             require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
             return
         rule = "false with evaluation.kind=private and privacy.example.enabled: the server's clip would cut the noise"

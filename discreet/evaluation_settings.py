@@ -33,7 +33,8 @@ class EvaluationConfig:
       share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
       metrics: what clients are asked.
       noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
-        each client's noise on its own answer, over what one of its examples can add to it.
+        each client's noise on its own answer, over what one of its examples can add to it; with local privacy of that
+        noise over how far other data of the client can move the answer.
     """
 
     kind: str = setting("public", one_of("public", "private", "none"))

@@ -567,6 +567,20 @@ MUTANTS = (
         ("tests/client/test_own_noise.py::test_the_noise_is_for_one_of_the_held_out_examples",),
     ),
     Mutant(
+        "local noise on an answer is for half of what other data can move",
+        "discreet/client/answering.py",
+        "return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier, run.noise))",
+        "return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier / 2, run.noise))",
+        ("tests/client/test_local_answers.py::test_the_noise_is_for_twice_the_norm_of_an_answer",),
+    ),
+    Mutant(
+        "a client charges no answer to its local account",
+        "discreet/client/admission.py",
+        'return updated + (answer_events(request) if request.run.local.kind != "none" else ())',
+        "return updated",
+        ("tests/client/test_local_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",),
+    ),
+    Mutant(
         "a client does not charge its own answer",
         "discreet/client/admission.py",
         "return steps_taken + answered",

@@ -131,15 +131,16 @@ def _asked(request: TrainRequest, *, num_examples: int, policy: ClientPolicy) ->
         # After the last round a cohort may be asked to rate the last model.
         if round_number > run.rounds + (not request.work.trains):
             raise Refused(f"the train request is for round {round_number}, and the run has rounds={run.rounds}")
-        work = RoundWork(local_settings(run, num_examples), round_privacy(run, round_number=round_number))
+        local = round_privacy(run, round_number=round_number) if request.work.trains else None
+        work = RoundWork(local_settings(run, num_examples), local)
         _check(run, work, num_examples=num_examples, policy=policy)
     except Refused as refusal:
         return refusal
-    releases, events = [], example_events(request, work.training, num_examples=num_examples)
-    if events:
-        releases.append(Release(EXAMPLE, events, budgets_of(policy, run, EXAMPLE)))
-    if work.local is not None and request.work.trains:
-        releases.append(Release(LOCAL, ((work.local.event, 1),), budgets_of(policy, run, LOCAL)))
+    each = {
+        EXAMPLE: example_events(request, work.training, num_examples=num_examples),
+        LOCAL: local_events(request, work.local),
+    }
+    releases = (Release(name, events, budgets_of(policy, run, name)) for name, events in each.items() if events)
     return replace(work, releases=tuple(releases))
 
 
@@ -148,21 +149,33 @@ def example_events(
 ) -> tuple[tuple[DpEvent, int], ...]:
     """What a round costs at example level: the steps on what the client trains on, and its answer on what it holds out.
     No example is in both, so that an account of the two together is an upper bound."""
-    noise, steps = own_noise(request.run), steps_of(num_examples, training)
+    steps = steps_of(num_examples, training)
     trained = request.work.trains and training.example is not None and steps > 0
     steps_taken = ((example_event(num_examples, training), steps),) if trained else ()
-    answered = ((noise.event, 1),) if request.work.query and noise is not None else ()
+    answered = answer_events(request) if training.example is not None else ()
     return steps_taken + answered
+
+
+def local_events(request: TrainRequest, local: LocalPrivacy | None) -> tuple[tuple[DpEvent, int], ...]:
+    """What a round costs at local level: its update, if it trains, and its answer."""
+    updated = () if local is None else ((local.event, 1),)
+    return updated + (answer_events(request) if request.run.local.kind != "none" else ())
+
+
+def answer_events(request: TrainRequest) -> tuple[tuple[DpEvent, int], ...]:
+    """What an answer costs a client that noises it by itself."""
+    noise = own_noise(request.run)
+    return ((noise.event, 1),) if request.work.query and noise is not None else ()
 
 
 def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: ClientPolicy) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
     noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
+    rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
     if work.training.example is not None:
-        rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
         noises[EXAMPLE] = min(work.training.example.noise_multiplier, rating)
-    if work.local is not None:
-        noises[LOCAL] = work.local.noise_multiplier
+    if run.local.kind != "none":
+        noises[LOCAL] = min(rating, math.inf if work.local is None else work.local.noise_multiplier)
     counted = counted_examples(num_examples, work.training)
     if run.rates_itself:  # at most so many, with those that it holds out
         counted = math.ceil((counted + 1) / (1 - run.evaluation.share))

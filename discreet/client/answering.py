@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.account import Refused
+from discreet.client.local_privacy import LocalPrivacy, release_update
 from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import STATISTICS, Query, query_of
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.tasks.bounded_answers import l1_norm_of
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, outputs_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+LAPLACE = "laplace"  # the local noise that is drawn for an L1 norm
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,42 @@ class OwnNoise:
         return torch.cat([noised, variance]).to(torch.float32)
 
 
-def own_noise(run: ClientSettings) -> OwnNoise | None:
-    """The noise that each client draws on its own answers; None if that is the server's part."""
-    return OwnNoise(run.evaluation.noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1)) if run.rates_itself else None
+@dataclass(frozen=True)
+class LocalNoise:
+    """How a client noises its own answer, for all of its data.
+
+    Guarantee (replace): an answer is clipped to a norm that it can't pass anyway, in L2 for Gaussian noise and in L1
+    for Laplace noise, so other data of this client move it by at most twice that norm. The noise is drawn for that
+    (`local_privacy.release_update`), whoever is in the cohort, and on the zeros of a client that holds nothing out too:
+    how much a client holds is part of what is hidden.
+    """
+
+    privacy: LocalPrivacy
+
+    @property
+    def event(self) -> DpEvent:
+        """What one answer costs the client."""
+        return self.privacy.event
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """What leaves of an answer (length,): (length + 1,), float32, whose last number is the variance of the noise on
+        each of the others, a public constant. `held_out` decides nothing."""
+        sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
+        scale = 2 * self.privacy.norm_clip * self.privacy.noise_multiplier
+        variance = 2 * scale**2 if self.privacy.kind == LAPLACE else scale**2
+        return torch.cat([sent.double(), torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
+
+
+def own_noise(run: ClientSettings, query: Query | None = None) -> OwnNoise | LocalNoise | None:
+    """The noise that each client draws on its own answers; None if that is the server's part. `query`: what is asked;
+    None if only the event matters, which is the same for each."""
+    if not run.rates_itself:
+        return None
+    noise_multiplier, kind = run.evaluation.noise_multiplier, run.local.kind
+    if kind == "none":
+        return OwnNoise(noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1))
+    norm = l1_norm_of(query.blocks) if query is not None and kind == LAPLACE else 1.0
+    return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier, run.noise))
 
 
 def answer_to(query: Query, model: nn.Module, params: Tensor, held_out: Examples) -> Tensor:

@@ -97,7 +97,7 @@ class DPClient(NumPyClient):
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
         query = query_of(request.work.query, request.run, self.shape)
-        answer, noise = answer_to(query, self.model, params, self.held_out), own_noise(request.run)
+        answer, noise = answer_to(query, self.model, params, self.held_out), own_noise(request.run, query)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)
 

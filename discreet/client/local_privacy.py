@@ -7,13 +7,13 @@ Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from discreet.client.account import Refused
 from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm, clip_to_grid
@@ -64,8 +64,12 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | N
     to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add. Gaussian: the rounds together are one Gaussian of
     multiplier z with z^-2 = sum of z_t^-2, so z_t = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
 
+    If clients rate models with local noise on their answers, each planned answer has its part of the total: 1 / z of a
+    pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
+
     Raises:
       ValueError: `round_number` is beyond the planned rounds, where nothing is left.
+      Refused: the answers alone pass the total.
     """
     local = run.local
     if local.kind == "none":
@@ -78,10 +82,16 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | N
         )
     assert local.epsilon is not None
     share = epsilon_schedule(1.0, kind=local.schedule, rounds=run.rounds)[round_number - 1]
-    if local.kind == "gaussian":
-        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta)
-        return LocalPrivacy(local.kind, local.norm_clip, whole / math.sqrt(share), run.noise)
-    return LocalPrivacy(local.kind, local.norm_clip, 1 / (local.epsilon * share), run.noise)
+    gaussian, rating, times = local.kind == "gaussian", run.evaluation, sum(run.evaluation.ratings(run.rounds))
+    power = 2 if gaussian else 1  # what adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
+    whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta) if gaussian else 1 / local.epsilon
+    left = whole**-power - times * rating.noise_multiplier**-power
+    if left <= 0:
+        raise Refused(
+            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of models: {times} answers "
+            f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
+        )
+    return LocalPrivacy(local.kind, local.norm_clip, (left * share) ** (-1 / power), run.noise)
 
 
 def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:

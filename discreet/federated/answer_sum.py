@@ -79,13 +79,18 @@ class NoisedByClients:
     Attributes:
       length: of an answer before it was noised.
       expected_cohort, probability: as `AnswerNoise` has them.
-      noise_multiplier: of each client's noise, over what one of its examples can add to its answer.
+      noise_multiplier: of each client's noise, over what one of its examples can add to its answer, or with local
+        privacy over how far other data can move it.
+      unit: the standard deviation of that noise on each number, over `noise_multiplier`; an m-th about m examples.
+      of_examples: whether the noise is for one of the examples, so that its size depends on their number.
     """
 
     length: int
     expected_cohort: float
     noise_multiplier: float
     probability: float = 1.0
+    unit: float = 1.0
+    of_examples: bool = True
 
     @property
     def sent(self) -> int:
@@ -96,7 +101,7 @@ class NoisedByClients:
     def stddev(self) -> float:
         """Of the noise on each coordinate of the sum of as many answers as are expected, if each is about one example;
         about m examples it is an m-th of that."""
-        return self.noise_multiplier * math.sqrt(self.expected_cohort)
+        return self.noise_multiplier * self.unit * math.sqrt(self.expected_cohort)
 
 
 class AnswerPart(Protocol):

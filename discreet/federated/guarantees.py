@@ -260,14 +260,28 @@ def _local(config: RunConfig) -> Guarantee:
             "gaussian": "the update is clipped in L2, Gaussian noise for 2 * norm_clip at the client",
             "laplace": "the update is clipped in L1, Laplace noise for 2 * norm_clip at the client",
             "laplace_step": "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
-        }[kind],
-        accounting="a Gaussian or Laplace event a round in which the client takes part, over every run in its ledger",
+        }[kind]
+        + _local_ratings(config)[0],
+        accounting="a Gaussian or Laplace event a round in which the client takes part"
+        f"{_local_ratings(config)[1]}, over every run in its ledger",
         not_covered=(
             *NOT_COVERED,
             "that a client took part",
             *(("its number of examples",) if step else ()),
             *_shared_examples(config),
         ),
+    )
+
+
+def _local_ratings(config: RunConfig) -> tuple[str, str]:
+    """What it adds to mechanism and accounting that clients rate the model, with local noise on each answer."""
+    asked = config.evaluation
+    if not asked.private:
+        return "", ""
+    return (
+        f"; the client rates the model every {asked.every} rounds and at the end, its answer clipped and noised "
+        f"the same way for twice its largest norm, with the noise multiplier {asked.noise_multiplier:g}",
+        " and another for each answer",
     )
 
 

@@ -20,6 +20,8 @@ from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
+ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
+
 
 def epsilon_lines(
     config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint, account: PopulationAccount | None = None
@@ -122,7 +124,8 @@ def _floating_point(
             "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
             "delta_slack": "not bounded",
         }
-    releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round
+    rated = sum(config.evaluation.ratings(checkpoint.round))
+    releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round + rated
     stated = _epsilons(name, config, ledger, checkpoint).values()
     # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
@@ -130,6 +133,8 @@ def _floating_point(
     bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
     # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
     values = max(checkpoint.params.numel() + 1, 2 * len(config.normaliser.means or []))
+    if rated:  # a model with k outputs has at least k parameters
+        values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     slack = releases * bound(values, LARGEST_SCALE)
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.

@@ -98,15 +98,15 @@ class EvaluationPlan:
     def announce(self) -> None:
         """Logs how far off the estimates are expected to be; warns if the population is too small for them."""
         outlook = self.outlook()
-        if isinstance(self.answers, NoisedByClients):
+        if isinstance(self.answers, NoisedByClients) and self.answers.of_examples:
             each = "; ".join(f"{name} {error:.4g} / m" for name, error in outlook.by_noise.items())
             logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
             return
         logger.log(logging.WARNING if outlook.is_poor else logging.INFO, "%s", outlook)
 
     def outlook(self) -> Outlook:
-        """How far off the estimates are expected to be; if clients noise their own answers, with one held-out example
-        each."""
+        """How far off the estimates are expected to be; if clients noise their own answers for one example, with one
+        held-out example each."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
             read(self.query, Sums(zeros, how.expected_cohort, how.stddev, probability))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
+from discreet.tasks.bounded_answers import l1_norm_of
 from discreet.training.fitting_loss import chance_loss
 
 
@@ -52,12 +54,17 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
     )
 
 
-def answers_of(config: RunConfig, length: int) -> AnswerNoise | NoisedByClients:
-    """How answers of so many numbers are released: noised at the server, or by each client."""
+def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
+    """How answers to a query are released: noised at the server, or by each client."""
     if not client_settings(config).rates_itself:
-        return answer_noise(config, length)
+        return answer_noise(config, query.length)
     cohort, probability = expected_cohort(config), config.sampling_probability
-    return NoisedByClients(length, cohort, config.evaluation.noise_multiplier, probability)
+    kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier
+    if kind == "none":
+        return NoisedByClients(query.length, cohort, noise_multiplier, probability)
+    # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
+    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * l1_norm_of(query.blocks)
+    return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 
 def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
@@ -79,7 +86,7 @@ def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
 def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
     """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
     sizes = Sizes(num_params, query.length)
-    settings, answers = round_settings(config, sizes), answers_of(config, query.length)
+    settings, answers = round_settings(config, sizes), answers_of(config, query)
     if settings.user is None:
         return EvaluationPlan(config.evaluation, query, replace(settings, answers=answers), event=None)
     event = user_event(config, settings.user.noise_multiplier, joined=True, sizes=sizes)

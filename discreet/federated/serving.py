@@ -157,7 +157,7 @@ def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> 
 def _messages(session: Session) -> OwnMessages:
     config, lengths = session.config, {}
     if session.query:
-        lengths[EVALUATION] = answers_of(config, session.query.length).sent
+        lengths[EVALUATION] = answers_of(config, session.query).sent
     if client_settings(config).asks_of_data:
         lengths |= {name: data_query(name, config, session.task).length for name in OF_DATA}
     return OwnMessages(client_settings(config), lengths, frozen=frozen_digest(session.model))

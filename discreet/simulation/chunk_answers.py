@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.answering import OwnNoise
+from discreet.client.answering import LocalNoise, OwnNoise
 from discreet.federated.query import Query
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.client_examples import SharedExamples, TrainedExamples
@@ -32,7 +32,7 @@ class ChunkAnswers:
     model: nn.Module
     data: SharedExamples
     clients: TrainedExamples
-    noise: OwnNoise | None = None
+    noise: OwnNoise | LocalNoise | None = None
 
     def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
         """What clients (k,), each with its source of randomness, send of parameters (num_params,): (k, length), or

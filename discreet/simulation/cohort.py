@@ -51,8 +51,8 @@ class BatchedTransport:
         self, run: RunConfig, engine: Engine, *, accounts: Accounts | None, vector: SecureSum | None = None
     ) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
-        length = engine.rates.query.length if engine.rates else 0
-        trainer = _Trainer(run, engine, round_settings(run).user, answers_of(run, length) if length else None, vector)
+        answers = answers_of(run, engine.rates.query) if engine.rates else None
+        trainer = _Trainer(run, engine, round_settings(run).user, answers, vector)
         self._workers = _workers_of(engine, trainer.replies)
 
     def __enter__(self) -> Self:

@@ -88,8 +88,8 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     if run.evaluation.private:
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
         settings = client_settings(run)
-        query, noise = query_of(EVALUATION, settings, task.shape), own_noise(settings)
-        rates = ChunkAnswers(query, learned, data, client_examples, noise)
+        query = query_of(EVALUATION, settings, task.shape)
+        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
     layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")

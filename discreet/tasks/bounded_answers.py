@@ -21,7 +21,7 @@ Answer = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class Block:
     """A part of an answer; `name` says what is read from it. `shares`: its numbers are shares of a whole, none of them
-    negative, and sum to at most `most`."""
+    negative. `total`: what the sum of their sizes never passes, if that is less than `most` would say."""
 
     name: str
     length: int
@@ -32,8 +32,11 @@ class Block:
 
     @property
     def most(self) -> float:
-        """What the shares of one client sum to at most: `total`, or the square of `bound`."""
-        return self.bound**2 if self.total is None else self.total
+        """What the L1 norm of no client's block passes: of shares the square of `bound`, of others what their number
+        and their L2 norm allow, if `total` is not given."""
+        if self.total is not None:
+            return self.total
+        return self.bound**2 if self.shares else self.bound * math.sqrt(self.length)
 
 
 def check_names(names: Sequence[str], known: Sequence[str], *, when: str = "") -> None:
@@ -47,6 +50,15 @@ def check_names(names: Sequence[str], known: Sequence[str], *, when: str = "") -
 def weight_of(blocks: Sequence[Block]) -> float:
     """What each block is multiplied by, beside its bound's inverse."""
     return 1 / math.sqrt(len(blocks))
+
+
+def l1_norm_of(blocks: Sequence[Block]) -> float:
+    """What the L1 norm of no joined answer passes.
+
+    >>> l1_norm_of([Block("accuracy", 1, 0.5, lambda *_: torch.zeros(1))])
+    1.0
+    """
+    return weight_of(blocks) * sum(block.most / block.bound for block in blocks)
 
 
 def joined_answer(blocks: Sequence[Block], values: Tensor, targets: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ _BLOCKS: dict[str, Callable[[TaskShape], Block]] = {
     "accuracy": lambda shape: _scalar("accuracy", 1.0, _rights),
     "loss": lambda shape: _scalar("loss", largest_loss(shape), _losses),
     "auc": _auc,
-    "calibration": lambda shape: Block("calibration", CONFIDENCE_BINS, 1.0, _gaps),
+    "calibration": lambda shape: Block("calibration", CONFIDENCE_BINS, 1.0, _gaps, total=1.0),
     "clients": _clients,
     "mae": lambda shape: _powers(shape, 1),
     "rmse": lambda shape: _powers(shape, 2),

@@ -18,6 +18,7 @@ from discreet.client.client import DPClient
 from discreet.client.policy import ClientPolicy
 from discreet.client_settings import MEANS, ClientSettings, ConfigError
 from discreet.federated.messages import TrainReply, TrainRequest, Work, encode_reply
+from discreet.federated.query import Query
 from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages
 from discreet.privacy.randomness import RandomSource, seeded_source
@@ -31,6 +32,7 @@ from tests.replay import replay
 Z = 3.0
 RATED = (*EXAMPLE, "evaluation.kind=private", f"evaluation.noise_multiplier={Z}", "evaluation.every=2")
 RATE, BOTH = Work(trains=False, query="evaluation"), Work(trains=True, query="evaluation")
+ACCURACY = Query(metric_blocks(["accuracy"], TaskShape((5,), 3)), TaskShape((5,), 3))
 SHAPES = {
     **dict.fromkeys(("accuracy", "loss", "auc", "calibration"), TaskShape((5,), 2)),
     **dict.fromkeys(("mae", "rmse"), TaskShape((5,), 2, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0)))),
@@ -158,7 +160,7 @@ def test_a_target_that_the_ratings_alone_pass_is_refused() -> None:
 def test_a_noised_answer_survives_the_wire(tmp_path: Path) -> None:
     run, params = config(*RATED), params_of(linear())
     reply = rating_client(examples(3), tmp_path / "ledger.db").answer(ask(RATE), params)
-    messages = OwnMessages(client_settings(run), {"evaluation": answers_of(run, 1).sent})
+    messages = OwnMessages(client_settings(run), {"evaluation": answers_of(run, ACCURACY).sent})
     read = messages.of_round(1, params, math.inf, RATE).reply(encode_reply(reply))
     assert read.answer is not None
     assert reply.answer is not None
@@ -173,12 +175,14 @@ def test_a_client_that_holds_nothing_out_sends_zeros() -> None:
 REFUSED = {
     "both guarantees": ("privacy.user.enabled=true", "privacy.user.target_epsilon=4"),
     "local": ("privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2"),
+    "steps": ("privacy.example.enabled=false", "privacy.local.kind=laplace_step", "privacy.local.noise_multiplier=2"),
     "declared number": ("data.public_num_examples=50",),
     "metrics": ("evaluation.metrics=[accuracy,clients]",),
 }
 NAMES = {
     "both guarantees": "privacy.user.enabled must be false with evaluation.kind=private and privacy.example.enabled",
-    "local": "privacy.local.kind must be none with evaluation.kind=private",
+    "local": "privacy.example.enabled must be false with evaluation.kind=private and privacy.local",
+    "steps": "privacy.local.kind must be none, gaussian or laplace with evaluation.kind=private",
     "declared number": "data.public_num_examples must be left out with evaluation.kind=private",
     "metrics": "evaluation.metrics must be of accuracy, loss, auc, calibration, mae, rmse",
 }
