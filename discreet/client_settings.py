@@ -254,7 +254,7 @@ class ClientSettings:
     @property
     def accounts_itself(self) -> bool:
         """Whether a guarantee is on that each client accounts in a ledger of its own."""
-        return self.example.enabled or self.local.kind != "none"
+        return self.example.enabled or self.local.kind != "none" or self.user.secure
 
     @property
     def rates_itself(self) -> bool:

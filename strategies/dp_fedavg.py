@@ -25,12 +25,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from discreet.federated.grid_transport import GridTransport
+from discreet.federated.masked_transport import MaskedTransport
 from discreet.federated.ready_run import OwnApp
 from discreet.federated.session import Session
 from discreet.federated.strategy import DPFedAvg
 
 
-def dp_fedavg(session: Session, transport: GridTransport, *, meanwhile: AbstractContextManager[object]) -> DPFedAvg:
+def dp_fedavg(
+    session: Session, transport: GridTransport | MaskedTransport, *, meanwhile: AbstractContextManager[object]
+) -> DPFedAvg:
     """The strategy of a run that is ready to start; `meanwhile` is entered while it goes on.
 
     The same class drives the clients of any other Flower app, which neither clip nor say a bit: the server does it.

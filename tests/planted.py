@@ -500,9 +500,9 @@ MUTANTS = (
     ),
     Mutant(
         "a SuperNode that was configured like a simulation's is taken for one",
-        "discreet/client/nodes.py",
-        "if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):",
-        "if not node_config.keys() <= SIMULATION_KEYS:",
+        "discreet/federated/simulation_ticket.py",
+        "return node_config.keys() <= SIMULATION_KEYS and finds_ticket(folder, ticket)",
+        "return node_config.keys() <= SIMULATION_KEYS",
         ("tests/client/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",),
     ),
     Mutant(

@@ -11,11 +11,13 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from discreet.client.account import Refused
-from discreet.client.nodes import client_of
-from discreet.client_settings import ConfigError
-from discreet.federated.durable_ledger import LedgerError
+from discreet.client.secure_aggregation import answer_masking
+from discreet.federated.known_ledgers import LedgerError
+from discreet.federated.masked_messages import MASKING
 from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply
+from discreet.federated.simulation_ticket import SIMULATION_KEYS
 from discreet.logs import log_to
+from discreet.setting_checks import ConfigError
 
 logger = logging.getLogger("discreet.client")
 
@@ -43,9 +45,16 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _work(message: Message, context: Context) -> RecordDict:
+    if MASKING in message.content:
+        _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
+        return answer_masking(message.content, context.node_config)
+    # Here, not above: most messages of a masked sum need neither a model nor data, and each has a process of its own.
+    from discreet.client.nodes import client_of
+
     request, params = decode_request(message.content)
-    if request.virtual is None and not logger.hasHandlers():
-        log_to(sys.stdout, name="discreet.client")
+    _log_of_node(request.virtual is not None)
+    if request.run.user.secure:
+        raise Refused("the run has privacy.user.aggregation=secure, and this message asks for an update in the clear")
     client = client_of(request, context.node_config)
     if request.virtual is not None:
         torch.set_num_threads(1)  # a simulation has a process for each core
@@ -55,6 +64,11 @@ def _work(message: Message, context: Context) -> RecordDict:
     fields = {"event": "update", "round": request.round, **spent}
     logger.info("round %d: %s", request.round, _spent_line(spent), extra={"fields": fields})
     return encode_reply(reply)
+
+
+def _log_of_node(simulated: bool) -> None:
+    if not simulated and not logger.hasHandlers():
+        log_to(sys.stdout, name="discreet.client")
 
 
 def _spent_line(spent: dict[str, float]) -> str:

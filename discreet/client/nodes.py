@@ -17,7 +17,7 @@ from discreet.client_settings import ClientSettings, DataConfig, EvaluationConfi
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import OF_DATA
-from discreet.federated.simulation_ticket import finds_ticket
+from discreet.federated.simulation_ticket import is_simulations
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES, Examples, TaskShape
@@ -26,8 +26,6 @@ from discreet.tasks.holdout import split_rows
 from discreet.tasks.models import OWN, model_for
 from discreet.tasks.normalising import normaliser_of
 from discreet.tasks.partition import client_examples
-
-SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
 
 logger = logging.getLogger("discreet.client")
 
@@ -44,7 +42,7 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPCli
     virtual = request.virtual
     if virtual is None:
         return node_client(request, node_config)
-    if not node_config.keys() <= SIMULATION_KEYS or not finds_ticket(Path(virtual.state_folder), virtual.ticket):
+    if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused("the train request names a virtual client, and this node is no simulation's")
     return virtual_client(request)
 

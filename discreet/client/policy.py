@@ -7,12 +7,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from discreet.client.account import Budget, Refused
 from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.secure_settings import SECURE
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
+ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
+REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
 
 
@@ -26,7 +33,7 @@ class ClientPolicy:
         itself (example, local). If this or `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
         chooses is none. So it has to be given with `max_epsilon`; 1 is none.
-      require: guarantees that must be on.
+      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
       public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
         as the run says.
     """
@@ -51,9 +58,9 @@ class ClientPolicy:
                 "max-delta must be given with max-epsilon, below 1 / the number of this node's examples: it is the "
                 "delta that the budget is for, for instance max-delta=1e-5"
             )
-        unknown = sorted(set(self.require) - set(GUARANTEES))
+        unknown = sorted(set(self.require) - set(REQUIRABLE))
         if unknown:
-            raise ValueError(f"require must name guarantees of {', '.join(GUARANTEES)} (got {', '.join(unknown)})")
+            raise ValueError(f"require must name guarantees of {', '.join(REQUIRABLE)} (got {', '.join(unknown)})")
         if self.public_num_examples is not None and self.public_num_examples < 1:
             raise ValueError(
                 f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
@@ -134,7 +141,9 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    missing = [name for name in policy.require if name not in noise_multipliers]
+    if SECURE in policy.require and not run.user.secure:
+        raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
+    missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
     if missing:
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
     if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
@@ -155,6 +164,21 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
                 f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
                 f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
             )
+
+
+def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
+    """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
+    the honest clients' shares are sure to add up to, over what one client can add to the sum.
+
+    Raises:
+      Refused: it is below.
+    """
+    noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
+    if noise < policy.min_noise_multiplier * (1 - ROUNDING):
+        raise Refused(
+            f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; the sum has "
+            f"{noise:.4g} by this client's own count"
+        )
 
 
 def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:
@@ -182,6 +206,7 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, guarantee: str) -> tup
     of_run = {
         EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
         LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
+        USER: run.user.max_epsilon,
     }[guarantee]
     if of_run is not None:
         budgets.append(Budget(of_run, run.delta))

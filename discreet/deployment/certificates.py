@@ -8,12 +8,16 @@ must know before it lets the node in. Nothing that exists is ever overwritten: a
     secrets/server.key  secrets/server.crt
     secrets/nodes/NAME.key    for the node alone
     secrets/public/NAME.pub   for the server: only nodes with a key that it knows are let in
+    secrets/public/peers.json for secure aggregation: all nodes' public keys, a copy at each node, compared by people
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import ipaddress
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -39,6 +43,7 @@ KEY_USES = (
 )
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
+PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
 # Always in the server's certificate: how it is reached on its own host, and inside docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
@@ -97,6 +102,26 @@ def make_node(folder: Path, name: str) -> None:
     _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(public_path, public + f" {name}\n".encode(), private=False)
+
+
+def make_peers(folder: Path) -> Path:
+    """`public/peers.json`: each node's name and public key, of the files beside it; made anew if nodes have come.
+
+    Raises:
+      CertificateError: there is no public key.
+    """
+    keys = {path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))}
+    if not keys:
+        raise CertificateError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
+    path = folder / "public" / PEERS_FILE
+    path.write_text(json.dumps(keys, indent=1) + "\n")
+    return path
+
+
+def fingerprint(public_key: str) -> str:
+    """What people compare of a public key in OpenSSH's form: as `ssh-keygen -l` shows it."""
+    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def register_node(public_key: Path, *, connection: str) -> bool:
@@ -206,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--days", type=int, default=SERVER_DAYS)
     node = commands.add_parser("node", help="nodes/NAME.key and public/NAME.pub; run it where the node is")
     node.add_argument("names", nargs="+")
+    commands.add_parser("peers", help="public/peers.json of all public/NAME.pub, and their fingerprints to compare")
     register = commands.add_parser("register", help="make node keys known to a running SuperLink")
     register.add_argument("connection", help="the Flower connection, for instance deployment")
     register.add_argument("names", nargs="+")
@@ -214,6 +240,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     folder, command, everything = arguments.folder, arguments.command, arguments.command == "all"
+    if command == "peers":
+        for name, key in json.loads(make_peers(folder).read_text()).items():
+            print(f"{name}  {fingerprint(key)}")
+        return
     if command == "register":
         for name in arguments.names:
             new = register_node(folder / "public" / f"{name}.pub", connection=arguments.connection)
@@ -227,6 +257,8 @@ def _run(arguments: argparse.Namespace) -> None:
         make_server(folder, hosts, days=SERVER_DAYS if everything else arguments.days)
     for name in (arguments.names or DEMONSTRATION_NODES) if everything or command == "node" else ():
         make_node(folder, name)
+    if everything:
+        make_peers(folder)
     if arguments.owner is not None:
         give_to(folder, arguments.owner)
     print(f"scripts/certs: made in {folder.resolve()}")

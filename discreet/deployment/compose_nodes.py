@@ -2,7 +2,7 @@
 
 Prints an override with the nodes from node-4 on, each like node-0 but with its own key, ledger and partition:
 
-    scripts/certs node node-4 node-5 node-6 node-7
+    scripts/certs node node-4 node-5 node-6 node-7 && scripts/certs peers
     python -m discreet.deployment.compose_nodes 8 > docker-compose.nodes.yml
     export DISCREET_NODES=8 COMPOSE_FILE=docker-compose.yml:docker-compose.nodes.yml
 

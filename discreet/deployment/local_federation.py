@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from discreet.config import ConfigError
-from discreet.deployment.certificates import make_authority, make_node, make_server
+from discreet.deployment.certificates import PEERS_FILE, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_fixes import warm_clients
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.flower_run import REPOSITORY, flower_environment, follow, free_port
@@ -64,11 +64,14 @@ def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every:
 
 
 def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
-    """An authority, a server certificate for loopback, and keys of nodes."""
+    """An authority, a server certificate for loopback, keys of nodes, and the list of these."""
     make_authority(folder)
     make_server(folder, ["localhost", "127.0.0.1"])
-    for name in nodes:
+    names = list(nodes)
+    for name in names:
         make_node(folder, name)
+    if names:
+        make_peers(folder)
     return folder
 
 
@@ -152,6 +155,7 @@ class Federation:
             *(sys.executable, "-m", "discreet.deployment.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),
             *("--port", str(free_port()), "--authority", str(self.authority)),
             *("--key", str(self.secrets / "nodes" / f"{name}.key"), "--ledger", str(ledger)),
+            *("--peers", str(self.secrets / "public" / PEERS_FILE)),
             *words,
         ]
         return self.start(name, command)

@@ -17,12 +17,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
 from discreet.client.node_data import NodeDataError, load_node_data
 from discreet.client.policy import policy_from
 from discreet.deployment.flower_fixes import hand_over, warm_clients
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
+from discreet.masking.identity import IdentityError
 
 logger = logging.getLogger("discreet.node")
 
@@ -48,7 +51,16 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         config |= {"partition-id": arguments.partition, "num-partitions": arguments.of}
     if arguments.policy is not None:
         config["policy"] = str(arguments.policy.resolve())
-    return config
+    return config | membership(arguments)
+
+
+def membership(arguments: argparse.Namespace) -> dict[str, str | int]:
+    """What the node needs for secure aggregation, if it was given a list of its peers: its key is that of `--key`."""
+    if arguments.peers is None:
+        return {}
+    state = arguments.ledger.with_suffix(".masking") if arguments.masking_state is None else arguments.masking_state
+    paths = {KEY: arguments.key, PEERS: arguments.peers, STATE: state}
+    return {NAME: arguments.name or arguments.key.stem, **{key: str(path.resolve()) for key, path in paths.items()}}
 
 
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
@@ -63,6 +75,8 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         raise NodeError(f"--policy: {error}") from error
     if declared is not None:
         logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
+    if arguments.peers is not None:
+        check_membership(config)
     try:
         DurableLedger(arguments.ledger).check()
     except LedgerError as error:
@@ -73,6 +87,16 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         except NodeDataError as error:
             raise NodeError(f"--data: {error}") from error
         logger.info("%d examples of %s", len(examples), arguments.task)
+
+
+def check_membership(config: dict[str, str | int]) -> None:
+    """Raises NodeError if the node's key and the list of its peers are not what secure aggregation needs."""
+    files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
+    try:
+        found = Membership.read(files)
+    except IdentityError as error:
+        raise NodeError(f"--peers: {error}") from error
+    logger.info("secure aggregation: this node is %s among %d", files.name, len(found.directory.keys))
 
 
 def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:
@@ -115,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         "--ledger", type=Path, required=True, help="what this node has spent: made by discreet ledger create"
     )
     parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
+    parser.add_argument("--peers", type=Path, help="for secure aggregation: all nodes' public keys, as people compared")
+    parser.add_argument("--name", help="this node's name in that list (default: the file name of its key)")
+    parser.add_argument("--masking-state", type=Path, help="a folder for its state (default: beside the ledger)")
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
     parser.add_argument("--task", help="the task that the data are checked for at start")
     parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -71,6 +72,23 @@ class Messages(Protocol):
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
         """The messages of one round."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How messages travel.
+
+    Attributes:
+      kind: Flower's type of the messages.
+      group: what their metadata says of their round.
+      reply_size: how many values, of four bytes, a reply holds: so many replies are asked for at once.
+      what: they are, in words.
+    """
+
+    kind: str
+    group: str
+    reply_size: int
+    what: str
 
 
 @dataclass
@@ -156,32 +174,66 @@ class GridTransport:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
         """
         asked = self.messages.of_round(round_number, params, clip_norm, work)
-        messages = list(self._addressed(asked, round_number, cohort))
+        contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
+        what = f"round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each"
+        sending = Sending(asked.kind, str(round_number), asked.reply_size, what)
+        for client, answer in self.exchange(contents, sending):
+            yield answer if isinstance(answer, Failure) else read_reply(answer, client, asked)
+
+    def virtual_client(self, client: int) -> VirtualClient | None:
+        """What a message to a client says of who it is to be: None if it is a node."""
+        return self.virtual.client(client) if self.virtual else None
+
+    def exchange(
+        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending, *, needed: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Message | Failure]]:
+        """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
+
+        `needed`: the clients that are worth the wait; once they have answered, the others have as long again.
+
+        Raises:
+          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
+        """
+        waiting = yield from self._push(contents, sending)
+        enough = math.inf
+        for waited in looks(self.timeout):
+            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // sending.reply_size)):
+                # Popped: a second reply to the same message is not counted again.
+                answered = waiting.pop(message.metadata.reply_to_message_id, None)
+                if answered is not None:
+                    yield answered, message
+            if not waiting:
+                return
+            if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
+                enough = 2 * waited + LONGEST_POLL_SECONDS
+            if waited > enough:
+                break
+        for client in waiting.values():
+            yield client, Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s")
+
+    def _push(
+        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending
+    ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
+        """Sends the messages; returns whose reply is waited for, by the number of the message."""
+        cohort, messages = [], []
+        for client, content in contents:
+            cohort.append(client)
+            node = self.nodes[client % len(self.nodes)] if self.virtual else client
+            messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
         numbers = list(self.grid.push_messages(messages)) if messages else []
-        del messages
         if len(numbers) != len(cohort):
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             raise MessagesTooLarge(
-                f"the messages of round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each, were "
-                "refused as too large (HTTP 413): raise the limit of what stands before the SuperLink, or take a "
-                "smaller model or cohort"
+                f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what stands "
+                "before the SuperLink, or take a smaller model or cohort"
             )
         waiting: dict[str, int] = {}
         for number, client in zip(numbers, cohort, strict=True):
             if number:
                 waiting[number] = client
             else:
-                yield Failure(client, "error", "the SuperLink took no message for it: it has left")
-        for _ in looks(self.timeout):
-            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // asked.reply_size)):
-                # Popped: a second reply to the same message is not counted again.
-                answered = waiting.pop(message.metadata.reply_to_message_id, None)
-                if answered is not None:
-                    yield read_reply(message, answered, asked)
-            if not waiting:
-                return
-        for client in waiting.values():
-            yield Failure(client, "late", f"no reply within {self.timeout:g} s")
+                yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
+        return waiting
 
     def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
         """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""
@@ -189,15 +241,6 @@ class GridTransport:
             arrived = deque(self.grid.pull_messages(numbers[start : start + at_once]))
             while arrived:
                 yield arrived.popleft()
-
-    def _addressed(self, asked: RoundMessages, number: int, cohort: Sequence[int]) -> Iterator[Message]:
-        """One training message for each client."""
-        for client in cohort:
-            who, node = None, client
-            if self.virtual:
-                who, node = self.virtual.client(client), self.nodes[client % len(self.nodes)]
-            content = asked.request(who)
-            yield Message(content, node, asked.kind, ttl=self.timeout, group_id=str(number))
 
 
 def looks(timeout: float) -> Iterator[float]:
@@ -221,13 +264,18 @@ def pause_after(waited: float) -> float:
 def read_reply(message: Message, client: int, asked: RoundMessages) -> TrainReply | Failure:
     """A message from a client as a checked reply, or as the failure that it is."""
     if message.has_error():
-        code = message.error.code
-        kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
-        return Failure(client, kind, _one_line(message.error.reason or ""))
+        return failure_of(message, client)
     try:
         return replace(asked.reply(message.content), client=client)
     except MalformedMessage as error:
         return Failure(client, "malformed", str(error))
+
+
+def failure_of(message: Message, client: int) -> Failure:
+    """What an error says that came in place of a reply."""
+    code = message.error.code
+    kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
+    return Failure(client, kind, _one_line(message.error.reason or ""))
 
 
 def _one_line(reason: str) -> str:

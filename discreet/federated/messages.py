@@ -141,7 +141,7 @@ class TrainReply:
 
 def request_items(request: TrainRequest) -> Items:
     """The request as it travels, a flat dictionary; also what `NumPyClient.fit` takes. What is None is left out."""
-    virtual = {} if request.virtual is None else _flat(request.virtual, VIRTUAL)
+    virtual = virtual_items(request.virtual)
     first: Items = {"version": VERSION, "round": request.round, "clip_norm": request.clip_norm}
     if request.frozen is not None:
         first["frozen"] = request.frozen
@@ -166,7 +166,7 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
     frozen = _value(left.pop("frozen", None), str | None, "frozen")
     try:
         run, work = _read(ClientSettings, left), _read(Work, left, WORK)
-        virtual = _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
+        virtual = take_virtual(left)
         request = TrainRequest(number, clip_norm, run, virtual, work, frozen)
     except MalformedMessage:
         raise
@@ -175,6 +175,20 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
     if left:
         raise MalformedMessage(f"the train request holds {', '.join(sorted(left))}, which this client does not know")
     return request
+
+
+def virtual_items(virtual: VirtualClient | None) -> Items:
+    """Which client of a simulation to be, as it travels; nothing in a real federation."""
+    return {} if virtual is None else _flat(virtual, VIRTUAL)
+
+
+def take_virtual(left: dict[str, object]) -> VirtualClient | None:
+    """Takes out what `virtual_items` wrote.
+
+    Raises:
+      MalformedMessage, ValueError: a part of it is missing, of the wrong type or out of range.
+    """
+    return _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
 
 
 def _flat(record: Any, prefix: str = "") -> Items:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discreet.config import ConfigError
 from discreet.federated.grid_transport import GridTransport
+from discreet.federated.masked_transport import MaskedTransport
 from discreet.federated.opened_run import OpenedRun
 from discreet.federated.run_plan import training_run
 from discreet.federated.server_messages import parameters_record
@@ -77,7 +78,7 @@ class OwnApp:
     """
 
     session: Session
-    transport: GridTransport
+    transport: GridTransport | MaskedTransport
     meanwhile: AbstractContextManager[object]
 
     def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:

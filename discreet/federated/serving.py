@@ -22,6 +22,7 @@ from discreet.extras import require
 from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
+from discreet.federated.masked_transport import MaskedTransport, SumTerms
 from discreet.federated.opened_run import Interruptible
 from discreet.federated.private_statistics import data_query
 from discreet.federated.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
@@ -31,6 +32,7 @@ from discreet.federated.run_folder import change_state, state_of
 from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
+from discreet.federated.simulation_keys import erase_keys, make_keys
 from discreet.federated.simulation_ticket import TICKET
 from discreet.federated.transport import MessagesTooLarge
 from discreet.federated.written_statistics import written_statistics
@@ -48,7 +50,7 @@ class MakeStrategy(Protocol):
     """Makes the strategy of a run that is ready to start: see strategies/dp_fedavg.py."""
 
     def __call__(
-        self, session: Session, transport: GridTransport, *, meanwhile: AbstractContextManager[object]
+        self, session: Session, transport: GridTransport | MaskedTransport, *, meanwhile: AbstractContextManager[object]
     ) -> Strategy: ...
 
 
@@ -139,6 +141,9 @@ def _virtual(session: Session, held: ExitStack) -> VirtualClients:
     config, folder = session.config, session.folder.path
     ticket = leave_ticket(folder)
     held.callback(take_ticket_back, folder)
+    if config.privacy.user.secure:
+        make_keys(folder, [str(client) for client in range(config.data.num_clients)])
+        held.callback(erase_keys, folder)
     return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
 
 
@@ -177,9 +182,19 @@ def _ask_and_end(session: Session, transport: GridTransport) -> None:
 
 def _train(grid: Grid, session: Session, transport: GridTransport, *, strategy: MakeStrategy) -> None:
     config = session.config
-    made = strategy(session, transport, meanwhile=_metrics(session))
+    made = strategy(session, _masked(session, transport), meanwhile=_metrics(session))
     arrays = parameters_record(session.opened.checkpoint.params)
     made.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)
+
+
+def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
+    """The transport of a run whose server reads masked sums alone, if it is one."""
+    config = session.config
+    if not config.privacy.user.secure:
+        return transport
+    secure, vector = config.privacy.secure, client_settings(config).secure_sum(session.sizes)
+    counts = (secure.dropouts, secure.colluding, secure.threshold_of(config.population_size))
+    return MaskedTransport(transport, SumTerms(vector, *counts, rounds=config.rounds))
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:

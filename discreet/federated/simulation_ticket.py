@@ -9,9 +9,11 @@ server elsewhere has nothing to show that lies on the node's disk.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 TICKET = ".simulation_ticket"
+SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
 
 
 def finds_ticket(folder: Path, ticket: str) -> bool:
@@ -21,3 +23,8 @@ def finds_ticket(folder: Path, ticket: str) -> bool:
     except (OSError, ValueError):
         return False
     return len(ticket) == 64 and secrets.compare_digest(found.encode(), ticket.encode())
+
+
+def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:
+    """Whether this process is a virtual client's: the ticket lies there, and no owner has set up a node here."""
+    return node_config.keys() <= SIMULATION_KEYS and finds_ticket(folder, ticket)

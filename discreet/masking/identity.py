@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_pem_public_key,
@@ -63,6 +65,10 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """ECDSA with SHA-384."""
         return self.key.sign(message, _ECDSA)
+
+    def private_text(self) -> bytes:
+        """The private key as PEM, without a password: `read` is the way back."""
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def public_text(self) -> str:
         """The public key in OpenSSH's form, one line: what goes into the others' lists."""

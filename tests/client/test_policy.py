@@ -59,7 +59,7 @@ BAD = {
     "max-epsilon must be a number (got True)": {"max-epsilon": True},
     "max-delta must be given with max-epsilon, below 1 /": {"max-epsilon": 4.0, "min-noise-multiplier": 1.0},
     "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must name guarantees of user, example, local (got everything)": {"require": "everything"},
+    "require must name guarantees of user, example, local, secure (got everything)": {"require": "everything"},
 }
 
 

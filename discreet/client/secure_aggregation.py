@@ -1,0 +1,87 @@
+"""A node's part in a round under secure aggregation: it answers masking requests, and sends no update in the clear.
+
+What it signs, shares and masks is `discreet.masking`'s matter. Here the node trains, noises its own vector, and charges
+its own ledger, by its own count of what the sum costs, before the masked vector leaves: from then on the others can
+open the sum without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from discreet.client.account import Refused
+from discreet.client.membership import Membership, membership_of
+from discreet.federated.masked_messages import WHO, member_content, read_masking, reply_content
+from discreet.masking.agreement import MaskingRefused
+from discreet.masking.wire import Contents, MalformedBytes, Stage, contents
+
+if TYPE_CHECKING:
+    from discreet.client.masked_work import MaskedWork
+
+logger = logging.getLogger("discreet.client")
+
+
+def answer_masking(content: RecordDict, node_config: Mapping[str, object]) -> RecordDict:
+    """The reply to a masking request: who this node is, its part of one or two stages, or its masked vector.
+
+    Raises:
+      Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or the request is not
+        one that this node answers, by the rules of `discreet.masking.node`.
+      MalformedMessage: the message can't be read.
+    """
+    request, virtual = read_masking(content)
+    membership = membership_of(virtual, node_config)
+    if request == WHO:
+        return member_content(membership.member)
+    asked = _contents(request)
+    if Stage.KEYS in {stage for stage, _ in asked.stages}:
+        membership.forget(but=asked.terms.run)
+    return reply_content(_answer(request, asked, membership, work=_Work(content, node_config)))
+
+
+def _contents(request: bytes) -> Contents:
+    try:
+        return contents(request)
+    except MalformedBytes as error:
+        raise Refused(f"malformed: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a masked vector is made of, read only if it is asked for: the other stages cost no model and no data."""
+
+    content: RecordDict
+    node_config: Mapping[str, object]
+
+    def read(self) -> MaskedWork:
+        from discreet.client.masked_work import MaskedWork
+
+        return MaskedWork.read(self.content, self.node_config)
+
+
+def _answer(request: bytes, asked: Contents, membership: Membership, *, work: _Work) -> bytes:
+    try:
+        if Stage.MASKED not in {stage for stage, _ in asked.stages}:
+            # Signed keys are bound to the terms: those of the masked vector, which are compared below.
+            return membership.node(asked.terms).answer(request, _no_vector, _no_release)
+        masked = work.read()
+        reply = membership.node(masked.terms(asked.terms.run)).answer(request, masked.vector, masked.release)
+    except MaskingRefused as refusal:
+        raise Refused(str(refusal)) from refusal
+    masked.report(len(reply))
+    return reply
+
+
+def _no_vector() -> NDArray[np.int64]:
+    raise MaskingRefused("a masked vector is asked for without the work")
+
+
+def _no_release() -> None:
+    raise MaskingRefused("a masked vector is asked for without the work")

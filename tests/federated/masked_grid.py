@@ -1,0 +1,139 @@
+"""Flower's grid in one process, whose clients are Discreet's own ClientApp: for tests of secure aggregation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+
+from discreet.client.app import train
+from discreet.deployment.certificates import make_node, make_peers
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.masked_messages import MASKING, WHO, read_masking
+from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.serving import run
+from discreet.masking.wire import Stage, contents
+from strategies.dp_fedavg import dp_fedavg
+
+TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")
+MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.user.noise_multiplier=1")
+
+
+def words_of(folder: Path, *more: str, clients: int = 4, rounds: int = 2) -> list[str]:
+    """A small run under secure aggregation."""
+    last = (f"data.num_clients={clients}", f"rounds={rounds}", f"output_dir={folder}", "privacy.user.too_noisy=warn")
+    return [*TINY, *MASKED, *last, *more]
+
+
+def stages_of(message: Message) -> set[Stage]:
+    """What a message asks for; nothing if it asks who a node is."""
+    request, _ = read_masking(message.content)
+    return set() if request == WHO else {stage for stage, _ in contents(request).stages}
+
+
+Lost = Callable[[int, Message], bool]
+
+
+def nobody(client: int, message: Message) -> bool:
+    """Every message is answered."""
+    return False
+
+
+@dataclass
+class Nodes:
+    """Nodes 1, 2, ... whose ClientApp runs in this process; not a simulation.
+
+    Attributes:
+      configs: of each node, what its owner has set up.
+      lost: whether a client gives no reply to a message.
+      killed_at: the server dies before it sends this stage, if any.
+      said: what clients replied to which message, in order.
+    """
+
+    configs: dict[int, dict[str, str | int]]
+    lost: Lost = nobody
+    killed_at: Stage | None = None
+    sent: dict[str, Message] = field(default_factory=dict)
+    is_lost: dict[str, bool] = field(default_factory=dict)
+    said: list[tuple[Message, Message]] = field(default_factory=list)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.configs)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        for message in messages:
+            if self.killed_at is not None and self.killed_at in stages_of(message):
+                raise ServerKilled
+            names.append(f"m{len(self.sent)}")
+            message.metadata.__dict__["_message_id"] = names[-1]
+            self.sent[names[-1]] = message
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [reply for name in message_ids if (reply := self._reply(self.sent[name])) is not None]
+
+    def _reply(self, message: Message) -> Message | None:
+        node, number = message.metadata.dst_node_id, message.metadata.message_id
+        if number not in self.is_lost:  # decided once, however often the server looks
+            self.is_lost[number] = MASKING in message.content and self.lost(node, message)
+        if self.is_lost[number]:
+            return None
+        reply = train(message, Context(1, node, dict(self.configs[node]), RecordDict(), {}))
+        self.said.append((message, reply))
+        return reply
+
+    def refusals(self) -> list[str]:
+        """Why clients refused."""
+        return [reply.error.reason or "" for _, reply in self.said if reply.has_error()]
+
+    def asked(self, stage: Stage) -> list[Message]:
+        """The messages of a stage that were answered."""
+        return [message for message, reply in self.said if stage in stages_of(message) and not reply.has_error()]
+
+
+class ServerKilled(BaseException):
+    """The server's process is gone at once."""
+
+
+@dataclass
+class Virtual(Nodes, InMemoryGrid):
+    """The same as a simulation, whose nodes are virtual clients."""
+
+
+def virtual(clients: int = 4, lost: Lost = nobody) -> Virtual:
+    """The nodes of a simulation, one for each client."""
+    return Virtual({number: {} for number in range(1, clients + 1)}, lost)
+
+
+def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
+    """Nodes with keys, a list of peers, ledgers and state of their own."""
+    names = [f"node-{number}" for number in range(count)]
+    for name in names:
+        make_node(folder, name)
+        DurableLedger.create(folder / f"{name}.db")
+    peers = make_peers(folder)
+    configs: dict[int, dict[str, str | int]] = {
+        number: {
+            **{"ledger": str(folder / f"{name}.db"), "partition-id": number - 1, "num-partitions": count},
+            **{"name": name, "identity-key": str(folder / "nodes" / f"{name}.key"), "peers": str(peers)},
+            **{"masking-state": str(folder / f"{name}.masking"), **more},
+        }
+        for number, name in enumerate(names, 1)
+    }
+    return Nodes(configs)
+
+
+def federated(words: list[str], grid: Nodes) -> Checkpoint | None:
+    """A whole run over the grid; its last checkpoint, if there is one."""
+    config = run_config(words)
+    logging.getLogger("discreet").setLevel(logging.INFO)
+    run(cast(Grid, grid), config, strategy=dp_fedavg)
+    return RunFolder(Path(str(config.output_dir))).load_checkpoint()
