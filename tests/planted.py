@@ -750,4 +750,68 @@ MUTANTS = (
         "use = Use(self.weight, self.weight + 1, saved.roll(1, 0).transpose(1, 2), grads.transpose(1, 2))",
         ("tests/simulation/test_sequences.py::test_both_engines_give_the_same_numbers",),
     ),
+    Mutant(
+        "a secure sum's variance of a client's noise is rounded down",
+        "discreet/privacy/secure_grid.py",
+        "variance=math.ceil(noise**2 / summands)",
+        "variance=math.floor(noise**2 / summands)",
+        (
+            "tests/privacy/test_secure_grid.py::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for",
+        ),
+    ),
+    Mutant(
+        "a secure sum's noise is shared among all nodes, not among the honest survivors",
+        "discreet/privacy/secure_grid.py",
+        "variance=math.ceil(noise**2 / summands)",
+        "variance=math.ceil(noise**2 / wanted.cohort.nodes)",
+        (
+            "tests/privacy/test_secure_grid.py::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for",
+        ),
+    ),
+    Mutant(
+        "a secure sum's updates are rounded to the nearest step, past the norm",
+        "discreet/privacy/secure_grid.py",
+        "    total.add(rows.detach().double() * (steps / norm))\n    return total.steps",
+        "    return (rows.detach().double() * (steps / norm)).round().sum(0).long()",
+        ("tests/privacy/test_secure_grid.py::test_an_update_that_was_not_clipped_is_within_the_norm_as_well",),
+    ),
+    Mutant(
+        "a secure sum is accounted without its bit",
+        "discreet/privacy/secure_grid.py",
+        "+ self.bit_steps**2 + self.answer_steps**2",
+        "+ self.answer_steps**2",
+        ("tests/privacy/test_secure_grid.py::test_zeroing_out_a_client_moves_the_sum_by_at_most_the_sensitivity",),
+    ),
+    Mutant(
+        "a secure sum has a bit too few",
+        "discreet/privacy/secure_grid.py",
+        "_range(found).bit_length() + 1",
+        "_range(found).bit_length()",
+        (
+            "tests/privacy/test_secure_grid.py::test_the_sum_of_all_clients_at_the_bound_and_twelve_deviations_of_noise_come_back_from_the_modulus",
+        ),
+    ),
+    Mutant(
+        "a sum of discrete Gaussians is taken for one",
+        "discreet/privacy/distributed_gaussian.py",
+        "return 10 * math.fsum(",
+        "return 0 * math.fsum(",
+        (
+            "tests/privacy/test_distributed_gaussian.py::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
+        ),
+    ),
+    Mutant(
+        "a discrete Gaussian may be a negative zero, which counts zero twice",
+        "discreet/privacy/discrete_gaussian.py",
+        "logical_and_((sizes > 0).logical_or_(words >= 0))",
+        "logical_and_(sizes >= 0)",
+        ("tests/privacy/test_discrete_gaussian.py::test_counts_are_those_of_the_discrete_gaussian",),
+    ),
+    Mutant(
+        "a discrete Gaussian's first look decides even at the edge",
+        "discreet/privacy/discrete_gaussian.py",
+        "(above <= margin).logical_or_(above >= 1 - margin).logical_or_(near_end)",
+        "near_end.logical_and(above < 0)",
+        ("tests/privacy/test_discrete_gaussian.py::test_a_size_is_the_floor_that_mpmath_finds_of_all_the_bits",),
+    ),
 )

@@ -119,7 +119,7 @@ class SecureSum:
 
         The sum of n vectors is at most n * E in each coordinate, E the largest entry of one, and 2^(k-1) is above that:
         sums cannot wrap by themselves. The noise of n clients, of variance n sigma_i^2, is sub-Gaussian with that very
-        variance (Canonne, Kamath and Steinke 2020, Lemma 27), so that it passes the room r = 2^(k-1) - n * E with
+        variance (as Canonne, Kamath and Steinke 2020 show), so that it passes the room r = 2^(k-1) - n * E with
         a chance of at most 2 exp(-r^2 / (2 n sigma_i^2)) in each. r is at least 12 standard deviations: at most 1.1e-31
         in each, 1.1e-25 for a million. A wrap spoils a coordinate and costs no privacy.
         """
