@@ -26,6 +26,7 @@ SECTIONS = {
     "ledger": "the durable ledger: a charge, and epsilon after 10,000 rounds",
     "server": "memory of a round of 1,000 replies; encode, decode, clip and sum against bare NumPy",
     "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
+    "masking": "masked sums: a node's masks, and each stage of a round at nodes and server",
     "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
     "loop": "a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings",
     "cohort": "virtual clients per second, batched and one by one",

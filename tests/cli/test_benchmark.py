@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ledger_speed as ledger
+from benchmarks import masking_speed as masking
 from benchmarks import noise_speed as noise
 from discreet.cli.benchmark import SECTIONS, main, table_of
 
@@ -21,6 +22,12 @@ def test_noise_is_compared_with_torch() -> None:
     rows = noise.rows(values=1000, params=1000)
     assert rows[0]["what"] == "torch.randn"
     assert all(row["ratio"] > 0 for row in rows)
+
+
+def test_a_masked_sums_stages_are_timed_apart() -> None:
+    rows = masking.rows(values=100, nodes=3)
+    assert [row["what"].split(",")[0] for row in rows[3:]] == ["KEYS", "SHARES", "MASKED", "CONFIRM", "UNMASK"]
+    assert all(row["ms"] > 0 for row in rows)
 
 
 def test_sections_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
