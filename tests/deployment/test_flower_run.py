@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.cli import statistics
 from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_run import flower_environment, free_port, main
@@ -90,22 +88,6 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
     columns = ("cohort", "replies", "epsilon_user", "fraction_below")
     for ours, theirs in zip(alone.read_metrics(), flower.read_metrics(), strict=True):
         assert [ours[name] for name in columns] == pytest.approx([theirs[name] for name in columns])
-
-
-@slow
-def test_asking_nodes_alone_gives_what_discreet_statistics_gives_and_a_run_goes_on_in_the_folder(
-    tmp_path: Path,
-) -> None:
-    words = [*SMALL, "rounds=1", "seed=31481", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.1"]
-    assert main([*words, "statistics.only=true", f"output_dir={tmp_path / 'flower'}"]) == 0
-    assert statistics.main([*words, f"output_dir={tmp_path / 'alone'}"]) == 0
-    there, here = (json.loads((tmp_path / name / "statistics.json").read_text()) for name in ("flower", "alone"))
-    assert there == here
-    ledger = DurableLedger(tmp_path / "flower" / "ledger.db")
-    assert [str(event) for event, _ in ledger.spent("user").entries] == ["GaussianDpEvent(noise_multiplier=0.1)"]
-    assert main(["resume=true", f"output_dir={tmp_path / 'flower'}"]) == 0
-    assert [row["round"] for row in RunFolder(tmp_path / "flower").read_metrics()] == [1]
-    assert ledger.spent("user").num_releases == 2
 
 
 @slow
