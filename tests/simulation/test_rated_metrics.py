@@ -1,0 +1,124 @@
+"""Whole runs whose clients rate by other numbers than accuracy: what the run folder says beside the exact numbers,
+computed in the plain way from the model of the run and what every client holds out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.config import load_config
+from discreet.federated.roc_file import read_roc
+from discreet.federated.run_folder import RunFolder
+from discreet.simulation.client_examples import client_examples_of
+from discreet.simulation.in_process import simulate
+from discreet.tasks.datasets import load_task
+from discreet.tasks.holdout import held_out_rows
+from discreet.tasks.models import build_model, load_parameters
+
+CLIENTS = 30
+WORDS = (
+    *("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=0.05", "rounds=2", "seed=90067"),
+    *(f"data.num_clients={CLIENTS}", "model.name=linear", "sampling.kind=everyone", "training.epochs=2"),
+    *("privacy.user.noise_multiplier=0.3", "privacy.user.too_noisy=warn"),
+)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What the last model gives for what clients hold out: each client has the same weight in all."""
+
+    outputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    owners: np.ndarray
+
+
+def run(folder: Path, *words: str) -> tuple[dict[str, float | None], HeldOut]:
+    """The last row of a run's metrics, and what they are about."""
+    config = load_config([*WORDS, *words, f"output_dir={folder}"])
+    simulate(config)
+    task, checkpoint = load_task(config.data.name), RunFolder(folder).load_checkpoint()
+    assert checkpoint is not None
+    model = build_model("linear", task.input_shape, task.num_outputs, seed=0)
+    load_parameters(model, checkpoint.params)
+    clients, rows, owners = client_examples_of(task, config.data), list[int](), list[int]()
+    for client in range(CLIENTS):
+        own = clients.examples(client)
+        held = held_out_rows(len(own), client, share=0.2).numpy()
+        rows += own[held].tolist()
+        owners += [client] * len(held)
+    examples = task.train.subset(torch.tensor(rows))
+    with torch.no_grad():
+        outputs = model(examples.inputs).double().numpy()
+    sizes = np.bincount(owners, minlength=CLIENTS)
+    assert sizes.min() > 0
+    return RunFolder(folder).read_metrics()[-1], HeldOut(
+        outputs, examples.targets.double().numpy(), 1 / sizes[owners] / CLIENTS, np.array(owners)
+    )
+
+
+def assert_read(row: dict[str, float | None], name: str, exact: float, *, error: float, bias: float = 0.0) -> None:
+    """Within two standard errors, which are at most `error`, and what bins add. The seed is fixed."""
+    value, stated = row[name], row[f"{name}_error"]
+    assert value is not None
+    assert stated is not None
+    assert 0 < stated <= error
+    assert row[f"{name}_error_by_noise"] == pytest.approx(stated)  # everybody is asked
+    assert abs(value - exact) <= 2 * stated + bias
+
+
+def test_auc_and_its_curve(tmp_path: Path) -> None:
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    row, held = run(tmp_path / "run", "data.name=breast_cancer", "evaluation.metrics=[auc]")
+    scores = held.outputs[:, 1] - held.outputs[:, 0]
+    exact = roc_auc_score(held.targets, scores, sample_weight=held.weights)
+    assert_read(row, "auc", exact, error=0.02, bias=0.01)
+    false, true, thresholds = roc_curve(held.targets, scores, sample_weight=held.weights, drop_intermediate=False)
+    middle = next(point for number, point in read_roc(tmp_path / "run") if number == 2 and point.score == 0)
+    place = int((thresholds >= 0).sum()) - 1  # the last threshold that is not below 0
+    assert middle.true_positive_rate == pytest.approx(true[place], abs=3 * middle.true_positive_rate_error)
+    assert middle.false_positive_rate == pytest.approx(false[place], abs=3 * middle.false_positive_rate_error)
+
+
+def test_calibration(tmp_path: Path) -> None:
+    row, held = run(tmp_path / "run", "data.name=breast_cancer", "evaluation.metrics=[calibration]")
+    chances = np.exp(held.outputs) / np.exp(held.outputs).sum(axis=1, keepdims=True)
+    gap = chances.max(axis=1) - (chances.argmax(axis=1) == held.targets)
+    by_bin = np.histogram(chances.max(axis=1), 10, (0, 1), weights=gap * held.weights)[0]
+    assert_read(row, "overconfidence", float(by_bin.sum()), error=0.02)
+    assert_read(row, "calibration_error", float(np.abs(by_bin).sum()), error=0.03)
+
+
+def test_the_mean_and_quantiles_over_clients(tmp_path: Path) -> None:
+    row, held = run(tmp_path / "run", "data.name=breast_cancer", "evaluation.metrics=[accuracy,clients]")
+    right = (held.outputs.argmax(axis=1) == held.targets).astype(float)
+    each = np.bincount(held.owners, weights=right) / np.bincount(held.owners)
+    assert_read(row, "accuracy", float(each.mean()), error=0.01)
+    assert_read(row, "clients_mean", float(each.mean()), error=0.03)
+    # Accuracies of three or four examples: a quantile is known to its bin of 5 points, and to the noise.
+    for name, share in (("clients_worst_tenth", 0.1), ("clients_median", 0.5)):
+        ends = np.quantile(each, [share - 0.03, share + 0.03])
+        value = row[name]
+        assert value is not None
+        assert ends[0] - 0.05 <= value <= ends[1] + 0.05
+
+
+def test_errors_of_numbers(tmp_path: Path) -> None:
+    row, held = run(tmp_path / "run", "data.name=diabetes", "evaluation.metrics=[mae,rmse]")
+    half = 200  # of the public range, 0 to 400
+    errors = np.abs(held.outputs.clip(-1, 1) - held.targets).clip(0, 1).reshape(-1) * half
+    assert_read(row, "mae", float((errors * held.weights).sum()), error=1.0)
+    assert_read(row, "rmse", float(np.sqrt((errors**2 * held.weights).sum())), error=2.0)
+
+
+def test_r2(tmp_path: Path) -> None:
+    from sklearn.metrics import r2_score
+
+    row, held = run(tmp_path / "run", "data.name=diabetes", "evaluation.metrics=[r2]")
+    exact = r2_score(held.targets, held.outputs.clip(-1, 1), sample_weight=held.weights)
+    assert_read(row, "r2", exact, error=0.1)
