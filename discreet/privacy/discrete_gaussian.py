@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import ERROR
-from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, laplace_values, signed
+from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, open_uniform, signed
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
@@ -60,7 +60,8 @@ def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
     words, others = signed(source.words(count)), signed(source.words(count))
     sizes = _sizes(words, math.isqrt(variance) + 1, key + b"size")
     keep = _kept(sizes, others, variance, key + b"keep").logical_and_((sizes > 0).logical_or_(words >= 0))
-    return torch.where(words < 0, -sizes, sizes)[keep]
+    signs = words >> 63  # -1 or 0: a number is negated by inverting its bits and adding 1
+    return sizes.bitwise_xor_(signs).sub_(signs)[keep]
 
 
 def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
@@ -69,7 +70,7 @@ def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
     A first look at -ln u is off by at most ERROR = 2^-43 for u >= 2^-20 (`grid._first_laplace`), and the product with a
     scale of at most 2^32 + 1 rounds by at most 14 * 2^-53 of the scale more.
     """
-    values = laplace_values(words).abs_().mul_(float(scale))
+    values = open_uniform(words).log_().mul_(-float(scale))
     sizes = values.floor()
     above = values.sub_(sizes)
     near_end = (words & LOW_63_BITS) < _NEAR_ZERO
@@ -91,8 +92,8 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
     """
     scale = math.isqrt(variance) + 1
     distance = sizes.double().sub_(variance / scale)
-    difference = laplace_values(words).abs_().sub_(distance.square_().div_(2.0 * variance))
-    keep = difference >= 0
+    difference = open_uniform(words).log_().add_(distance.square_().div_(2.0 * variance))
+    keep = difference <= 0
     near_end = ((words & LOW_63_BITS) < _NEAR_ZERO).logical_or_(sizes > 45 * scale)
     unsure = (difference.abs_() <= KEEP_ERROR).logical_or_(near_end)
     for index in unsure.nonzero().flatten().tolist():
