@@ -10,34 +10,32 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.audit.auditor import Auditor, Scores
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
+from discreet.audit.power import Releases, outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.round import CohortSum, RoundSettings, UserPrivacy, empty_sum
-from discreet.federated.run_folder import Checkpoint
+from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import plan_of
-from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.session import checked, prepare
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.settings import client_settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
 
-Scores = NDArray[np.float64]
 Reply = TrainReply | Replies | Failure
 
 
@@ -68,34 +66,35 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
     """
     _check(config, audit)
-    resolved = checked(_on_no_account(config))[0]
+    resolved = checked(on_no_account(config))[0]
+    logger.info("%s", outlook(releases_of(resolved), audit.canaries, runs=audit.runs))
     seen = [_one_run(_numbered(resolved, number), audit) for number in range(audit.runs)]
+    facts = {"canaries": audit.canaries, "runs": audit.runs, "honest clients": _honest(resolved, audit)}
+    return Experiment("user level", observations_of(resolved, seen), {**facts, **facts_of(resolved, seen)})
+
+
+def observations_of(resolved: RunConfig, seen: Sequence[SeenRun]) -> tuple[Observation, ...]:
+    """What runs with different canaries have shown together: each round, then all of them, by their ledger."""
     included = np.concatenate([run.included for run in seen])
     rounds = [np.concatenate(scores) for scores in zip(*(run.rounds for run in seen), strict=True)]
     event = client_settings(resolved).user.event(_noise(resolved))
-    claims = [_claim(resolved, PrivacyLedger().record(event))] * len(rounds)
+    claim = _claim(resolved, PrivacyLedger().record(event))
     centred = resolved.sampling.kind != "fixed"  # there a canary that is out sends the opposite
-    named = zip([f"round {number + 1}" for number in range(len(rounds))], claims, rounds, strict=True)
-    return Experiment(
-        "user level",
-        (
-            *(Observation(name, claim, CanaryScores(scores, included, centred)) for name, claim, scores in named),
-            Observation(
-                "run", _claim(resolved, seen[-1].spent), CanaryScores(np.sum(rounds, axis=0), included, centred)
-            ),
-        ),
-        _settings(resolved, audit, len(rounds)),
-    )
+    named = [
+        Observation(f"round {number + 1}", claim, CanaryScores(scores, included, centred))
+        for number, scores in enumerate(rounds)
+    ]
+    whole = CanaryScores(np.sum(rounds, axis=0), included, centred)
+    return (*named, Observation("run", _claim(resolved, seen[-1].spent), whole))
 
 
-def _on_no_account(config: RunConfig) -> RunConfig:
+def on_no_account(config: RunConfig) -> RunConfig:
     """The configuration without the account of its population: what an audit releases is thrown away."""
     return replace(config, privacy=replace(config.privacy, user=replace(config.privacy.user, account=None)))
 
 
 def _check(config: RunConfig, audit: UserAudit) -> None:
-    if not config.privacy.user.enabled or config.privacy.user.noise_multiplier == 0:
-        raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
+    check_noised(config)
     room = config.population_size - audit.canaries
     if audit.canaries < 1 or audit.runs < 1 or room < 0:
         raise ConfigError(
@@ -107,6 +106,20 @@ def _check(config: RunConfig, audit: UserAudit) -> None:
         raise ConfigError(
             f"beside {audit.canaries} canaries there is room for 0 .. {most} clients (got {audit.honest})"
         )
+
+
+def check_noised(config: RunConfig) -> None:
+    """Raises ConfigError unless there is a user-level guarantee."""
+    if not config.privacy.user.enabled or config.privacy.user.noise_multiplier == 0:
+        raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
+
+
+def releases_of(config: RunConfig) -> Releases:
+    """What the rounds of a configuration, whose noise is resolved, are planned to release and to cost."""
+    spent = PrivacyLedger().record(client_settings(config).user.event(_noise(config)), config.rounds)
+    claim = _claim(config, spent)
+    probability = 1.0 if config.sampling.kind == "everyone" else config.sampling_probability
+    return Releases(config.rounds, probability, _noise(config), claim.epsilon, claim.delta)
 
 
 def _honest(config: RunConfig, audit: UserAudit) -> int:
@@ -127,14 +140,12 @@ def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
     return Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
 
 
-def _settings(config: RunConfig, audit: UserAudit, rounds: int) -> dict[str, str | int | float | bool]:
+def facts_of(config: RunConfig, seen: Sequence[SeenRun]) -> dict[str, str | int | float | bool]:
+    """What audit.json says of the settings of the runs."""
     return {
-        "canaries": audit.canaries,
-        "runs": audit.runs,
-        "honest clients": _honest(config, audit),
         "population_size": config.population_size,
         "sampling": f"{config.sampling.kind}, {config.sampling_probability:g}",
-        "rounds": rounds,
+        "rounds": len(seen[-1].rounds),
         "noise_multiplier": _noise(config),
         "clip": config.privacy.user.clip.kind,
         "secure": config.seed is None,
@@ -142,7 +153,7 @@ def _settings(config: RunConfig, audit: UserAudit, rounds: int) -> dict[str, str
 
 
 @dataclass(frozen=True, eq=False)
-class _SeenRun:
+class SeenRun:
     """The scores of each round, (k,), how the coins fell, and what the ledger holds."""
 
     rounds: list[Scores]
@@ -150,7 +161,7 @@ class _SeenRun:
     spent: PrivacyLedger
 
 
-def _one_run(config: RunConfig, audit: UserAudit) -> _SeenRun:
+def _one_run(config: RunConfig, audit: UserAudit) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         config = replace(config, output_dir=f"{folder}/run", resume=False, tracking="none")
@@ -161,7 +172,7 @@ def _one_run(config: RunConfig, audit: UserAudit) -> _SeenRun:
         inner = virtual_clients(session, held) if honest else None
         replaced = config.sampling.kind == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
-        auditor = Auditor(plan.settings, canaries, transport, start.checkpoint)
+        auditor = Auditor(plan.settings, canaries, lambda: transport.others, start.checkpoint)
         run = TrainingRun(
             replace(plan, also=auditor.row),
             session.folder,
@@ -170,7 +181,7 @@ def _one_run(config: RunConfig, audit: UserAudit) -> _SeenRun:
             evaluate=auditor.evaluate,
         )
         run.run(start.checkpoint)
-        return _SeenRun(auditor.rounds, canaries.included, start.ledger.spent(USER))
+        return SeenRun(auditor.rounds, canaries.included, start.ledger.spent(USER))
 
 
 class CanaryTransport:
@@ -222,68 +233,3 @@ class CanaryTransport:
         opposite = self.replaced and not self.canaries.included[index]
         update = self.canaries.direction(index) * (-clip_norm if opposite else clip_norm)
         return TrainReply(round_number, update.float(), bool(self.canaries.bits[index]) != opposite, client=client)
-
-
-@dataclass(frozen=True)
-class Unscored:
-    """No test set is looked at: an audit asks nothing of the model."""
-
-    loss: float | None = None
-    scores: Mapping[str, float | None] = field(default_factory=dict)
-
-
-class Auditor:
-    """Scores the canaries by what each round releases; to be told of checkpoints and rows as a run writes them.
-
-    A score is the sum over releases of the inner product of what a canary would add and what was released, over the
-    variance of the noise: the log-likelihood ratio of in and out, up to constants, if every member takes part, and its
-    best linear stand-in if cohorts are sampled.
-    """
-
-    def __init__(
-        self, settings: RoundSettings, canaries: Canaries, transport: CanaryTransport, start: Checkpoint
-    ) -> None:
-        assert settings.user is not None
-        self.settings, self.user, self.canaries, self.transport = settings, settings.user, canaries, transport
-        self.before, self.after = start, start
-        self.rounds: list[Scores] = []
-
-    def evaluate(self, after: Checkpoint) -> Unscored:
-        """Takes down the state after a round."""
-        self.before, self.after = self.after, after
-        return Unscored()
-
-    def row(self, row: Mapping[str, object]) -> None:
-        """Scores the round that a row of metrics.csv is of."""
-        others = self.transport.others
-        scores = self._of_update(others)
-        fraction = row["fraction_below"]
-        # One that was clamped to 0 or 1 hides the count.
-        if isinstance(fraction, float) and 0 < fraction < 1:
-            scores = scores + self._of_count(fraction, others)
-        self.rounds.append(scores)
-
-    def _of_update(self, others: CohortSum) -> Scores:
-        released = noised_sum(self.settings, self.before, self.after) - _in_units(others)
-        clip_norm, noise = self.before.clip_norm, self.user.update_noise_multiplier
-        return self.canaries.along(released) / (clip_norm * noise**2)
-
-    def _of_count(self, fraction: float, others: CohortSum) -> Scores:
-        assert self.user.count_stddev is not None
-        released = (fraction - 0.5) * self.settings.expected_cohort - BIT_SENSITIVITY * others.below
-        signs: Scores = np.where(self.canaries.bits, BIT_SENSITIVITY, -BIT_SENSITIVITY)
-        return signs * released / self.user.count_stddev**2
-
-
-def noised_sum(settings: RoundSettings, before: Checkpoint, after: Checkpoint) -> Tensor:
-    """What a round released of its updates, (num_params,) float64, from the first moment of the server's optimizer."""
-    optimizer = settings.optimizer
-    keep, share = (
-        (optimizer.momentum, 1.0) if isinstance(optimizer, ServerSGD) else (optimizer.beta_1, 1 - optimizer.beta_1)
-    )
-    return (after.velocity.double() - keep * before.velocity.double()) * (settings.expected_cohort / share)
-
-
-def _in_units(total: CohortSum) -> Tensor:
-    values = total.part().values
-    return values if total.grid is None else values.double() * total.grid.step

@@ -99,11 +99,20 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
     """
     if not 0 < false_alarm <= SIGNIFICANCE:
         raise ValueError(f"false_alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
-    tests = len(experiment.observations) * 3
-    judged = (
-        _judged(seen, gaussian=experiment.gaussian, level=false_alarm / tests) for seen in experiment.observations
-    )
+    *rounds, run = experiment.observations
+    gaussian, levels = experiment.gaussian, levels_of(len(rounds), false_alarm=false_alarm)
+    judged = [_judged(seen, gaussian=gaussian, level=level) for seen, level in zip([*rounds, run], levels, strict=True)]
     return Verdict(experiment.mechanism, tuple(judged), false_alarm)
+
+
+def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
+    """The level of each bound of the observations of so many rounds, and of the run after them, see `judge`.
+
+    >>> levels_of(0, false_alarm=0.03), levels_of(2, false_alarm=0.12)
+    ([0.01], [0.01, 0.01, 0.02])
+    """
+    share = false_alarm / MOST_BOUNDS
+    return [share] if rounds == 0 else [*[share / 2 / rounds] * rounds, share / 2]
 
 
 def _judged(seen: Observation, *, gaussian: bool, level: float) -> Judgement:

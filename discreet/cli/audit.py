@@ -6,6 +6,9 @@ its 95 % interval, and lower bounds at 95 %. The claim is refuted if a bound pas
 none does is no proof of privacy: an audit sees one attack.
 
 What is audited spends nothing of a real ledger: the experiment's ledger is thrown away with its folder.
+
+With --federation the experiment is a real federation on this machine: a SuperLink, its gate and a ServerApp, each a
+process, and canaries that connect as nodes. How small a fault so many canaries find is said before it runs.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from discreet.audit.answer_audit import AnswerAudit, audit_answers
+from discreet.audit.answer_audit import AnswerAudit, audit_answers, audit_statistics
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.example_audit import ExampleAudit, audit_examples
+from discreet.audit.federation_audit import FederationAudit, audit_federation
 from discreet.audit.local_audit import LocalAudit, audit_local
 from discreet.audit.user_audit import UserAudit, audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
+from discreet.deployment.interruption import ending
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
 from discreet.federated.resuming import run_config
@@ -38,14 +43,17 @@ EXAMPLES = """examples:
   discreet audit experiment=mnist_users_scattering --canaries 2000
   discreet audit experiment=silos data.num_clients=2 --canaries 300 --rounds 2
   discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
+  discreet audit --federation rounds=4 sampling.kind=everyone privacy.user.noise_multiplier=1 --canaries 40 --runs 3
 """
 REFUTED = 1  # exit code
 MOST_CANARIES = 500  # unless more are asked for
+NODES = 40  # canaries of each run in a federation
 RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
-CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}); example level:
-examples of the client ({MOST_CANARIES}); local, evaluation: releases with the canary, and as many without it or with
-its opposite ({RELEASES})"""
+CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}; nodes of a federation:
+half of the population, at most {NODES}); example level:
+examples of the client ({MOST_CANARIES}); local, evaluation, statistics: releases with the canary, and as many without
+it or with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -103,8 +111,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="as of discreet simulate")
     made.add_argument("--run", type=Path, metavar="FOLDER", help="the settings of the run in this folder")
+    made.add_argument("--federation", action="store_true", help="user level: in a federation of processes, see above")
     made.add_argument("--canaries", type=int, metavar="N", help=CANARIES)
-    made.add_argument("--of", choices=AUDITS, help="the guarantee (the first that is on), or private evaluation")
+    made.add_argument("--of", choices=AUDITS, help="the guarantee (the first that is on), or what is asked of data")
     made.add_argument("--rounds", type=int, help="example level: of the client (all); local: of the schedule (1)")
     made.add_argument("--client", type=int, default=0, help="example level: whose examples (0)")
     made.add_argument(
@@ -152,6 +161,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    if given.federation:
+        if given.of not in (None, USER) or given.honest:
+            raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
+        return _in_federation(config, given)
     on = [guarantee.name for guarantee in guarantees_of(config) if guarantee.enabled]
     wanted = given.of or next(iter(on), USER)
     return AUDITS[wanted](config, given)
@@ -160,6 +173,12 @@ def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
 def _users(config: RunConfig, given: argparse.Namespace) -> Experiment:
     canaries = _given(given.canaries, min(config.population_size // 2, MOST_CANARIES))
     return audit_users(config, UserAudit(canaries, honest=given.honest, runs=given.runs))
+
+
+def _in_federation(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    canaries = _given(given.canaries, min(config.population_size // 2, NODES))
+    with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
+        return audit_federation(config, FederationAudit(canaries, runs=given.runs))
 
 
 def _examples(config: RunConfig, given: argparse.Namespace) -> Experiment:
@@ -175,6 +194,10 @@ def _answers(config: RunConfig, given: argparse.Namespace) -> Experiment:
     return audit_answers(config, AnswerAudit(_given(given.canaries, RELEASES)))
 
 
+def _statistics(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    return audit_statistics(config, AnswerAudit(_given(given.canaries, RELEASES)))
+
+
 def _given(count: int | None, otherwise: int) -> int:
     return otherwise if count is None else count
 
@@ -184,4 +207,5 @@ AUDITS: dict[str, Callable[[RunConfig, argparse.Namespace], Experiment]] = {
     EXAMPLE: _examples,
     LOCAL: _local,
     "evaluation": _answers,
+    "statistics": _statistics,
 }

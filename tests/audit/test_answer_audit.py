@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from discreet.audit.answer_audit import AnswerAudit, audit_answers
+from discreet.audit.answer_audit import AnswerAudit, audit_answers, audit_statistics
+from discreet.audit.gaussian_tradeoff import epsilon_of_shift
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig
 from tests.audit.halved import halve_the_noise
@@ -35,6 +38,54 @@ def test_half_the_noise_of_private_evaluation_is_found_from_outside(monkeypatch:
 def test_a_sampled_cohort_of_raters_is_not_refuted() -> None:
     words = ("sampling.kind=poisson", "sampling.probability=0.3")
     assert not judge(audit_answers(settings(*words), ENOUGH)).refuted
+
+
+JOINED = ("evaluation.cohort=same", "model.name=linear", "privacy.user.too_noisy=warn")
+
+
+@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+def test_a_round_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(clip: str) -> None:
+    (run,) = judge(audit_answers(settings(*JOINED, f"privacy.user.clip.kind={clip}"), ENOUGH)).judgements
+    # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
+    assert run.claimed == pytest.approx(epsilon_of_shift(2**0.5, delta=1e-3), abs=1e-3)
+    assert run.refuted_by == ()
+    assert run.estimate == pytest.approx(run.claimed, rel=0.15)
+
+
+def test_half_the_noise_of_a_joined_round_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    halve_the_noise(monkeypatch)
+    assert judge(audit_answers(settings(*JOINED), ENOUGH)).refuted
+
+
+def test_answers_that_are_charged_as_if_the_update_came_for_nothing_are_found_from_outside() -> None:
+    joined, alone = audit_answers(settings(*JOINED), ENOUGH), audit_answers(settings(), AnswerAudit(2))
+    (seen,), (rated,) = joined.observations, alone.observations
+    assert judge(replace(joined, observations=(replace(seen, claim=rated.claim),))).refuted
+
+
+def test_a_joined_round_of_a_sampled_cohort_is_not_refuted() -> None:
+    words = ("sampling.kind=poisson", "sampling.probability=0.3")
+    assert not judge(audit_answers(settings(*JOINED, *words), ENOUGH)).refuted
+
+
+@pytest.mark.parametrize("noise", ["float", "grid"])
+@pytest.mark.parametrize("of", ["moments", "quantiles,examples"])
+def test_statistics_are_not_refuted_and_show_most_of_what_they_cost(noise: str, of: str) -> None:
+    asked = (f"statistics.of=[{of}]", "statistics.noise_multiplier=1", f"privacy.noise={noise}")
+    (run,) = judge(audit_statistics(settings(*asked), ENOUGH)).judgements
+    assert run.refuted_by == ()
+    assert run.claimed == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
+    assert run.estimate == pytest.approx(run.claimed, rel=0.15)
+
+
+def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    halve_the_noise(monkeypatch)
+    assert judge(audit_statistics(settings("statistics.noise_multiplier=1"), ENOUGH)).refuted
+
+
+def test_statistics_that_nothing_pays_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="an audit of statistics needs"):
+        audit_statistics(settings("privacy.user.enabled=false"), ENOUGH)
 
 
 def test_without_private_evaluation_there_is_nothing_to_audit() -> None:

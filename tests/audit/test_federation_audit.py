@@ -1,89 +1,159 @@
-"""The audit of a real federation: a SuperLink, its gate and a ServerApp as processes, asked by nodes that are canaries.
-
-Each canary node is in, or is never started, by a coin. The auditor sees what every node sees: the model of each round.
-"""
+"""The audit of a real federation: what it asks of its settings, and whole audits of processes and nodes."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+import torch
 from scipy import stats
-from torch import Tensor
 
-from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
+from discreet.audit import federation_audit
+from discreet.audit.canaries import draw_canaries
+from discreet.audit.canary_scores import CanaryScores
+from discreet.audit.federation_audit import (
+    FederationAudit,
+    audit_federation,
+    in_federation,
+    kept_checkpoints,
+    scored,
+    words_of,
+)
 from discreet.audit.verdict import judge
-from discreet.deployment.local_federation import Federation, make_secrets
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainReply, decode_request, encode_reply
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.config import ConfigError, RunConfig, load_config
+from discreet.deployment import local_federation
+from discreet.federated.run_folder import Checkpoint
+from discreet.places import PACKAGE
 from discreet.privacy.randomness import seeded_source
-from tests.deployment.raw_node import Behaviour, raw_node
+from tests.made_runs import make_run
 
-pytestmark = pytest.mark.slow
-
-CANARIES, ROUNDS, Z, C, DELTA = 16, 4, 1.0, 0.5, 1e-3
-NAMES = [f"canary-{number}" for number in range(CANARIES)]
-PARAMS = 650  # of the linear model of the digits
+ROUNDS, Z, CLIP = 2, 1.0, 0.5
 RUN = (
-    *(f"rounds={ROUNDS}", "model.name=linear", f"data.num_clients={CANARIES}", f"privacy.delta={DELTA}"),
-    *("sampling.kind=everyone", "server.momentum=0", "server.learning_rate=1", "server.round_timeout=240"),
-    *(f"privacy.user.noise_multiplier={Z}", "privacy.user.clip.kind=fixed", f"privacy.user.clip.norm={C}"),
-    "privacy.user.too_noisy=warn",
+    *(f"rounds={ROUNDS}", "model.name=linear", "data.num_clients=40", "privacy.delta=1e-3"),
+    *("sampling.kind=everyone", "server.momentum=0", "privacy.user.clip.kind=fixed"),
+    *(f"privacy.user.noise_multiplier={Z}", f"privacy.user.clip.norm={CLIP}"),
 )
 
 
-def behaviour(direction: Tensor, seen: dict[int, Tensor]) -> Behaviour:
-    """Sends its direction, and takes down the model that it is sent."""
-
-    def answer(message: Message) -> RecordDict:
-        request, params = decode_request(message.content)
-        seen[request.round] = params
-        update = (10 * request.clip_norm * direction).float()  # the server is to clip it
-        return encode_reply(TrainReply(request.round, update, below=False))
-
-    return answer
+def settings(*words: str) -> RunConfig:
+    return load_config([*RUN, *words])
 
 
-def federate(folder: Path, canaries: Canaries) -> tuple[Tensor, PrivacyLedger]:
-    """What the rounds together have released, and what the ledger says of it."""
-    federation, seen = Federation(folder, make_secrets(folder / "secrets", NAMES)), dict[int, Tensor]()
-    there = np.flatnonzero(canaries.included).tolist()
-    try:
-        federation.start_superlink()
-        with ExitStack() as nodes:
-            for number in there:
-                key, address = (
-                    federation.secrets / "nodes" / f"{NAMES[number]}.key",
-                    f"127.0.0.1:{federation.gate_port}",
-                )
-                act = behaviour(canaries.direction(number), seen)
-                nodes.enter_context(raw_node(address, authority=federation.authority, key=key, behaviour=act))
-            run = federation.run("audited", *RUN, f"sampling.min_nodes={len(there)}")
-            federation.finish(run)
-        assert [row["replies"] for row in run.read_metrics()] == [len(there)] * ROUNDS
-        checkpoint = run.load_checkpoint()
-        assert checkpoint is not None
-        return (checkpoint.params - seen[1]) * CANARIES, DurableLedger(run.ledger_path).spent("user")
-    finally:
-        federation.stop()
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        (
+            "statistics.of=[moments]",
+            "normaliser.means=[0.5,1e-7]",
+            "normaliser.deviations=[1,2]",
+            'data.path="it\'s a folder"',
+            "tracking=mlflow",
+        ),
+    ],
+    ids=["plain", "lists and quotes"],
+)
+def test_a_configuration_as_overrides_is_read_back_whole(words: tuple[str, ...]) -> None:
+    config = settings(*words)
+    assert load_config(words_of(config)) == config
 
 
-def experiment(scores: CanaryScores, spent: PrivacyLedger) -> Experiment:
-    claim = Claim(spent.epsilon(DELTA), DELTA, "add or remove one client")
-    return Experiment("a federation of processes", (Observation("run", claim, scores),), {"rounds": ROUNDS})
+def test_what_would_leave_traces_elsewhere_is_switched_off(tmp_path: Path) -> None:
+    account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people")
+    found = in_federation(settings(*account, "tracking=mlflow", f"output_dir={tmp_path}"), FederationAudit(20))
+    assert (found.privacy.user.account, found.tracking, found.output_dir) == (None, "none", None)
 
 
-def test_a_federation_of_processes_shows_its_canaries_and_no_more_than_it_claims(tmp_path: Path) -> None:
-    # The coins are fixed, for no node at all may come of them; the noise is the federation's own, and secure.
-    canaries = draw_canaries(CANARIES, PARAMS, seeded_source(7951))
-    released, spent = federate(tmp_path, canaries)
-    scores = CanaryScores(canaries.along(released) / (C * Z**2), canaries.included)
-    left = (scores.scores - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
-    # Without the canaries independent standard Gaussians are left. False-alarm rate 1e-9.
-    assert min(stats.chi2.sf(left @ left, CANARIES), stats.chi2.cdf(left @ left, CANARIES)) > 5e-10
-    assert not judge(experiment(scores, spent), false_alarm=1e-9).refuted
+@pytest.mark.parametrize(
+    ("words", "audit", "message"),
+    [
+        (("seed=7",), FederationAudit(20), "seed must be null"),
+        (("privacy.user.noise_multiplier=0",), FederationAudit(20), "privacy.user.enabled must be true, with noise"),
+        (
+            ("sampling.kind=fixed", "privacy.accountant=rdp"),
+            FederationAudit(20),
+            "an audit of a federation needs sampling.kind",
+        ),
+        (("evaluation.kind=private",), FederationAudit(20), "an audit of a federation needs sampling.kind"),
+        ((), FederationAudit(19), r"needs 20 \.\. 40 canaries"),
+        ((), FederationAudit(41), r"needs 20 \.\. 40 canaries"),
+        ((), FederationAudit(20, runs=0), "at least one run"),
+    ],
+)
+def test_what_a_federation_can_not_show_is_refused(
+    words: tuple[str, ...], audit: FederationAudit, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        in_federation(settings(*words), audit)
+
+
+def test_every_checkpoint_is_kept_although_the_run_replaces_each(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "rounds=1")
+    run.checkpoint_path.unlink(missing_ok=True)
+    pause = threading.Event()
+    with kept_checkpoints(run, tmp_path / "kept") as kept:
+        for number in range(1, 6):
+            run.save_checkpoint(Checkpoint(number, torch.full((3,), float(number)), torch.zeros(3), 1.0))
+            pause.wait(0.1)
+    assert [(each.round, float(each.params[0])) for each in kept] == [(number, number) for number in range(1, 6)]
+
+
+def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_accounted(tmp_path: Path) -> None:
+    # A round without any noise shows a canary that is in at its whole length; the next one, with an empty sum, nothing.
+    run = make_run(tmp_path / "run", *RUN, "privacy.user.too_noisy=warn")
+    canaries = draw_canaries(30, 650, seeded_source(71))
+    mean = sum(canaries.direction(number) for number in np.flatnonzero(canaries.included)) * (CLIP / 40)
+    releases = [Checkpoint(number + 1, torch.zeros(650), mean.float() * (1 - number), CLIP) for number in (0, 1)]
+    run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
+    seen = scored(run, releases, canaries)
+    for scores, released in zip(seen.rounds, (1, 0), strict=True):
+        assert scores == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
+    assert seen.spent.num_releases == ROUNDS
+
+
+def left_over(scores: CanaryScores) -> np.ndarray:
+    """What is left of the scores without the canaries: standard Gaussians, if the noise is what it is said to be."""
+    left: np.ndarray = (scores.scores - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
+    return left
+
+
+@pytest.mark.slow
+def test_a_federation_of_processes_shows_its_canaries_and_no_more_than_it_claims() -> None:
+    found = audit_federation(settings(), FederationAudit(30, runs=2))
+    scores = found.observations[-1].scores
+    assert isinstance(scores, CanaryScores)
+    left = left_over(scores)
+    # Its noise is secure, so another one each time. False-alarm rate 1e-9.
+    assert min(stats.chi2.sf(left @ left, 60), stats.chi2.cdf(left @ left, 60)) > 5e-10
+    assert not judge(found, false_alarm=1e-9).refuted
+
+
+FAULTS = {
+    "mechanisms.py": """
+
+_whole = _noise_for
+def _noise_for(*given): return _whole(*given) / 2
+""",
+    "randomness.py": """
+
+def secure_source(): return seeded_source(7951)
+""",
+}
+
+
+@pytest.mark.slow
+def test_half_the_noise_of_a_federation_is_found_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The ServerApp runs a Discreet whose noise is half as large, and seeded, so that the verdict is the same each time.
+    for name in ("conf", "strategies"):
+        shutil.copytree(PACKAGE.parent / name, tmp_path / name)
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, fault in FAULTS.items():
+        faulty = tmp_path / PACKAGE.name / "privacy" / name
+        faulty.write_text(faulty.read_text() + fault)
+    monkeypatch.setattr(local_federation, "REPOSITORY", tmp_path)  # from where the ServerApp imports Discreet
+    monkeypatch.setattr(federation_audit, "secure_source", lambda: seeded_source(7963))
+    found = audit_federation(settings("data.num_clients=72"), FederationAudit(72))
+    assert judge(found).judgements[-1].refuted_by

@@ -112,6 +112,9 @@ def test_the_settings_of_a_run_folder_are_taken_whole(tmp_path: Path) -> None:
         (["--canaries", "0"], "an audit needs"),
         (["--run", "no/such/run"], "no/such/run"),
         (["privacy.user.enabled=false"], "privacy.user"),
+        (["--federation", "--of", "example"], "--federation audits the user level"),
+        (["--federation", "--honest", "3"], "--federation audits the user level"),
+        (["--federation", "data.num_clients=30"], "needs 20 .. 30 canaries"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

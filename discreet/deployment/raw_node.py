@@ -1,6 +1,7 @@
-"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as a test wants.
+"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as its program wants.
 
-It runs in the test's process, over the same TLS connection and with the same kind of key as a SuperNode.
+Tests and the audit of a federation take part by it. It runs in a thread of the process that calls it, over the same TLS
+connection and with the same kind of key as a SuperNode.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -23,21 +25,27 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 Behaviour = Callable[[Message], RecordDict | None]
-LOOK_SECONDS = 0.1
+PAUSE, START_SECONDS = 0.1, 60.0
 
 
 @contextmanager
-def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour) -> Iterator[None]:
-    """Answers every message with what `behaviour` makes of it, while the block runs; None never answers."""
+def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour, pause: float = PAUSE) -> Iterator[None]:
+    """Answers every message with what `behaviour` makes of it, while the block runs; None never answers. `pause`: the
+    seconds between two looks for a message.
+
+    Raises:
+      TimeoutError: it was not let in.
+    """
     ended, connected = threading.Event(), threading.Event()
     private = load_ssh_private_key(key.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise TypeError(f"{key} must be the key of a node, on an elliptic curve (got {type(private).__name__})")
 
     def serve() -> None:
         keys = (private, private.public_key())
         with http_request_response(address, False, authority.read_bytes(), keys, max_retries=3) as connection:
             connected.set()
-            while not ended.wait(LOOK_SECONDS):
+            while not ended.wait(pause):
                 try:
                     _answer_one(connection, behaviour)
                 except RunNotRunningException:
@@ -46,14 +54,15 @@ def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour) 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        assert connected.wait(60), f"{key.stem} was not let in"
+        if not connected.wait(START_SECONDS):
+            raise TimeoutError(f"{key.stem} was not let in within {START_SECONDS:g} s")
         yield
     finally:
         ended.set()
         thread.join(30)
 
 
-def _answer_one(connection: tuple, behaviour: Behaviour) -> None:  # type: ignore[type-arg]
+def _answer_one(connection: tuple[Any, ...], behaviour: Behaviour) -> None:
     _, receive, send, _, _, pull_object, push_object, confirm = connection
     received = receive()
     if received is None:
@@ -63,6 +72,8 @@ def _answer_one(connection: tuple, behaviour: Behaviour) -> None:  # type: ignor
     names = [part.object_id for part in iterate_object_tree(tree)]
     contents = pull_objects(names, pull_object_fn=lambda name: pull_object(run_id, name))
     message = inflate_object_from_contents(message_id, contents)
+    if not isinstance(message, Message):
+        raise TypeError(f"a node is sent messages, not {type(message).__name__}")
     message.metadata.__dict__["_message_id"] = message_id
     confirm(run_id, message_id)
     content = behaviour(message)

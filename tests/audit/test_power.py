@@ -1,0 +1,73 @@
+"""What an audit can find is said before it runs, and met by audits of made scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from discreet.audit.canary_scores import CanaryScores
+from discreet.audit.gaussian_fit import fit_gaussians
+from discreet.audit.gaussian_tradeoff import epsilon_of_shift, shift_of_epsilon
+from discreet.audit.power import Releases, canaries_needed, outlook, smallest_fault
+
+DELTA, LEVEL = 1e-3, 0.01 / 3
+ONE_ROUND = Releases(1, 1.0, 1.0, epsilon_of_shift(1.0, delta=DELTA), DELTA)
+
+
+def scores(generator: np.random.Generator, releases: Releases, canaries: int, share: float) -> CanaryScores:
+    """The inner products of canaries with the sum of so many sampled rounds."""
+    included = generator.random(canaries) < 0.5
+    often = generator.binomial(releases.rounds, releases.probability, canaries) * included
+    noise = share * releases.noise_multiplier * math.sqrt(releases.rounds)
+    return CanaryScores(often + noise * generator.normal(size=canaries), included, centred=True)
+
+
+@pytest.mark.parametrize(("share", "shift"), [(1.0, 1.0), (0.5, 2.0)])
+def test_without_sampling_the_shift_is_that_of_the_noise_that_is_left(share: float, shift: float) -> None:
+    assert ONE_ROUND.shift(share) == pytest.approx(shift)
+
+
+def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
+    releases = Releases(20, 0.3, 1.5, 3.0, DELTA)
+    drawn = fit_gaussians(scores(np.random.default_rng(61), releases, 200_000, 0.5))
+    assert releases.shift(0.5) == pytest.approx(drawn.shift, rel=0.01)  # a standard error of 0.4 %
+
+
+@pytest.mark.parametrize("canaries", [100, 1000])
+def test_nine_of_ten_audits_find_the_smallest_fault(canaries: int) -> None:
+    share = smallest_fault(ONE_ROUND, canaries, level=LEVEL)
+    assert share is not None
+    generator, claimed = np.random.default_rng(67), shift_of_epsilon(ONE_ROUND.epsilon, delta=DELTA)
+    found = sum(
+        fit_gaussians(scores(generator, ONE_ROUND, canaries, share)).lower_bound(delta=DELTA, significance=LEVEL)
+        > epsilon_of_shift(claimed, delta=DELTA)
+        for _ in range(200)
+    )
+    assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
+
+
+def test_so_many_canaries_as_are_needed_find_just_that_fault() -> None:
+    needed = canaries_needed(ONE_ROUND, share=0.7, level=LEVEL)
+    assert needed is not None
+    assert smallest_fault(ONE_ROUND, needed, level=LEVEL) == pytest.approx(0.7, abs=0.005)
+
+
+def test_what_no_number_of_canaries_finds_has_none() -> None:
+    # Claimed of a small cohort's single round: scores that are hardly Gaussian show far less than the claim.
+    rare = Releases(1, 0.01, 0.5, 8.0, DELTA)
+    assert canaries_needed(rare, share=0.9, level=LEVEL) is None
+    assert smallest_fault(rare, 100, level=LEVEL) is None
+
+
+@pytest.mark.parametrize(
+    ("releases", "canaries", "said"),
+    [
+        (ONE_ROUND, 40, "40 canaries in all are too few for the Gaussian fit, which needs 60"),
+        (ONE_ROUND, 200, "refute a claim if noise has 67% of its size or less"),
+        (Releases(1, 0.01, 0.5, 8.0, DELTA), 100, "not found by any number of canaries"),
+    ],
+)
+def test_it_is_said_in_words(releases: Releases, canaries: int, said: str) -> None:
+    assert said in outlook(releases, canaries, runs=1)
