@@ -131,15 +131,15 @@ def test_a_federation_of_processes_shows_its_canaries_and_no_more_than_it_claims
     assert not judge(found, false_alarm=1e-9).refuted
 
 
-FAULTS = {
-    "mechanisms.py": """
+FAULTS = {  # in files that only the server runs: those of the bundle must be the nodes'
+    "round.py": """
 
-_whole = _noise_for
-def _noise_for(*given): return _whole(*given) / 2
+_Whole = Gaussian
+def Gaussian(noise_multiplier, *, draws=1): return _Whole(noise_multiplier / 2, draws=draws)
 """,
-    "randomness.py": """
+    "opened_run.py": """
 
-def secure_source(): return seeded_source(7951)
+def source_of(seed): return RandomSource(bytes(range(32)), is_secure=True)
 """,
 }
 
@@ -147,11 +147,10 @@ def secure_source(): return seeded_source(7951)
 @pytest.mark.slow
 def test_half_the_noise_of_a_federation_is_found_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The ServerApp runs a Discreet whose noise is half as large, and seeded, so that the verdict is the same each time.
-    for name in ("conf", "strategies"):
-        shutil.copytree(PACKAGE.parent / name, tmp_path / name)
-    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (PACKAGE.name, "conf", "strategies", "client_app", "server_app"):
+        shutil.copytree(PACKAGE.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, fault in FAULTS.items():
-        faulty = tmp_path / PACKAGE.name / "privacy" / name
+        faulty = tmp_path / PACKAGE.name / "federated" / name
         faulty.write_text(faulty.read_text() + fault)
     monkeypatch.setattr(local_federation, "REPOSITORY", tmp_path)  # from where the ServerApp imports Discreet
     monkeypatch.setattr(federation_audit, "secure_source", lambda: seeded_source(7963))
