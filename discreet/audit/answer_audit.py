@@ -21,7 +21,7 @@ from discreet.audit.canary_scores import Claim, Experiment, Observation, Repeate
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
-from discreet.federated.private_statistics import check_user_level, data_shape, statistics_noise
+from discreet.federated.private_statistics import data_shape, statistics_noise
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate, CohortSampling, RoundSettings, dp_fedavg_round, initial_state
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
@@ -29,6 +29,7 @@ from discreet.federated.session import checked, evaluation_query
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import num_params_of
 from discreet.tasks.statistic_answers import statistic_blocks
@@ -81,8 +82,8 @@ def audit_answers(config: RunConfig, audit: AnswerAudit) -> Experiment:
     query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    if config.privacy.example.enabled:
-        raise ConfigError("the answers that clients noise themselves are not audited: privacy.example.enabled is true")
+    if client_settings(config).rates_itself:
+        raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
     asked = _rating(config, query) if config.evaluation.cohort == "own" else _joined(config, query)
     return _repeated(config, audit, asked)
 
@@ -94,7 +95,7 @@ def audit_statistics(config: RunConfig, audit: AnswerAudit) -> Experiment:
     Raises:
       ConfigError: they are not paid for at user level, or there are fewer than two releases.
     """
-    check_user_level(config, "an audit of statistics")
+    client_settings(config).check_server_noise("an audit of statistics")
     task = load_task(config.data.name, path=config.data.path)
     length = Query(statistic_blocks(config.statistics.of, data_shape(config, task)), task.shape).length
     how, event = statistics_noise(config, length), config.statistics.event

@@ -40,6 +40,7 @@ from discreet.federated.run_folder import Checkpoint, RunFolder
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
 from discreet.privacy.randomness import secure_source
+from discreet.settings import client_settings
 from discreet.tasks.model_check import num_params_of
 
 logger = logging.getLogger("discreet")
@@ -89,10 +90,10 @@ def in_federation(config: RunConfig, audit: FederationAudit) -> RunConfig:
     """
     check_noised(config)
     check_secure(config)
-    if config.sampling.kind == "fixed" or config.evaluation.private or config.privacy.example.enabled:
+    if config.sampling.kind == "fixed" or config.evaluation.private or client_settings(config).accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
-            "privacy.example.enabled=false"
+            "privacy.user alone, with aggregation=plain"
         )
     if not FEWEST <= audit.canaries <= config.population_size or audit.runs < 1:
         raise ConfigError(
