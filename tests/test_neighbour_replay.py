@@ -301,8 +301,7 @@ SEQUENCES = LocalSettings(3, 3, 0.5, 0.9, ExamplePrivacy(C, Z))
 
 
 @pytest.mark.parametrize("how", BUILDERS)
-@pytest.mark.parametrize("longest", [1, 6])
-@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize(("longest", "scale"), [(1, 1.0), (6, 30.0)])
 def test_a_sequence_of_padding_alone_instead_moves_each_step_within_the_clip(
     how: str, longest: int, scale: float
 ) -> None:
@@ -313,7 +312,9 @@ def test_a_sequence_of_padding_alone_instead_moves_each_step_within_the_clip(
         for one in (more, sequences(1, longest=0))
     )
     for one, other in ((there, zeroed), (zeroed, there)):
-        check_steps(replay(partial(tagging, how=how, scale=scale), one, other), 9)
+        found = replay(partial(tagging, how=how, scale=scale), one, other)
+        check_steps(found, 9)
+        assert max(found.shares) > 0.5
 
 
 def test_an_outlier_puts_the_clip_of_dp_sgd_to_the_test() -> None:
