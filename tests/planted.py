@@ -689,7 +689,7 @@ MUTANTS = (
     Mutant(
         "a node pays for its first round alone",
         "discreet/masking/node_stages.py",
-        "if part.round > state.charged:",
+        "if (part.round, price) != (state.charged, state.price):",
         "if state.charged < 0:",
         ("tests/masking/test_sums.py::test_each_round_is_paid_by_each_node_once",),
     ),
@@ -750,6 +750,22 @@ MUTANTS = (
         "if self.stage <= Stage.KEYS else",
         (
             "tests/masking/test_dropouts.py::test_one_dropout_too_many_before_the_lists_abandons_the_round_without_a_share_given",
+        ),
+    ),
+    Mutant(
+        "a node gives a dear sum for the price of a cheap one",
+        "discreet/masking/node_stages.py",
+        "if (part.round, price) != (state.charged, state.price):",
+        "if part.round > state.charged:",
+        ("tests/masking/test_attacks.py::test_another_attempt_at_another_price_is_paid_anew",),
+    ),
+    Mutant(
+        "nodes do not sign how much noise they add",
+        "discreet/masking/agreement.py",
+        "str(value) for value in astuple(self)).encode()",
+        "str(value) for value in (*astuple(self)[:-1], 0)).encode()",
+        (
+            "tests/masking/test_attacks.py::test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse",
         ),
     ),
     # Resume.

@@ -74,7 +74,7 @@ class MaskedWork:
         user, secure, sums = self.request.run.user, self.request.run.secure, self.sums
         nodes = user.population_size
         counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
-        return Terms(run, *counts, sums.bits, sums.length)
+        return Terms(run, *counts, sums.bits, sums.length, sums.variance)
 
     def vector(self) -> NDArray[np.int64]:
         """The clipped update, the bit and the answer on the grid, with this client's share of the noise: (length,).

@@ -72,7 +72,8 @@ def _answer(request: bytes, asked: Contents, membership: Membership, *, work: _W
             # Signed keys are bound to the terms: those of the masked vector, which are compared below.
             return membership.node(asked.terms).answer(request, _no_vector, _no_release)
         masked = work.read()
-        reply = membership.node(masked.terms(asked.terms.run)).answer(request, masked.vector, masked.release)
+        node = membership.node(masked.terms(asked.terms.run))
+        reply = node.answer(request, masked.vector, masked.release, price=repr(masked.event).encode())
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
     masked.report(len(reply))

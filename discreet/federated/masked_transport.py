@@ -59,7 +59,7 @@ class SumTerms:
     def of_run(self, run: str) -> Terms:
         """As nodes sign them."""
         counts = (self.vector.nodes, self.dropouts, self.colluding, self.threshold)
-        return Terms(run, *counts, self.vector.bits, self.vector.length)
+        return Terms(run, *counts, self.vector.bits, self.vector.length, self.vector.variance)
 
 
 @dataclass

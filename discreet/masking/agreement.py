@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, fields
 MOST_NODES = 100
 LEAST_BITS, MOST_BITS = 16, 32
 MOST_LENGTH = 2**31
+MOST_VARIANCE = 2**64
 
 
 class MaskingRefused(Exception):
@@ -44,6 +45,8 @@ class Terms:
         different lists of survivors, and t <= n - d, so that d may be gone.
       bits: k, sums are modulo 2^k, from 16 to 32.
       length: of each vector.
+      variance: of the noise that each node adds in each place, as an integer; 0 if none. Nodes sign it, so that a
+        server can't tell each of them of another noise: what a node accounts counts on the others' noise too.
 
     Raises:
       ValueError: a number is out of its range.
@@ -56,6 +59,7 @@ class Terms:
     threshold: int
     bits: int
     length: int
+    variance: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", self.run):
@@ -66,6 +70,7 @@ class Terms:
         _check("threshold", self.threshold, default_threshold(self.nodes, self.colluding), self.survivors)
         _check("bits", self.bits, LEAST_BITS, MOST_BITS)
         _check("length", self.length, 1, MOST_LENGTH)
+        _check("variance", self.variance, 0, MOST_VARIANCE)
 
     @property
     def survivors(self) -> int:

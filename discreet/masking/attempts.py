@@ -48,12 +48,14 @@ class NodeState:
     Attributes:
       closed: nothing of this round or an earlier one is answered any more.
       charged: the last round whose release was paid for.
+      price: digest of what was paid for it.
       attempts: by round; the round that is being summed, and the next one's keys and shares.
       begun: every attempt that began at a round that is not closed, with its round.
     """
 
     closed: int = _NO_ROUND
     charged: int = _NO_ROUND
+    price: bytes = b""
     attempts: Mapping[int, Attempt] = field(default_factory=dict)
     begun: Mapping[bytes, int] = field(default_factory=dict)
 
@@ -77,7 +79,7 @@ class NodeState:
         """The state in bytes."""
         numbers = (round_bytes(self.closed + 1), round_bytes(self.charged + 1))
         begun = join(*(each for name, number in self.begun.items() for each in (name, round_bytes(number))))
-        return join(*numbers, begun, *(self.attempts[number].encode() for number in sorted(self.attempts)))
+        return join(*numbers, self.price, begun, *(self.attempts[number].encode() for number in sorted(self.attempts)))
 
 
 def read_state(data: bytes) -> NodeState:
@@ -87,13 +89,13 @@ def read_state(data: bytes) -> NodeState:
       MalformedBytes: it is damaged.
     """
     fields = split(data)
-    if len(fields) < 3:
+    if len(fields) < 4:
         raise MalformedBytes("a state without its rounds")
     closed, charged = (int.from_bytes(value, "big") - 1 for value in fields[:2])
-    names = split(fields[2])
+    names = split(fields[3])
     begun = {name: int.from_bytes(number, "big") for name, number in zip(names[::2], names[1::2], strict=True)}
-    attempts = [_read_attempt(value) for value in fields[3:]]
-    return NodeState(closed, charged, {attempt.round: attempt for attempt in attempts}, begun)
+    attempts = [_read_attempt(value) for value in fields[4:]]
+    return NodeState(closed, charged, fields[2], {attempt.round: attempt for attempt in attempts}, begun)
 
 
 def _read_attempt(data: bytes) -> Attempt:

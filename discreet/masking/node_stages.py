@@ -22,7 +22,7 @@ from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, own_key, pai
 from discreet.masking.packing import pack
 from discreet.masking.shares import route, seal, split_secret, unseal
 from discreet.masking.signed_keys import Place, SignedKeys, is_signed, read_keys, sign_keys, survivors_message
-from discreet.masking.wire import MalformedBytes, Part, Stage, join_named, split, split_named, split_names
+from discreet.masking.wire import MalformedBytes, Part, Stage, digest, join_named, split, split_named, split_names
 
 MOST_ATTEMPTS = 100
 SHARE_BYTES = SEED_BYTES + KEY_BYTES
@@ -44,10 +44,11 @@ class Party:
 
 @dataclass(frozen=True)
 class Owner:
-    """What the node's owner brings: the vector to be summed, and the payment for its release."""
+    """What the node's owner brings: the vector to be summed, the payment for its release, and what that payment is."""
 
     vector: Callable[[], NDArray[np.int64]]
     release: Callable[[], None]
+    price: bytes
 
 
 def answer_keys(party: Party, state: NodeState, part: Part) -> Answer:
@@ -89,7 +90,7 @@ def answer_shares(party: Party, state: NodeState, part: Part) -> Answer:
 
 
 def answer_masked(party: Party, state: NodeState, part: Part, owner: Owner) -> Answer:
-    """The vector behind its masks. Its release is paid for before it leaves, once a round.
+    """The vector behind its masks. Its release is paid for before it leaves, once a round, or once for each price.
 
     From here on other nodes can open it, whatever this node does. At most one attempt at a round can be opened: it
     takes t nodes, and those have closed the round or have ended every other attempt at it.
@@ -101,11 +102,12 @@ def answer_masked(party: Party, state: NodeState, part: Part, owner: Owner) -> A
             f"only {len(shares)} nodes shared, and a sum of fewer than {party.terms.survivors} is none"
         )
     words = _vector(owner, party.terms)
-    if part.round > state.charged:
+    price = digest(owner.price)
+    if (part.round, price) != (state.charged, state.price):
         owner.release()
     _add_masks(words, party, attempt, [name for name in shares if name != party.identity.name])
     attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", shares=shares)
-    state = replace(state.closed_until(part.round - 1), charged=max(state.charged, part.round))
+    state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
     return state.with_attempt(attempt), pack(words, party.terms.bits)
 
 

@@ -12,7 +12,7 @@ from discreet.masking.identity import Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.signed_keys import Place, read_keys, sign_keys
-from discreet.masking.store import FolderStore
+from discreet.masking.store import FolderStore, MemoryStore
 from discreet.masking.wire import Part, Stage, join_named, read_request, split_named, write_request
 from tests.masking.federation import Federation, altered, body_of, federation, lists, terms_of
 
@@ -269,3 +269,30 @@ def test_attempts_without_end_are_refused(ours: Federation) -> None:
     for _ in range(100):
         ours.answer(ME, ours.until(Stage.KEYS).requests[ME])
     refuses(ours, ours.until(Stage.KEYS).requests[ME], "100 attempts have begun since the last sum")
+
+
+# Less noise, or a smaller price, than a node counts on.
+
+
+def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse(ours: Federation) -> None:
+    exchange = ours.until(Stage.KEYS)
+    party, louder = ours.nodes[NAMES[3]]._party, replace(ours.terms, variance=100)
+    told_otherwise = MaskingNode(party.identity, party.directory, louder, MemoryStore())
+    _, parts = read_request(exchange.requests[NAMES[3]])
+    others = {name: body_of(ours.answer(name, exchange.requests[name])) for name in NAMES if name != NAMES[3]}
+    forged = told_otherwise.answer(write_request(louder, parts), lambda: ours.vectors[ME], lambda: None)
+    keys = join_named(others | {NAMES[3]: body_of(forged)})
+    request = write_request(ours.terms, [Part(Stage.SHARES, 1, parts[0].attempt, keys)])
+    refuses(ours, request, "keys of 'node-03' are not signed with its registered key for this attempt")
+
+
+def test_another_attempt_at_another_price_is_paid_anew(ours: Federation) -> None:
+    for ours.price in (b"cheap", b"cheap", b"dear"):
+        ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
+    assert ours.charges == [ME, ME]
+
+
+def test_after_a_dear_attempt_a_cheap_one_is_paid_as_well(ours: Federation) -> None:
+    for ours.price in (b"dear", b"cheap", b"dear"):
+        ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
+    assert ours.charges == [ME] * 3

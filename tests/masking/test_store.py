@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.attempts import NodeState, read_state
 from discreet.masking.store import FolderStore
-from discreet.masking.wire import MalformedBytes, Stage
+from discreet.masking.wire import MalformedBytes, Stage, digest
 from tests.masking.federation import RUN, Federation, federation, terms_of
 
 ME = "node-00"
@@ -39,7 +39,7 @@ def test_a_round_across_restarts_of_every_node_before_every_message(tmp_path: Pa
 
 def test_after_the_round_nothing_of_it_is_left(ours: Federation, tmp_path: Path) -> None:
     ours.sum(1)
-    assert state_of(tmp_path) == NodeState(closed=1, charged=1)
+    assert state_of(tmp_path) == NodeState(closed=1, charged=1, price=digest(b""))
     assert not list((tmp_path / ME).glob("*.new"))
 
 
