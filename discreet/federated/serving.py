@@ -34,7 +34,7 @@ from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulation_keys import erase_keys, make_keys
 from discreet.federated.simulation_ticket import TICKET
-from discreet.federated.transport import MessagesTooLarge
+from discreet.federated.transport import MessagesTooLarge, Transport
 from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
 from discreet.settings import client_settings
@@ -129,7 +129,7 @@ def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
         transport = _transport(grid, session, virtual)
         with Interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
             if config.statistics.only:
-                _ask_and_end(session, transport)
+                ask_and_end(session, transport)
                 return
             session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
         transport.messages = _messages(session)
@@ -168,7 +168,7 @@ def _messages(session: Session) -> OwnMessages:
     return OwnMessages(client_settings(config), lengths, frozen=frozen_digest(session.model))
 
 
-def _ask_and_end(session: Session, transport: GridTransport) -> None:
+def ask_and_end(session: Session, transport: Transport) -> None:
     """Asks for `statistics.of`. The folder is one that a run can go on in."""
     config, folder = session.config, session.folder
     text = written_statistics(session.opened, session.task, answers_by(transport, session, STATISTICS))

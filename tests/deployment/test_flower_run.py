@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from discreet.cli import statistics
 from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_run import flower_environment, free_port, main
@@ -88,6 +90,17 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
     columns = ("cohort", "replies", "epsilon_user", "fraction_below")
     for ours, theirs in zip(alone.read_metrics(), flower.read_metrics(), strict=True):
         assert [ours[name] for name in columns] == pytest.approx([theirs[name] for name in columns])
+
+
+@slow
+def test_nodes_that_are_only_asked_give_what_discreet_statistics_gives(tmp_path: Path) -> None:
+    words = [*SMALL, "rounds=1", "seed=31481", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.1"]
+    assert main([*words, "statistics.only=true", f"output_dir={tmp_path / 'flower'}"]) == 0
+    assert statistics.main([*words, f"output_dir={tmp_path / 'alone'}"]) == 0
+    there, here = (json.loads((tmp_path / name / "statistics.json").read_text()) for name in ("flower", "alone"))
+    assert there == here
+    ledger = DurableLedger(tmp_path / "flower" / "ledger.db")
+    assert [str(event) for event, _ in ledger.spent("user").entries] == ["GaussianDpEvent(noise_multiplier=0.1)"]
 
 
 @slow

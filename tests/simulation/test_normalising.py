@@ -18,6 +18,7 @@ from discreet.federated.predictions import load_model, predict
 from discreet.federated.query import NORMALISE
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
+from discreet.federated.serving import ask_and_end
 from discreet.federated.session import prepare
 from discreet.simulation.in_process import InProcessTransport, simulate
 
@@ -118,6 +119,17 @@ def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path
         asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
     assert asked.config.normaliser == RunFolder(private).read_config().normaliser
     assert session.opened.ledger.spent("user").num_releases == 1
+
+
+def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path) -> None:
+    config = load_config(words(data, tmp_path / "run", "statistics.only=true", "rounds=1"))
+    with ExitStack() as held:
+        session = prepare(config, simulated=True, held=held)
+        ask_and_end(session, InProcessTransport(session.config, str(session.folder.path)))
+    assert (tmp_path / "run" / "statistics.json").exists()
+    outcome = simulate(run_config(["resume=true", f"output_dir={tmp_path / 'run'}"]))
+    assert (outcome.checkpoint.round, outcome.stopped) == (1, None)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
 
 
 def test_only_asking_is_of_flowers_runtime(data: Path, tmp_path: Path) -> None:
