@@ -12,6 +12,7 @@ from discreet.reporting.ratings import is_rated, known_points, names_in
 from discreet.reporting.records import RunRecord
 from discreet.tasks.roc import RocPoint
 
+SHORT = ("auc", "mae", "rmse", "r2")
 OVER_CLIENTS = "clients_"  # begins the names of numbers over clients: their mean and their quantiles
 MOST_BANDS = 3  # settings on one picture that have bands: more would hide one another
 BANDS = (("error", 0.15), ("by_noise", 0.3))  # the wider first
@@ -46,7 +47,8 @@ def rated_pictures(records: Sequence[RunRecord]) -> Iterator[Picture]:
 
 
 def _over_rounds(runs: ColouredGroups, name: str) -> Picture:
-    title = f"{in_words(name).capitalize()} after each rating, by clients"
+    words = in_words(name)
+    title = f"{words[0].upper()}{words[1:]} after each rating, by clients"
     banded = not runs.repeated and len(runs.groups) <= MOST_BANDS
     with canvas() as (figure, (axes,)):
         for group in runs.groups:
@@ -92,6 +94,7 @@ def _roc(record: RunRecord) -> Iterator[Picture]:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, linestyle="dashed", zorder=1)
         axes.set_xlabel("false positive rate")
         axes.set_ylabel("true positive rate")
+        axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.02)
         legend = [(place, name) for place, name in enumerate(curves) if place < len(SERIES)]
         more = [(REST, f"{len(curves) - len(legend)} more, in grey")] if len(curves) > len(legend) else []
@@ -123,5 +126,9 @@ def in_words(name: str) -> str:
 
     >>> in_words("clients_worst_tenth")
     'clients: worst tenth'
+    >>> in_words("auc")
+    'AUC'
     """
+    if name in SHORT:
+        return name.upper()
     return name.replace("_", ": ", 1).replace("_", " ") if name.startswith(OVER_CLIENTS) else name.replace("_", " ")
