@@ -33,8 +33,8 @@ HEAD = """# All experiments
 
 - Protected is all data of a client, or one example of a client, by the guarantee in brackets.
 - Accuracy is that of the run's model on the public test set; R2 stands there if numbers are predicted.
-- Epsilon is that of the guarantee in the row, by PLD; with two guarantees each is named. Epsilons of different
-  guarantees describe different things and cannot be compared ([what is guaranteed](privacy.md)).
+- Epsilon is that of the guarantee in the row, by PLD, under secure aggregation by RDP; with two guarantees each is named.
+  Epsilons of different guarantees describe different things and cannot be compared ([what is guaranteed](privacy.md)).
 - Seconds are those of the rounds, in one process on two cores beside other work.
 - `-` means that no result file has this experiment: it was never measured in full.
 """
@@ -181,7 +181,8 @@ def protected(config: RunConfig) -> str:
 def command(name: str, config: RunConfig) -> str:
     """What runs an experiment."""
     files = config.data.name in FROM_FILES
-    program = "python -m scripts.simulate" if name.endswith(SWEEP) or files else "scripts/run"
+    in_process = name.endswith(SWEEP) or files or config.privacy.user.secure
+    program = "python -m scripts.simulate" if in_process else "scripts/run"
     words = [program, *([] if name == DEFAULT else [f"experiment={name}"])]
     return " ".join([*words, "data.path=FOLDER"] if files else words)
 

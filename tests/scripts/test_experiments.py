@@ -28,6 +28,7 @@ ALONE = {
     "homo_lr_dpsgd": ([], {"example"}),
     "laplace_local": ([], {"local"}),
     "multilabel": ([], {"user"}),
+    "organisations": ([], {"user"}),
     "private_evaluation": ([], {"user"}),
     "regression": ([], {"example"}),
     "silos": ([], {"example"}),

@@ -24,6 +24,12 @@ def test_silos_learn_digits_with_example_level_privacy(tmp_path: Path) -> None:
     assert row["epsilon_user"] == float("inf")
 
 
+def test_twenty_organisations_learn_digits_without_a_trusted_server(tmp_path: Path) -> None:
+    row = last_row(tmp_path, "experiment=organisations")
+    assert row["accuracy"] >= 0.85
+    assert row["epsilon_user"] <= 8
+
+
 @pytest.mark.slow
 def test_a_fixed_clip_norm_learns_digits_too(tmp_path: Path) -> None:
     row = last_row(tmp_path, "experiment=fixed_clipping")
