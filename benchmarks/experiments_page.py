@@ -33,7 +33,7 @@ HEAD = """# All experiments
 
 - Protected is all data of a client, or one example of a client, by the guarantee in brackets.
 - Accuracy is that of the run's model on the public test set; R2 stands there if numbers are predicted.
-- Epsilon is that of the guarantee in the row, by PLD, in the secure case by RDP; if two guarantees are on, each is named.
+- Epsilon is that of the guarantee in the row, by PLD (secure aggregation: RDP); with two each is named.
   Epsilons of different guarantees describe different things and cannot be compared ([what is guaranteed](privacy.md)).
 - Seconds are those of the rounds, in one process on two cores beside other work.
 - `-` means that no result file has this experiment: it was never measured in full.
