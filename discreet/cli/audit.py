@@ -28,6 +28,7 @@ from discreet.audit.canary_scores import Experiment
 from discreet.audit.example_audit import ExampleAudit, audit_examples
 from discreet.audit.federation_audit import FederationAudit, audit_federation
 from discreet.audit.local_audit import LocalAudit, audit_local
+from discreet.audit.secure_audit import SecureAudit, audit_secure
 from discreet.audit.user_audit import UserAudit, audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
@@ -52,8 +53,8 @@ RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
 CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}; nodes of a federation:
 half of the population, at most {NODES}); example level:
-examples of the client ({MOST_CANARIES}); local, evaluation, statistics: releases with the canary, and as many without
-it or with its opposite ({RELEASES})"""
+examples of the client ({MOST_CANARIES}); masked sums, local, evaluation, statistics: releases with the canary, and as
+many without it or with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -171,6 +172,8 @@ def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
 
 
 def _users(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    if config.privacy.user.secure:
+        return audit_secure(config, SecureAudit(_given(given.canaries, RELEASES)))
     canaries = _given(given.canaries, min(config.population_size // 2, MOST_CANARIES))
     return audit_users(config, UserAudit(canaries, honest=given.honest, runs=given.runs))
 
