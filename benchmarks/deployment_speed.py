@@ -66,14 +66,17 @@ def rows(nodes: int = 20, rounds: int = 3, *, folder: Path | None = None) -> Row
         words = ["--data", str(make_data(scratch / "data")), "--task", "digits"]
         for how, cold in (("started anew", True), ("ready", False)):
             with federation_of([words] * nodes, scratch / ("cold" if cold else "warm"), cold=cold) as federation:
-                found.append(_row(f"floor, apps {how}", nodes, **_floor(federation, nodes=nodes, rounds=rounds)))
-                found.append(_row(f"ours, apps {how}", nodes, **_discreet(federation, nodes=nodes, rounds=rounds)))
+                found.append(row_of(f"floor, apps {how}", nodes, **_floor(federation, nodes=nodes, rounds=rounds)))
+                found.append(
+                    row_of(f"ours, apps {how}", nodes, **discreet_rounds(federation, nodes=nodes, rounds=rounds))
+                )
     return [row | {"ratio": row["seconds"] / found[0]["seconds"]} for row in found]
 
 
-def _row(
+def row_of(
     what: str, nodes: int, *, seconds: list[float], replies: list[int], memory: Mapping[str, int]
 ) -> dict[str, Any]:
+    """The row of a series: the median of its rounds, and peaks of memory in MiB."""
     median = statistics.median(seconds)
     peaks = {name: round(size / MEBIBYTE) for name, size in memory.items()}
     return {"what": what, "nodes": nodes, "replies": sum(replies), "seconds": median, "a minute": 60 / median, **peaks}
@@ -87,12 +90,15 @@ def _floor(federation: Federation, *, nodes: int, rounds: int) -> dict[str, Any]
     return {"seconds": facts["seconds"][WARM_UP:], "replies": facts["replies"][WARM_UP:], "memory": memory}
 
 
-def _discreet(federation: Federation, *, nodes: int, rounds: int) -> dict[str, Any]:
+def discreet_rounds(federation: Federation, *, nodes: int, rounds: int, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Seconds and replies of rounds with user-level privacy, and peaks of memory; `more` are further settings."""
     words = (f"rounds={rounds + WARM_UP}", f"data.num_clients={nodes}", f"sampling.min_nodes={nodes}")
     light = (f"model.name={MODEL}", "training.epochs=1", f"training.batch_size={EXAMPLES}", "sampling.kind=everyone")
     privacy = ("privacy.user.noise_multiplier=4", f"privacy.delta={0.5 / nodes}")
     patient = f"server.round_timeout={PATIENCE_SECONDS}"
-    folder, memory = _finish(federation, lambda: federation.run("discreet", *words, *light, *privacy, patient))
+    name = "secure" if more else "discreet"
+    given = (*words, *light, *privacy, *more, patient)
+    folder, memory = _finish(federation, lambda: federation.run(name, *given))
     measured = folder.read_metrics()[WARM_UP:]
     seconds, replies = [row["seconds"] or 0.0 for row in measured], [int(row["replies"] or 0) for row in measured]
     return {"seconds": seconds, "replies": replies, "memory": memory}

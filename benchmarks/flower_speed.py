@@ -39,7 +39,7 @@ from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import dp_fedavg_round, initial_state
 from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.server_messages import OwnMessages
-from discreet.federated.serving import leave_ticket
+from discreet.federated.simulated_clients import leave_ticket
 from discreet.federated.transport import RoundReport, Transport
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings

@@ -13,6 +13,7 @@ __all__ = [
     "ServerAdam",
     "ServerSGD",
     "ServerYogi",
+    "secure_sum_mod",
     "to_group_norm",
 ]
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "ServerAdam": "discreet.federated.server_optimizer",
     "ServerSGD": "discreet.federated.server_optimizer",
     "ServerYogi": "discreet.federated.server_optimizer",
+    "secure_sum_mod": "discreet.client.secure_sum_mod",
     "to_group_norm": "discreet.training.group_norm",
 }
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from discreet.client.account import Refused
+from discreet.client.replies import answered
 from discreet.client.secure_aggregation import answer_masking
-from discreet.federated.known_ledgers import LedgerError
 from discreet.federated.masked_messages import MASKING
-from discreet.federated.messages import REFUSED_CODE, MalformedMessage, decode_request, encode_reply
+from discreet.federated.messages import REFUSED_CODE, decode_request, encode_reply
 from discreet.federated.simulation_ticket import SIMULATION_KEYS
 from discreet.logs import log_to
-from discreet.setting_checks import ConfigError
+
+if TYPE_CHECKING:
+    from discreet.client.masked_work import MaskedWork
 
 logger = logging.getLogger("discreet.client")
-
-FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
 
 app = ClientApp()
 
@@ -29,25 +30,13 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client. A refusal goes back as an error with its reason, and into the client's log."""
-    try:
-        return Message(_work(message, context), reply_to=message)
-    except (Refused, MalformedMessage, ConfigError) as error:
-        logger.warning("refused: %s", error)
-        return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
-    except LedgerError as error:
-        # What the file is called stays here: a reason goes to the server.
-        logger.error("%s", error)
-        return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
-    except (ValueError, OSError, RuntimeError) as error:
-        # The text of such an error may hold a path or a value of the client's data: it must not reach the server.
-        logger.error("failed: %s", error, exc_info=True)
-        return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)
+    return answered(message, lambda: _work(message, context))
 
 
 def _work(message: Message, context: Context) -> RecordDict:
     if MASKING in message.content:
         _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
-        return answer_masking(message.content, context.node_config)
+        return answer_masking(message.content, context.node_config, work=lambda: _masked_work(message, context))
     # Here, not above: most messages of a masked sum need neither a model nor data, and each has a process of its own.
     from discreet.client.nodes import client_of
 
@@ -64,6 +53,12 @@ def _work(message: Message, context: Context) -> RecordDict:
     fields = {"event": "update", "round": request.round, **spent}
     logger.info("round %d: %s", request.round, _spent_line(spent), extra={"fields": fields})
     return encode_reply(reply)
+
+
+def _masked_work(message: Message, context: Context) -> MaskedWork:
+    from discreet.client.masked_work import MaskedWork
+
+    return MaskedWork.read(message.content, context.node_config)
 
 
 def _log_of_node(simulated: bool) -> None:

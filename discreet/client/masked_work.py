@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -13,16 +13,17 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client.account import Refused
+from discreet.client.account import Accounts, Refused
 from discreet.client.client import DPClient
 from discreet.client.nodes import client_of
 from discreet.client.noised_vector import noised_vector
-from discreet.client.policy import budgets_of, check_own_count
+from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.messages import TrainRequest, decode_request
+from discreet.federated.messages import TrainReply, TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
 from discreet.masking.agreement import Terms
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.secure_settings import Sizes
 
@@ -30,6 +31,24 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet.client")
+
+
+class Worker(Protocol):
+    """A client that trains, with its ledger, its owner's policy and its random numbers, as `DPClient` has them."""
+
+    @property
+    def accounts(self) -> Accounts | None: ...
+
+    @property
+    def policy(self) -> ClientPolicy: ...
+
+    @property
+    def source(self) -> RandomSource: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +62,7 @@ class MaskedWork:
       sums: what is added up, by the client's own count.
     """
 
-    client: DPClient
+    client: Worker
     request: TrainRequest
     params: Tensor
     sums: SecureSum

@@ -8,8 +8,7 @@ open the sum without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +27,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("discreet.client")
 
 
-def answer_masking(content: RecordDict, node_config: Mapping[str, object]) -> RecordDict:
+def answer_masking(
+    content: RecordDict, node_config: Mapping[str, object], *, work: Callable[[], MaskedWork]
+) -> RecordDict:
     """The reply to a masking request: who this node is, its part of one or two stages, or its masked vector.
+
+    `work` reads what a masked vector is made of. It is called only if one is asked for: the other stages cost no model
+    and no data.
 
     Raises:
       Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or the request is not
@@ -43,7 +47,7 @@ def answer_masking(content: RecordDict, node_config: Mapping[str, object]) -> Re
     asked = _contents(request)
     if Stage.KEYS in {stage for stage, _ in asked.stages}:
         membership.forget(but=asked.terms.run)
-    return reply_content(_answer(request, asked, membership, work=_Work(content, node_config)))
+    return reply_content(_answer(request, asked, membership, work=work))
 
 
 def _contents(request: bytes) -> Contents:
@@ -53,25 +57,12 @@ def _contents(request: bytes) -> Contents:
         raise Refused(f"malformed: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a masked vector is made of, read only if it is asked for: the other stages cost no model and no data."""
-
-    content: RecordDict
-    node_config: Mapping[str, object]
-
-    def read(self) -> MaskedWork:
-        from discreet.client.masked_work import MaskedWork
-
-        return MaskedWork.read(self.content, self.node_config)
-
-
-def _answer(request: bytes, asked: Contents, membership: Membership, *, work: _Work) -> bytes:
+def _answer(request: bytes, asked: Contents, membership: Membership, *, work: Callable[[], MaskedWork]) -> bytes:
     try:
         if Stage.MASKED not in {stage for stage, _ in asked.stages}:
             # Signed keys are bound to the terms: those of the masked vector, which are compared below.
             return membership.node(asked.terms).answer(request, _no_vector, _no_release)
-        masked = work.read()
+        masked = work()
         node = membership.node(masked.terms(asked.terms.run))
         reply = node.answer(request, masked.vector, masked.release, price=repr(masked.event).encode())
     except MaskingRefused as refusal:

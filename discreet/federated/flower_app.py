@@ -23,6 +23,8 @@ from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.masked_transport import MaskedTransport, SumTerms
+from discreet.federated.messages import VirtualClient
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.private_evaluation import Unrated
@@ -32,7 +34,10 @@ from discreet.federated.resuming import same_settings
 from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, replace_file
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
+from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.training_run import Outcome, TrainingRun
+from discreet.secure_settings import Sizes
+from discreet.settings import client_settings
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks
 
@@ -60,6 +65,10 @@ ARGUMENTS = {
     "privacy.user.target_epsilon": "target_epsilon",
     "privacy.user.max_epsilon": "max_epsilon",
     "privacy.user.account": "account",
+    "privacy.user.aggregation": "aggregation",
+    "privacy.secure.dropouts": "dropouts",
+    "privacy.secure.colluding": "colluding",
+    "privacy.secure.threshold": "threshold",
     "privacy.user.too_noisy": "too_noisy",
     "privacy.user.clip.kind": "clipping",
     "privacy.user.clip.norm": "clip_norm",
@@ -161,8 +170,9 @@ class FlowerApp:
     def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:
         """See `discreet.federated.ready_run.App`."""
         with said_in_arguments():
-            config, asked = self._settings(call)
+            _refuse_evaluation(call, private=self.config.evaluation.private)
             layout, resumed = layout_of(call.initial_arrays, frozen=self.frozen), None
+            config, asked = self._settings(call, Sizes(layout.num_params))
             folder = check_output(config)
             if config.resume:
                 resumed = _read_arrays(folder, layout)
@@ -171,10 +181,12 @@ class FlowerApp:
             layout, loss = resumed or (layout, evaluation.of(0, call.initial_arrays).loss)
             evaluation.layout = layout
             params = layout.vector(call.initial_arrays)
-            run = open_run(config, asked=asked, params=params, simulated=False, held=held)
+            simulated = isinstance(call.grid, InMemoryGrid) and config.privacy.user.secure
+            run = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
         if resumed is None:
             _write_arrays(run.folder, layout, loss)
-        training = self._training(call, run, evaluation, loss)
+        transport = self._masked(call, run, self._transport(call, run, evaluation.layout), held)
+        training = self._training(run, evaluation, loss, transport)
         return ReadyRun(
             training,
             run,
@@ -184,36 +196,59 @@ class FlowerApp:
             evaluations=evaluation.found,
         )
 
-    def _settings(self, call: StartCall) -> tuple[RunConfig, RunConfig]:
+    def _settings(self, call: StartCall, sizes: Sizes) -> tuple[RunConfig, RunConfig]:
         """The configuration, resolved and as it was asked for."""
-        _refuse_evaluation(call, private=self.config.evaluation.private)
         server = replace(self.config.server, round_timeout=call.timeout)
         asked = replace(self.config, rounds=call.num_rounds, server=server)
         if not isinstance(call.grid, InMemoryGrid):
             check_secure(asked)
         if asked.resume:
             return same_settings(asked), asked
-        config = resolve_noise(asked)
+        config = resolve_noise(asked, sizes)
         count_stddev(config)
         return config, asked
 
-    def _training(
-        self, call: StartCall, run: OpenedRun, evaluation: ServerEvaluation, loss: float | None
-    ) -> TrainingRun:
-        config = run.config
+    def _transport(self, call: StartCall, run: OpenedRun, layout: ArrayLayout) -> GridTransport:
+        config, frozen = run.config, self.frozen
         train_config = ConfigRecord() if call.train_config is None else call.train_config
-        transport = GridTransport(
+        masked = (client_settings(config), frozen) if config.privacy.user.secure else None
+        return GridTransport(
             call.grid,
-            FlowerMessages(evaluation.layout, train_config, self.arrays_key, self.config_key, self.metric),
+            FlowerMessages(layout, train_config, self.arrays_key, self.config_key, self.metric, masked),
             timeout=config.server.round_timeout,
             population_size=config.population_size,
             min_nodes=config.sampling.min_nodes,
             in_every_round=True,
             says=in_arguments,
         )
+
+    def _masked(
+        self, call: StartCall, run: OpenedRun, transport: GridTransport, held: ExitStack
+    ) -> GridTransport | MaskedTransport:
+        """The transport of a run whose server reads masked sums alone, if it is one."""
+        config, folder = run.config, run.folder.path
+        if not config.privacy.user.secure:
+            return transport
+        terms = SumTerms.of(config, Sizes(run.checkpoint.params.numel()))
+        if not isinstance(call.grid, InMemoryGrid):
+            return MaskedTransport(transport, terms)
+        ticket, numbers = set_up_simulation(config, folder, held), dict[int, int]()
+
+        def virtual(node: int) -> VirtualClient:
+            return VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
+
+        return MaskedTransport(transport, terms, virtual)
+
+    def _training(
+        self,
+        run: OpenedRun,
+        evaluation: ServerEvaluation,
+        loss: float | None,
+        transport: GridTransport | MaskedTransport,
+    ) -> TrainingRun:
         logger.info("metrics and numbers of examples that clients report are not read: they are not private")
         # An untrained model is the yardstick for a loss that runs away.
-        query = RATED if config.evaluation.private else None
+        query = RATED if run.config.evaluation.private else None
         chance = float("inf") if loss is None else loss
         plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
         after = (lambda _: Unrated(names_of(query))) if query else evaluation.after

@@ -9,8 +9,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
+from discreet.client_settings import ClientSettings
 from discreet.federated.array_layout import ArrayLayout
-from discreet.federated.messages import TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
+from discreet.federated.masked_messages import ASKED, FROZEN
+from discreet.federated.messages import (
+    TRAIN,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
+    Work,
+    request_items,
+)
 from discreet.privacy.clipping import row_norms
 
 ROUND = "server-round"  # as Flower's own strategies say it to clients
@@ -25,6 +35,8 @@ class FlowerMessages:
       config: sent to every client in every round, with the number of the round beside it.
       arrays_key, config_key: of the records.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
+      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays: the mod of
+        `discreet.client.secure_sum_mod` reads it, and takes it out.
     """
 
     layout: ArrayLayout
@@ -32,6 +44,7 @@ class FlowerMessages:
     arrays_key: str = "arrays"
     config_key: str = "config"
     metric: str = "accuracy"
+    masked: tuple[ClientSettings, tuple[str, ...]] | None = None
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> FlowerRound | FlowerRating:
         """The messages of one round."""
@@ -40,6 +53,9 @@ class FlowerMessages:
         sent = self.layout.vector(arrays)
         config = ConfigRecord({**self.config, ROUND: number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
+        if self.masked is not None:
+            run, frozen = self.masked
+            content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
         if not work.trains:
             return FlowerRating(number, content, self.metric)
         return FlowerRound(number, content, self.layout, sent, clip_norm)

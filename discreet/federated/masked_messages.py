@@ -14,6 +14,10 @@ from discreet.federated.messages import MalformedMessage, VirtualClient, take_vi
 
 MASKING = "masking"  # the record's name
 WHO = b""
+ASKED, FROZEN = (
+    "masking-train-request",
+    "frozen-arrays",
+)  # a train request beside another app's records, and what is in it
 _REQUEST, _REPLY, _NAME, _PEERS = "request", "reply", "name", "peers"
 
 

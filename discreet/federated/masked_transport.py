@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,13 +26,15 @@ from discreet.federated.masked_messages import (
     read_member,
     read_reply_content,
 )
-from discreet.federated.messages import TRAIN, MalformedMessage, Work
+from discreet.federated.messages import TRAIN, MalformedMessage, VirtualClient, Work
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed
 from discreet.federated.transport import Failure
 from discreet.masking.agreement import Abandoned, MalformedReply, Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Stage, contents
 from discreet.privacy.secure_grid import SecureSum
+from discreet.secure_settings import Sizes
+from discreet.settings import RunConfig, client_settings
 
 logger = logging.getLogger("discreet")
 
@@ -56,6 +58,13 @@ class SumTerms:
     threshold: int
     rounds: int
 
+    @classmethod
+    def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms:
+        """Of a configuration whose noise is resolved."""
+        secure, vector = config.privacy.secure, client_settings(config).secure_sum(sizes)
+        threshold = secure.threshold_of(config.population_size)
+        return cls(vector, secure.dropouts, secure.colluding, threshold, config.rounds)
+
     def of_run(self, run: str) -> Terms:
         """As nodes sign them."""
         counts = (self.vector.nodes, self.dropouts, self.colluding, self.threshold)
@@ -69,6 +78,7 @@ class MaskedTransport:
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
       sums: of this run.
+      virtual: which client of a simulation one is to be; None for what `asking` says.
       members_of: by client, who each one says that it is.
       number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
         nothing of before can be asked for: what was sealed and not opened stays so.
@@ -76,6 +86,7 @@ class MaskedTransport:
 
     asking: GridTransport
     sums: SumTerms
+    virtual: Callable[[int], VirtualClient] | None = None
     members_of: dict[int, Member] = field(default_factory=dict)
     number: int = 1
     _server: MaskingServer | None = field(default=None, repr=False)
@@ -142,7 +153,7 @@ class MaskedTransport:
     def _meet(self, cohort: Sequence[int], group: str, missing: dict[int, Failure]) -> None:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
-        record = {client: masking_record(WHO, self.asking.virtual_client(client)) for client in new}
+        record = {client: masking_record(WHO, self._virtual_client(client)) for client in new}
         contents = ((client, RecordDict({MASKING: record[client]})) for client in new)
         for client, reply in self._replies(
             contents, Sending(MessageType.TRAIN, group, SMALL, "who nodes are"), missing
@@ -191,8 +202,11 @@ class MaskedTransport:
         size = SMALL if asked is None else vector.length * vector.bits // FLOAT_BITS + SMALL
         return Sending(MessageType.TRAIN if asked is None else asked.kind, str(exchange.round), size, what)
 
+    def _virtual_client(self, client: int) -> VirtualClient | None:
+        return self.virtual(client) if self.virtual is not None else self.asking.virtual_client(client)
+
     def _content(self, request: bytes, client: int, asked: RoundMessages | None) -> RecordDict:
-        virtual = self.asking.virtual_client(client)
+        virtual = self._virtual_client(client)
         content = RecordDict() if asked is None else asked.request(virtual)
         return RecordDict({**content, MASKING: masking_record(request, virtual)})
 

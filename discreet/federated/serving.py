@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shlex
 import sys
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -32,8 +31,7 @@ from discreet.federated.run_folder import change_state, state_of
 from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
-from discreet.federated.simulation_keys import erase_keys, make_keys
-from discreet.federated.simulation_ticket import TICKET
+from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.transport import MessagesTooLarge, Transport
 from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
@@ -81,21 +79,6 @@ def serve(grid: Grid, context: Context, *, strategy: MakeStrategy, bundle: Path 
         end_run(grid, error)
 
 
-def leave_ticket(folder: Path) -> str:
-    """A new ticket, which lies in the folder of a simulation from now on."""
-    ticket = secrets.token_hex(32)
-    path = folder / TICKET
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(ticket)
-    return ticket
-
-
-def take_ticket_back(folder: Path) -> None:
-    """The simulation is over."""
-    (folder / TICKET).unlink(missing_ok=True)
-
-
 def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
     """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
 
@@ -139,11 +122,7 @@ def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
 def _virtual(session: Session, held: ExitStack) -> VirtualClients:
     """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
     config, folder = session.config, session.folder.path
-    ticket = leave_ticket(folder)
-    held.callback(take_ticket_back, folder)
-    if config.privacy.user.secure:
-        make_keys(folder, [str(client) for client in range(config.data.num_clients)])
-        held.callback(erase_keys, folder)
+    ticket = set_up_simulation(config, folder, held)
     return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
 
 
@@ -192,9 +171,7 @@ def _masked(session: Session, transport: GridTransport) -> GridTransport | Maske
     config = session.config
     if not config.privacy.user.secure:
         return transport
-    secure, vector = config.privacy.secure, client_settings(config).secure_sum(session.sizes)
-    counts = (secure.dropouts, secure.colluding, secure.threshold_of(config.population_size))
-    return MaskedTransport(transport, SumTerms(vector, *counts, rounds=config.rounds))
+    return MaskedTransport(transport, SumTerms.of(config, session.sizes))
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:

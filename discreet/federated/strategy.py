@@ -74,6 +74,11 @@ class DPFedAvg(Strategy):
       shrink_with_noise: a step is as long as its signal, by the noise that is expected in it.
       accountant: "pld" or "rdp".
       noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
+      aggregation: "plain", or "secure": the server reads masked sums, which clients noise, and no update. The clients'
+        app then has `ClientApp(mods=[discreet.secure_sum_mod])`; sampling="everyone" and accountant="rdp" are needed.
+      dropouts: of aggregation="secure": how many nodes may be lost in a round, before it is abandoned unread.
+      colluding: how many nodes may work with the server.
+      threshold: of how many nodes the shares open a sum; None for the least that is safe.
       too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
@@ -123,6 +128,10 @@ class DPFedAvg(Strategy):
         shrink_with_noise: bool = False,
         accountant: str = "pld",
         noise: str = "grid",
+        aggregation: str = "plain",
+        dropouts: int = 1,
+        colluding: int = 1,
+        threshold: int | None = None,
         too_noisy: str = "refuse",
         frozen: Sequence[str] = (),
         seed: int | None = None,

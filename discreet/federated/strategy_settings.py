@@ -9,6 +9,7 @@ from typing import Any
 from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.server_optimizer import server_section
+from discreet.secure_settings import SECURE
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,12 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
         "learning_rate": given["clip_learning_rate"],
         "count_stddev": given["count_stddev"],
     }
-    user = {name: given[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy", "account")}
+    names = ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy", "account", "aggregation")
+    user = {name: given[name] for name in names}
+    if given["aggregation"] == SECURE and given["private_evaluation"] is not None:
+        raise ConfigError(
+            "private_evaluation must be None with aggregation=secure: another app's metrics are not masked"
+        )
     return parse_config(
         {
             "rounds": 1,
@@ -100,6 +106,7 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
             "privacy": {
                 **{name: given[name] for name in ("delta", "accountant", "noise")},
                 "user": {**user, "enabled": True, "clip": clip},
+                "secure": {name: given[name] for name in ("dropouts", "colluding", "threshold")},
             },
         }
     )

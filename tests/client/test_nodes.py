@@ -16,7 +16,7 @@ from discreet.client.policy import ClientPolicy
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
 from discreet.federated.messages import TrainRequest, VirtualClient, Work
-from discreet.federated.serving import leave_ticket
+from discreet.federated.simulated_clients import leave_ticket
 from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")

@@ -19,7 +19,7 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
-from discreet.federated.serving import leave_ticket
+from discreet.federated.simulated_clients import leave_ticket
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings

@@ -1,0 +1,128 @@
+"""Secure aggregation for the ClientApp of any Flower app: `app = ClientApp(mods=[secure_sum_mod])`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import Tensor
+
+from discreet.client.account import Accounts, Refused
+from discreet.client.masked_work import MaskedWork
+from discreet.client.policy import ClientPolicy, policy_from
+from discreet.client.replies import answered
+from discreet.client.secure_aggregation import answer_masking
+from discreet.federated.array_layout import ArrayLayout, layout_of
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, read_masking
+from discreet.federated.messages import MalformedMessage, TrainReply, TrainRequest, request_of
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.randomness import RandomSource, secure_source
+from discreet.secure_settings import Sizes
+from discreet.tasks.examples import TaskShape
+
+ClientAppCallable = Callable[[Message, Context], Message]
+
+
+def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(aggregation="secure", ...)` asks for it.
+
+    The app trains as ever. What it returns leaves as its difference to the arrays that came, clipped, on a grid, noised
+    with this node's share, and masked; metrics and numbers of examples do not leave. A request to train that is not
+    under secure aggregation is refused; other messages pass.
+
+    The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md): `name`,
+    `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one. In Flower's simulation they
+    are made for the run.
+
+    Example:
+      >>> from flwr.clientapp import ClientApp
+      >>> import discreet
+      >>> app = ClientApp(mods=[discreet.secure_sum_mod])
+    """
+    if MASKING in message.content:
+        work = partial(_read_work, message, context, call_next)
+        return answered(message, lambda: answer_masking(message.content, context.node_config, work=work))
+    if message.metadata.message_type == MessageType.TRAIN:
+        return answered(message, _refuse)
+    return call_next(message, context)
+
+
+def _refuse() -> RecordDict:
+    raise Refused("this app trains under secure aggregation alone, and this message asks for an update in the clear")
+
+
+@dataclass(frozen=True, eq=False)
+class AppClient:
+    """A client whose training is another app's, see `discreet.client.masked_work.Worker`.
+
+    Attributes:
+      train: the app, on arrays that it gets.
+      layout: of the arrays.
+    """
+
+    train: Callable[[], ArrayRecord]
+    layout: ArrayLayout
+    accounts: Accounts
+    policy: ClientPolicy
+    holder: str = ""
+    shape: TaskShape | None = None
+    source: RandomSource = field(default_factory=secure_source)
+
+    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
+        """The clipped difference of what the app returns to what it was sent, and whether its norm was within C_t."""
+        update = self.layout.difference(self.train(), params.numpy().astype(np.float32))
+        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
+        return TrainReply(request.round, clipped[0], bool(norms[0] <= request.clip_norm))
+
+
+def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
+    content = RecordDict(dict(message.content))
+    _, virtual = read_masking(content)
+    asked = content.pop(ASKED, None)
+    del content[MASKING]
+    if not isinstance(asked, ConfigRecord):
+        raise MalformedMessage("the message holds no train request of this version of Discreet")
+    items: dict[str, object] = dict(asked)
+    frozen = items.pop(FROZEN, None)
+    request = request_of(items)
+    arrays = _only_arrays(content)
+    layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
+    params = layout.vector(arrays)
+    path = Path(virtual.state_folder) / CLIENTS_LEDGER if virtual else _ledger_of(context.node_config)
+    ledger, holder = DurableLedger(path), "" if virtual is None else str(virtual.client_id)
+    if virtual is None:
+        ledger.check()
+    message.content = content
+    client = AppClient(
+        lambda: _only_arrays(call_next(message, context).content),
+        layout,
+        Accounts(ledger, request.run.delta, request.run.accountant),
+        _policy(context.node_config),
+        holder,
+    )
+    return MaskedWork(client, request, params, request.run.secure_sum(Sizes(layout.num_params)))
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    found = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(found) != 1:
+        raise MalformedMessage(f"the message and the app's reply must hold one record of arrays (got {len(found)})")
+    return found[0]
+
+
+def _ledger_of(node_config: Mapping[str, object]) -> Path:
+    if "ledger" not in node_config:
+        raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+    return Path(str(node_config["ledger"]))
+
+
+def _policy(node_config: Mapping[str, object]) -> ClientPolicy:
+    try:
+        return policy_from(node_config)
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be read: {error}") from error
