@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from discreet.client_noise_settings import NOT_NEGATIVE as NOT_NEGATIVE
+from discreet.client_noise_settings import ExamplePrivacyConfig as ExamplePrivacyConfig
+from discreet.client_noise_settings import LocalPrivacyConfig as LocalPrivacyConfig
 from discreet.evaluation_settings import MEANS
 from discreet.evaluation_settings import METRICS as METRICS
 from discreet.evaluation_settings import EvaluationConfig as EvaluationConfig
@@ -39,14 +42,7 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-SCHEDULES = ("uniform", "geometric")
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
-
-
-def _is_schedule(value: object) -> bool:
-    if not isinstance(value, list):
-        return value in SCHEDULES
-    return bool(value) and all(isinstance(share, int | float) and share > 0 for share in value)
 
 
 def _are_weights(value: object) -> bool:
@@ -54,12 +50,10 @@ def _are_weights(value: object) -> bool:
     return bool(numbers) and all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
 
 
-NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
 LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
 MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
 # 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
 PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
-SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
 WEIGHTS = Rule("a list of finite numbers above 0, one a class", _are_weights)
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 SAMPLING = one_of("poisson", "fixed", "everyone")
@@ -124,43 +118,6 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.")
-
-
-@dataclass(frozen=True)
-class ExamplePrivacyConfig:
-    """Example-level privacy: DP-SGD inside each client, for one example of it."""
-
-    enabled: bool = False
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    l2_norm_clip: float = setting(1.0, POSITIVE)
-    target_epsilon: float | None = setting(None, POSITIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.example.")
-        if self.enabled:
-            require_one(self, "privacy.example.", NOISE_OR_TARGET)
-
-
-@dataclass(frozen=True)
-class LocalPrivacyConfig:
-    """Local privacy: each client noises its own update, for an untrusted server."""
-
-    kind: str = setting("none", one_of("none", "gaussian", "laplace", "laplace_step"))
-    epsilon: float | None = setting(None, POSITIVE)
-    noise_multiplier: float | None = setting(None, POSITIVE)
-    norm_clip: float = setting(1.0, POSITIVE)
-    schedule: Any = field(default="uniform", metadata={"rule": SCHEDULE})
-    max_epsilon: float | None = setting(None, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.local.")
-        if self.kind != "none":
-            advice = (
-                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, the total over "
-                "all rounds; privacy.user.enabled must be false"
-            )
-            require_one(self, "privacy.local.", ("epsilon", "noise_multiplier"), advice)
 
 
 @dataclass(frozen=True)
@@ -245,6 +202,11 @@ class ClientSettings:
         self._check_ratings()
         if self.user.secure:
             self._check_secure("privacy.user.aggregation=secure")
+            rule = "false with privacy.user.aggregation=secure: beside its masked vector a client says nothing"
+            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
+        if self.example.secure:
+            self._check_secure("privacy.example.aggregation=secure")
+            self._check_shared_step("with privacy.example.aggregation=secure")
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
@@ -255,6 +217,17 @@ class ClientSettings:
     def accounts_itself(self) -> bool:
         """Whether a guarantee is on that each client accounts in a ledger of its own."""
         return self.example.enabled or self.local.kind != "none" or self.user.secure
+
+    @property
+    def masked(self) -> bool:
+        """Whether the server reads nothing but masked sums."""
+        return self.user.secure or self.example.secure
+
+    @property
+    def step_norm(self) -> float:
+        """What one example can add to its client's step, in L2, if clients share a step: a step is minus the learning
+        rate times the sum of the clipped gradients over `batch_size`."""
+        return self.training.learning_rate * self.example.l2_norm_clip / self.training.batch_size
 
     @property
     def rates_itself(self) -> bool:
@@ -272,8 +245,8 @@ class ClientSettings:
         check_paid(what, at_server=at_server, secure=self.user.secure, sampling=self.user.sampling)
 
     def secure_sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
-        """What clients add up under secure aggregation at user level; the same in every round of a run. A client finds
-        its share of the noise by it. `noise_multiplier`: of a round; None for the one that is declared.
+        """What clients add up under secure aggregation; the same in every round of a run. A client finds its share of
+        the noise by it. `noise_multiplier`: of a round; None for the one that is declared.
 
         Raises:
           ValueError: the noise, the clients and the model do not go together.
@@ -281,6 +254,8 @@ class ClientSettings:
         from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
         from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
+        if self.example.secure:
+            return self._shared_step(sizes.num_params, noise_multiplier)
         noise = self.user.noise_multiplier if noise_multiplier is None else noise_multiplier
         if noise is None:
             raise ConfigError("privacy.user.noise_multiplier must be given, or resolved from its target (got null)")
@@ -294,6 +269,16 @@ class ClientSettings:
             count_stddev=(count or 1.0) if self.user.adaptive else None,
             answers=(sizes.answers, self.evaluation.noise_multiplier) if self.evaluation.private else None,
         )
+
+    def _shared_step(self, num_params: int, noise_multiplier: float | None) -> SecureSum:
+        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum
+
+        nodes, noise = self.user.population_size, noise_multiplier
+        noise = self.example.noise_multiplier if noise is None else noise
+        if noise is None:
+            raise ConfigError("privacy.example.noise_multiplier must be given, or resolved from its target (got null)")
+        cohort, largest = SecureCohort(nodes, self.secure.summands(nodes)), self.training.batch_size
+        return example_secure_sum(num_params, cohort, noise_multiplier=noise, largest_sum=largest)
 
     def user_event(self, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
         """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
@@ -375,9 +360,20 @@ class ClientSettings:
         require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
         rule = f"grid with {by}: masks are added to whole numbers"
         require(self.noise == "grid", "privacy.noise", rule, self.noise)
-        rule = f"false with {by}: beside its masked vector a client says nothing, of its own account neither"
-        require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
         self.secure.check_fits(self.user.population_size)
+
+    def _check_shared_step(self, by: str) -> None:
+        """Every client sends one clipped gradient of each of its examples, and nothing else."""
+        rule = f"false {by}: the sum that is opened is noised for one example, not for a client"
+        require(not self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
+        require(self.local.kind == "none", "privacy.local.kind", f"none {by}", self.local.kind)
+        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}", self.evaluation.kind)
+        training, rows = self.training, self.data.public_num_examples
+        require(training.epochs == 1, "training.epochs", f"1 {by}: one step a round", training.epochs)
+        require(training.optimizer == "sgd", "training.optimizer", f"sgd {by}: a plain step", training.optimizer)
+        require(training.weight_decay == 0, "training.weight_decay", f"0 {by}: a plain step", training.weight_decay)
+        rule = f"left out {by}: every step is over all examples, and training.batch_size is the public constant"
+        require(rows is None, "data.public_num_examples", rule, rows)
 
     def _check_local(self) -> None:
         kind, schedule = self.local.kind, self.local.schedule

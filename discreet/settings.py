@@ -162,6 +162,11 @@ class PrivacyConfig:
     def __post_init__(self) -> None:
         check(self, "privacy.")
 
+    @property
+    def masked(self) -> bool:
+        """Whether the server reads nothing but masked sums."""
+        return self.user.secure or self.example.secure
+
 
 @dataclass(frozen=True)
 class OperationsConfig:

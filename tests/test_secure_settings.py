@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from discreet.config import ConfigError, load_config
-from discreet.federated.guarantees import deciding_settings, resolve_noise
+from discreet.federated.deciding_settings import deciding_settings
+from discreet.federated.guarantees import resolve_noise
 from discreet.federated.messages import TrainRequest, request_items, request_of
 from discreet.secure_settings import SecureConfig
 from discreet.settings import client_settings

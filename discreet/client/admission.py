@@ -174,6 +174,8 @@ def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: C
     rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
     if work.training.example is not None:
         noises[EXAMPLE] = min(work.training.example.noise_multiplier, rating)
+    if run.example.secure:  # what its own account says is held to its budgets where it adds its vector to the sum
+        noises[EXAMPLE] = run.example.noise_multiplier or 0.0
     if run.local.kind != "none":
         noises[LOCAL] = min(rating, math.inf if work.local is None else work.local.noise_multiplier)
     counted = counted_examples(num_examples, work.training)
@@ -202,7 +204,7 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
       Refused: no noise meets the target, since the ratings alone pass it.
     """
     example, settings = run.example, settings_without_noise(run.training, run.task)
-    if not example.enabled:
+    if not example.enabled or example.secure:
         return settings
     draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
     private = ExamplePrivacy(example.l2_norm_clip, example.noise_multiplier or 0.0, draws, declared)

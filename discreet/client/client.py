@@ -14,6 +14,7 @@ from discreet.client.admission import RoundWork, admit
 from discreet.client.answering import answer_of_data, answer_to, own_noise
 from discreet.client.local_privacy import release_step, release_update
 from discreet.client.policy import ClientPolicy
+from discreet.client_settings import ClientSettings
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
 from discreet.federated.query import OF_DATA, query_of
 from discreet.privacy.clipping import clip_by_norm
@@ -21,6 +22,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import frozen_digest, load_parameters, trainable
 from discreet.training.local_training import local_update
+from discreet.training.shared_step import shared_step
 
 UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
 
@@ -75,7 +77,7 @@ class DPClient(NumPyClient):
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
         if not request.work.trains:
             return TrainReply(request.round, torch.zeros(0), False, *spent, answer=answer)
-        update = self._update(params, admitted.work)
+        update = self._update(params, admitted.work, request.run)
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         below = bool(norms[0] <= request.clip_norm)
         return TrainReply(request.round, clipped[0], below, *spent, answer=answer)
@@ -101,8 +103,11 @@ class DPClient(NumPyClient):
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)
 
-    def _update(self, params: Tensor, work: RoundWork) -> Tensor:
+    def _update(self, params: Tensor, work: RoundWork, run: ClientSettings) -> Tensor:
         local, training = work.local, work.training
+        if run.example.secure:
+            clip = run.example.l2_norm_clip, self.source
+            return shared_step(self.model, params, self.examples, settings=training, clip=clip)
         if local is not None and local.kind == "laplace_step":
             load_parameters(self.model, params)
             source = self.source.child("local")

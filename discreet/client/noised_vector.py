@@ -1,4 +1,5 @@
-"""What a client puts into a masked sum: its clipped update, its bit and its answer on the grid, and its own noise."""
+"""What a client puts into a masked sum: its clipped update, its bit and its answer on the grid, or its step at example
+level, and its own noise."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ def noised_vector(vector: SecureSum, reply: TrainReply, request: TrainRequest, s
       reply: what the client says, before it is put on the grid.
       source: the client's own, of this round.
     """
+    if vector.largest_sum:
+        encoded = vector.encode_gradients(reply.update, request.run.step_norm)
+        return encoded + vector.noise(source.child("secure", "step"))
     trains, query = request.work.trains, request.work.query
     encoded = vector.encode(
         reply.update if trains else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
@@ -13,19 +13,17 @@ from discreet.privacy.accountants import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings import PrivacyConfig
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 
 class BudgetSpentError(RuntimeError):
     """The next round would pass a budget. The message says which, and what is left."""
 
 
 @dataclass(frozen=True)
-class UserBudget:
-    """The largest user-level epsilon at `delta`, by `accountant`; None: no budget.
+class ServerBudget:
+    """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`; None: no budget.
 
     Attributes:
+      guarantee: user; example if clients share a step under secure aggregation.
       name: of the budget in messages, a setting.
       whose: what has spent the epsilon, in words; empty for a single run.
     """
@@ -35,11 +33,14 @@ class UserBudget:
     accountant: str
     name: str = "privacy.user.max_epsilon"
     whose: str = ""
+    guarantee: str = USER
 
     @classmethod
-    def of(cls, privacy: PrivacyConfig) -> Self:
+    def of(cls, privacy: PrivacyConfig, guarantee: str = USER) -> Self:
         """The budget that a configuration names."""
-        return cls(privacy.user.max_epsilon, privacy.delta, privacy.accountant)
+        budget = privacy.user.max_epsilon if guarantee == USER else privacy.example.max_epsilon
+        name = f"privacy.{guarantee}.max_epsilon"
+        return cls(budget, privacy.delta, privacy.accountant, name=name, guarantee=guarantee)
 
     def epsilon(self, spent: PrivacyLedger) -> float:
         """Of what was spent, 0 before the first release."""
@@ -54,20 +55,21 @@ class UserBudget:
             after = after.record(charge.event, charge.count)
         if exceeds(self.epsilon(after), self.max_epsilon):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
+            level = "a user-level" if self.guarantee == USER else "an example-level"
             raise BudgetSpentError(
-                f"{what} would reach a user-level epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
+                f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
                 f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
             )
 
 
-def require_room_for(event: DpEvent, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
-    """Raises BudgetSpentError if a release with this event, for `what`, would pass the budget: that of all runs over
+def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
+    """Raises BudgetSpentError if a release that is charged so, for `what`, would pass the budget: that of all runs over
     the population if the ledger charges an account, else that of the run."""
-    charges = [Charge(0, USER, "", event)]
     if ledger.account is not None:
-        ledger.account.require_room(charges, what)
+        ledger.account.require_room([charge], what)
         return
-    UserBudget.of(privacy).require_room(ledger.spent(USER), charges, what)
+    spent = ledger.spent(charge.guarantee)
+    ServerBudget.of(privacy, charge.guarantee).require_room(spent, [charge], what)
 
 
 @lru_cache(maxsize=256)

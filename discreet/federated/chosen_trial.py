@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.budget import BudgetSpentError
+from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import USER, deciding_settings, resolve_noise, user_event
+from discreet.federated.guarantees import USER, resolve_noise, user_event
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER, ZERO_OUT
@@ -124,7 +123,7 @@ def _reported(config: RunConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _SecureTerms:
-    """What user level says under secure aggregation, of n clients, d lost, c colluding."""
+    """What a guarantee says under secure aggregation, of n clients, d lost, c colluding."""
 
     nodes: int
     dropouts: int
@@ -153,6 +152,14 @@ class _SecureTerms:
             f"DP-FedAvg with {clip}, everybody in every round, on whole numbers; each client adds discrete Gaussian "
             f"noise and masks, of which the server reads the sum alone; up to {self.dropouts} clients may be lost in "
             "a round"
+        )
+
+    @property
+    def shared_step(self) -> str:
+        return (
+            "one step a round over all examples of all clients, on whole numbers: each client adds up a clipped "
+            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads the sum "
+            f"alone; up to {self.dropouts} clients may be lost in a round"
         )
 
     @property
@@ -188,7 +195,30 @@ def _ratings(config: RunConfig) -> tuple[str, str]:
     )
 
 
+def _shared_step(config: RunConfig) -> Guarantee:
+    terms = _SecureTerms.of(config)
+    return Guarantee(
+        EXAMPLE,
+        True,
+        unit="one example of one client",
+        adjacency=ADD_OR_REMOVE,
+        trusted=f"{terms.trusted}; and the client itself",
+        observer=terms.observer,
+        mechanism=terms.shared_step,
+        accounting=terms.accounting.replace("update and bits together, not amplified", "not amplified"),
+        not_covered=(
+            *NOT_COVERED,
+            *terms.not_covered,
+            "all examples of one person together, if a client holds several of one person",
+            "earlier runs over the same examples, in the server's account: each client's own ledger adds them up",
+            *_shared_examples(config),
+        ),
+    )
+
+
 def _example(config: RunConfig) -> Guarantee:
+    if config.privacy.example.secure:
+        return _shared_step(config)
     declared = config.data.public_num_examples
     probability = (
         "batch_size / n"
@@ -317,6 +347,8 @@ def resolve_noise(config: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
     Raises:
       ConfigError: no noise reaches the target.
     """
+    if config.privacy.example.secure:
+        return _resolve_shared_step(config, sizes)
     user = config.privacy.user
     if not user.enabled or user.target_epsilon is None:
         return config
@@ -332,6 +364,26 @@ def resolve_noise(config: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
     budget = user.max_epsilon if user.max_epsilon is not None else user.target_epsilon
     resolved = replace(user, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
     return replace(config, privacy=replace(config.privacy, user=resolved))
+
+
+def _resolve_shared_step(config: RunConfig, sizes: Sizes) -> RunConfig:
+    """As `resolve_noise`, of the noise that clients share at example level."""
+    example, settings = config.privacy.example, client_settings(config)
+    if example.target_epsilon is None:
+        return config
+    try:
+        noise_multiplier = noise_multiplier_for_releases(
+            example.target_epsilon,
+            releases=lambda noise: ((settings.secure_sum(sizes, noise).event, config.rounds),),
+            delta=config.privacy.delta,
+            accountant=config.privacy.accountant,
+        )
+    except ValueError as error:
+        target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
+        raise ConfigError(f"{target} can't be reached: {error}") from error
+    budget = example.max_epsilon if example.max_epsilon is not None else example.target_epsilon
+    resolved = replace(example, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
+    return replace(config, privacy=replace(config.privacy, example=resolved))
 
 
 def count_stddev(config: RunConfig) -> float | None:
@@ -353,42 +405,3 @@ def count_stddev(config: RunConfig) -> float | None:
             f"(got {value:g})"
         )
     return value
-
-
-_DECIDING = (
-    *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),
-    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
-)
-_DECIDING_USER = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
-_DECIDING_SECURE = ("privacy.user.aggregation", *(f"privacy.secure.{name}" for name in ("dropouts", "colluding")))
-_DECIDING_EXAMPLE = (
-    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
-    "data.public_num_examples",
-)
-_DECIDING_EVALUATION = tuple(
-    f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier")
-)
-_DECIDING_STATISTICS = ("data.normalise", "statistics.noise_multiplier")
-_DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
-
-
-def deciding_settings(config: RunConfig) -> dict[str, object]:
-    """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
-    names = [*_DECIDING]
-    names += _DECIDING_USER if config.privacy.user.enabled else ()
-    names += _DECIDING_SECURE if config.privacy.user.secure else ()
-    names += _DECIDING_EXAMPLE if config.privacy.example.enabled else ()
-    names += _DECIDING_LOCAL if config.privacy.local.kind != "none" else ()
-    names += _DECIDING_EVALUATION if config.evaluation.private else ()
-    names += _DECIDING_STATISTICS if config.data.normalise == "private" else ()
-    names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()
-    facts: dict[str, object] = {name: attrgetter(name)(config) for name in names}
-    if config.privacy.user.secure:
-        facts["privacy.secure.threshold"] = config.privacy.secure.threshold_of(config.population_size)
-    facts["sampling.probability"] = config.sampling_probability
-    facts["sampling.population_size"] = config.population_size
-    if config.privacy.user.enabled:
-        facts["privacy.user.clip.count_stddev"] = count_stddev(config)
-    if config.privacy.user.account is not None:
-        facts["sampling.population_name"] = config.sampling.population_name
-    return facts

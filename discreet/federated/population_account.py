@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.budget import BudgetSpentError, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError, Sum
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import Mark
@@ -102,7 +102,7 @@ class PopulationAccount:
       LedgerError: the account is missing, damaged, or of another population; the message names the setting.
     """
 
-    def __init__(self, path: Path, population: Population, budget: UserBudget) -> None:
+    def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
             raise LedgerError(
                 f"privacy.user.account={path} is missing: put it back, what was spent is not forgotten with it. If "
@@ -127,7 +127,7 @@ class PopulationAccount:
         account = config.privacy.user.account
         if account is None:
             return None
-        return cls(Path(account), Population.of(config), UserBudget.of(config.privacy))
+        return cls(Path(account), Population.of(config), ServerBudget.of(config.privacy))
 
     @property
     def path(self) -> Path:

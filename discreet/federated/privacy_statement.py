@@ -34,7 +34,7 @@ def epsilon_lines(
             continue
         epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
         shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
-        whose = "" if guarantee.name == USER else f"; {_whose(checkpoint)}"
+        whose = "" if guarantee.name == USER else f"; {_whose(checkpoint, shared=config.privacy.example.secure)}"
         lines.append(
             f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
@@ -48,7 +48,9 @@ def epsilon_lines(
     return lines
 
 
-def _whose(checkpoint: Checkpoint) -> str:
+def _whose(checkpoint: Checkpoint, *, shared: bool = False) -> str:
+    if shared:
+        return "of the run, by the server's ledger; each client's own has what it took part in"
     count = len(checkpoint.unaccounted)
     without = f"; {count} of them reported an infinite one and are not in it" if count else ""
     return f"the largest that clients reported of their own ledgers{without}"
@@ -74,6 +76,7 @@ def privacy_facts(
 
 
 def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, object]:
+    shared = guarantee.name == EXAMPLE and config.privacy.example.secure
     by_server = guarantee.name == USER
     facts: dict[str, object] = {
         "name": guarantee.name,
@@ -85,8 +88,8 @@ def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, check
         "mechanism": guarantee.mechanism if guarantee.enabled else "none",
         "accounting": guarantee.accounting if guarantee.enabled else "none",
         "epsilon": {config.privacy.accountant: math.inf},
-        "epsilon_is": "of the server's ledger" if by_server else _whose(checkpoint),
-        "events": _events(ledger.spent(USER)) if by_server else "in each client's own ledger",
+        "epsilon_is": "of the server's ledger" if by_server else _whose(checkpoint, shared=shared),
+        "events": _events(ledger.spent(guarantee.name)) if by_server or shared else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
     if guarantee.enabled:
@@ -116,7 +119,7 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
 def _floating_point(
     name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
 ) -> dict[str, str | float]:
-    if name == USER and config.privacy.user.secure:
+    if (name == USER and config.privacy.user.secure) or (name == EXAMPLE and config.privacy.example.secure):
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
     if not on_grid:

@@ -127,7 +127,8 @@ def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: st
 def _check_budget(run: OpenedRun, event: DpEvent) -> None:
     """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
     try:
-        require_room_for(event, "asking clients about their data", ledger=run.ledger, privacy=run.config.privacy)
+        what = "asking clients about their data"
+        require_room_for(Charge(0, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
     except BudgetSpentError as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
@@ -221,6 +222,13 @@ class RoundSettings:
     def clip_norm_of(self, state: ServerState) -> float:
         """What bounds a client's part in the sum of a round."""
         return state.clip_norm if self.norm is None else self.norm
+
+    @property
+    def charged(self) -> tuple[str, DpEvent] | None:
+        """The guarantee that a round's release is charged to, and its event; None if the server's account has none."""
+        if self.user is not None:
+            return USER, self.user.event
+        return None if self.secure is None else (EXAMPLE, self.secure.event)
 
     @property
     def noise_multiplier(self) -> float:

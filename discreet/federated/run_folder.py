@@ -2,7 +2,7 @@
 
 config.yaml          the configuration, resolved
 asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
-ledger.db            what the user-level guarantee has spent (`durable_ledger`)
+ledger.db            what the guarantee that the server accounts has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
 lock                 held by the one process that writes the run
 status.json          how the run stands: whoever watches can read it at any time
@@ -35,8 +35,9 @@ from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
+from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark, flush_folder
-from discreet.federated.guarantees import USER, deciding_settings
+from discreet.federated.guarantees import USER
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings, described
 from discreet.tasks.scores import score_columns
@@ -122,9 +123,7 @@ class RunFolder:
 
     def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
         """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
-
-        Raises:
-          LedgerError: there are some already.
+        Raises LedgerError if there are some already.
         """
         DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
         if simulated and client_settings(config).accounts_itself:

@@ -34,12 +34,13 @@ def cohort_sampling(config: RunConfig) -> CohortSampling:
 def round_settings(config: RunConfig, sizes: Sizes = PLANNED) -> RoundSettings:
     """A round's public constants, of a configuration whose noise is resolved. `sizes`: of what is masked under secure
     aggregation."""
-    secure = config.privacy.user.secure
+    clients = client_settings(config)
     return RoundSettings(
         expected_cohort=expected_cohort(config),
         optimizer=server_optimizer(config.server),
         user=_user_privacy(config, sizes) if config.privacy.user.enabled else None,
-        secure=client_settings(config).secure_sum(sizes) if secure else None,
+        secure=clients.secure_sum(sizes) if clients.masked else None,
+        norm=clients.step_norm if clients.example.secure else None,
     )
 
 

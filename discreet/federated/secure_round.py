@@ -26,23 +26,23 @@ def secure_round(
     """Charges a sealed sum, opens it, and applies it as `dp_fedavg_round` does.
 
     Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
-    one client's vector is zeroed out it moves by at most `settings.secure.sensitivity_squared` in squared L2 norm, and
-    the noise of h honest clients is what `settings.user.event` says. All that follows is post-processing. A dishonest
-    client can send any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator
-    is a public constant.
+    one client's vector (at example level one example) is zeroed out it moves by at most
+    `settings.secure.sensitivity_squared` in squared L2 norm, and the noise of h honest clients is what the event says.
+    All that follows is post-processing. A dishonest client can send any integers, and nobody sees them: it spoils the
+    model, not the privacy of others. The denominator is a public constant.
 
     Args:
       sealed: a sum that nobody has read.
-      settings: with `secure`; without `user` (example level) clients charge the sum themselves.
+      settings: with `secure`; without `user` it is a step at example level, and its norm is `settings.norm`.
       charge: called with the round's event before the sum is opened: it writes the ledger to disk.
 
     Raises:
       RoundAbandoned: too few clients are left to open the sum. It is charged all the same.
     """
     assert settings.secure is not None
+    assert settings.charged is not None
     user, clip_norm = settings.user, settings.clip_norm_of(state)
-    if user is not None:
-        charge(user.event)
+    charge(settings.charged[1])
     update, below, answers = settings.secure.decode(sealed.open(), clip_norm)
     after = server_step(state, update, settings)
     metrics = RoundMetrics(state.clip_norm, None, sealed.replies, _sums(answers, settings))

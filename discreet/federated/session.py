@@ -126,7 +126,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     asked = config
     try:
         task = load_task(config.data.name, path=config.data.path)
-        config = resolve_noise(config, sizes_of(config, task) if config.privacy.user.secure else PLANNED)
+        config = resolve_noise(config, sizes_of(config, task) if config.privacy.masked else PLANNED)
         if config.privacy.user.enabled:
             count_stddev(config)
         config = with_constants(replace(config, task=resolved_task(config.task, task)), task)

@@ -13,7 +13,7 @@ from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.estimates import Sums
-from discreet.federated.guarantees import USER
+from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
@@ -231,11 +231,12 @@ class TrainingRun:
           BudgetSpentError: a round with these settings would pass the user-level budget, of this run or, if it charges
             an account, of all runs over the same population; the message says what is left.
         """
-        if settings.user is not None:
-            self._check_event(settings.user.event, "the next round")
+        if settings.charged is not None:
+            guarantee, event = settings.charged
+            self._check_event(event, "the next round", guarantee)
 
-    def _check_event(self, event: DpEvent, what: str) -> None:
-        require_room_for(event, what, ledger=self.ledger, privacy=self.plan.privacy)
+    def _check_event(self, event: DpEvent, what: str, guarantee: str = USER) -> None:
+        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.plan.privacy)
 
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""
@@ -290,13 +291,17 @@ class TrainingRun:
     ) -> tuple[ServerState, RoundMetrics]:
         number, state = checkpoint.round + 1, _state(checkpoint)
         settings = self.plan.settings_of(number)
+        guarantee = settings.charged[0] if settings.charged else USER
 
         def charge(event: DpEvent) -> None:
-            self.ledger.charge([Charge(number, USER, "", event)])
+            self.ledger.charge([Charge(number, guarantee, "", event)])
 
         if isinstance(replies, Sealed):
             report.miss(replies.failures)
-            return secure_round(state, replies, settings, charge=charge)
+            done = secure_round(state, replies, settings, charge=charge)
+            if guarantee == EXAMPLE:  # what every client's own account says too: the event is the same for all of them
+                report.epsilons["epsilon_example"] = self._epsilon(self.ledger.spent(EXAMPLE))
+            return done
         accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
         return dp_fedavg_round(state, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge)
 

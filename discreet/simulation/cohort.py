@@ -26,7 +26,7 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
-from discreet.simulation.batches import table_of
+from discreet.simulation.batches import BatchNumbers, read_sum, table_of
 from discreet.simulation.chunk import Chunk
 from discreet.simulation.client_examples import Numbers
 from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
@@ -155,7 +155,9 @@ class _Trainer:
             assert rates is not None
             answers = rates.of(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
-        if work.asked.trains:
+        if vector.largest_sum:
+            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.l2_norm_clip).cpu()
+        elif work.asked.trains:
             updates, norms = clip_by_norm(self._trained(params, work), work.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
         for row, source in enumerate(sources):
@@ -171,14 +173,17 @@ class _Trainer:
 
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
-        run, engine = self.run, self.engine
-        draws = _draws(run, work)
-        table = table_of([engine.client_examples.examples(client) for client in work.clients])
-        updates = chunk_updates(Chunk(engine.model, engine.data, table, work.training, draws), params).cpu()
+        chunk = self._chunk(work)
+        updates = chunk_updates(chunk, params).cpu()
         if work.local is not None:
             for row in range(len(updates)):
-                updates[row] = release_update(updates[row], work.local, source=draws.local(row))
+                updates[row] = release_update(updates[row], work.local, source=chunk.draws.local(row))
         return updates
+
+    def _chunk(self, work: _Work) -> Chunk:
+        engine = self.engine
+        table = table_of([engine.client_examples.examples(client) for client in work.clients])
+        return Chunk(engine.model, engine.data, table, work.training, _draws(self.run, work))
 
     def _updates(self, params: Tensor, work: _Work) -> PartialSum:
         updates = self._trained(params, work)
@@ -204,6 +209,19 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
     else:
         sgd(chunk, params, sizes, settings)
     return chunk.model.layout.change(params, start)
+
+
+@torch.no_grad()
+def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
+    """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
+    settings, table = chunk.settings[0], chunk.table
+    params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
+    if not table.sizes.any():
+        return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
+    read = read_sum(chunk.data, BatchNumbers(table.numbers, table.sizes))
+    inputs = read.inputs.double() if read.inputs.is_floating_point() else read.inputs
+    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), l2_norm_clip)
+    return sums.mul_(-settings.learning_rate / settings.batch_size)
 
 
 def _draws(run: RunConfig, work: _Work) -> Draws:

@@ -101,7 +101,7 @@ def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """What clients add up under secure aggregation; None without."""
-    if not session.config.privacy.user.secure:
+    if not session.config.privacy.masked:
         return None
     return client_settings(session.config).secure_sum(session.sizes)
 

@@ -116,7 +116,7 @@ class LayerSequence:
         totals = [torch.zeros(0)] * len(self.layout.blocks)
         for use in uses:
             inputs, grads = _finite(use, scale)
-            grads = (grads.double() * scale[:, :, None, None]).float().flatten(1, 2)
+            grads = (grads.double() * scale[:, :, None, None]).to(grads.dtype).flatten(1, 2)
             weight = params[use.weight]
             totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
             if use.bias is not None:
@@ -175,7 +175,7 @@ def _squared_norms(use: Use) -> Tensor:
             _norms(inputs[:, :, 0], torch.float64).square() + added
         )
     built = torch.matmul(grads.transpose(2, 3), inputs)
-    squares = _norms(_norms(built, torch.float32), torch.float64).square()
+    squares = _norms(_norms(built, built.dtype), torch.float64).square()
     return squares if use.bias is None else squares + _norms(grads.sum(2), torch.float64).square()
 
 

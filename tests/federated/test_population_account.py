@@ -14,7 +14,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.config import ConfigError, load_config
-from discreet.federated.budget import BudgetSpentError, UserBudget
+from discreet.federated.budget import BudgetSpentError, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
 from discreet.federated.run_folder import RunFolder
@@ -46,7 +46,7 @@ def run(path: Path, name: str, *words: str) -> Path:
 
 def account(path: Path, *, budget: float | None = None, name: str = "run") -> PopulationAccount:
     """As a run sees it that has no folder."""
-    opened = PopulationAccount(path, PEOPLE, UserBudget(budget, PEOPLE.delta, "pld"))
+    opened = PopulationAccount(path, PEOPLE, ServerBudget(budget, PEOPLE.delta, "pld"))
     opened.run = name
     return opened
 
