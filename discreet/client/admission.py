@@ -21,6 +21,7 @@ from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.secure_grid import MOST_GRADIENTS
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,
@@ -176,6 +177,11 @@ def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: C
         noises[EXAMPLE] = min(work.training.example.noise_multiplier, rating)
     if run.example.secure:  # what its own account says is held to its budgets where it adds its vector to the sum
         noises[EXAMPLE] = run.example.noise_multiplier or 0.0
+        if num_examples > MOST_GRADIENTS * run.training.batch_size:
+            raise Refused(
+                f"this client has more examples than {MOST_GRADIENTS} * training.batch_size="
+                f"{MOST_GRADIENTS * run.training.batch_size}, beyond which a float64 sum of gradients is not bounded"
+            )
     if run.local.kind != "none":
         noises[LOCAL] = min(rating, math.inf if work.local is None else work.local.noise_multiplier)
     counted = counted_examples(num_examples, work.training)

@@ -42,8 +42,8 @@ def _work(message: Message, context: Context) -> RecordDict:
 
     request, params = decode_request(message.content)
     _log_of_node(request.virtual is not None)
-    if request.run.user.secure:
-        raise Refused("the run has privacy.user.aggregation=secure, and this message asks for an update in the clear")
+    if request.run.masked:
+        raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
     client = client_of(request, context.node_config)
     if request.virtual is not None:
         torch.set_num_threads(1)  # a simulation has a process for each core

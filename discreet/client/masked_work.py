@@ -18,7 +18,7 @@ from discreet.client.client import DPClient
 from discreet.client.nodes import client_of
 from discreet.client.noised_vector import noised_vector
 from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
-from discreet.client_settings import USER
+from discreet.client_settings import EXAMPLE, USER
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainReply, TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
@@ -76,12 +76,17 @@ class MaskedWork:
             aggregation, or a policy does not allow it.
         """
         request, params = decode_request(content)
-        if not request.run.user.secure:
-            raise Refused("a masked vector is asked for, and the train request has privacy.user.aggregation=plain")
+        if not request.run.masked:
+            raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
         client = client_of(request, node_config)
         if request.virtual is not None:
             torch.set_num_threads(1)  # a simulation has a process for each core
         return cls(client, request, params, request.run.secure_sum(_sizes(request, params, client)))
+
+    @property
+    def guarantee(self) -> str:
+        """Which guarantee the sum is charged to."""
+        return EXAMPLE if self.request.run.example.secure else USER
 
     @property
     def event(self) -> DpEvent:
@@ -127,20 +132,21 @@ class MaskedWork:
         if accounts is None:
             raise Refused("this client has no ledger, and spends nothing it can't write down: start it with one")
         check_own_count(policy, self.event)
-        charge = Charge(self.request.round, USER, self.client.holder, self.event)
-        accounts.after(charge, budgets_of(policy, run, USER))
+        charge = Charge(self.request.round, self.guarantee, self.client.holder, self.event)
+        accounts.after(charge, budgets_of(policy, run, self.guarantee))
         return charge
 
     def report(self, size: int) -> None:
         """Says what has left: a masked vector of so many bytes, and what this client has spent by its own account."""
         if self.request.virtual is not None or self.client.accounts is None:
             return
-        spent = self.client.accounts.epsilon(self.client.accounts.spent(USER, self.client.holder))
+        name = f"epsilon_{self.guarantee}"
+        spent = self.client.accounts.epsilon(self.client.accounts.spent(self.guarantee, self.client.holder))
         logger.info(
             "round %d: a masked vector of %d bytes (%d bits a value) sent; spent by this node's own account: epsilon "
-            "user %.4g",
-            *(self.request.round, size, self.sums.bits, spent),
-            extra={"fields": {"event": "masked", "round": self.request.round, "epsilon_user": spent, "bytes": size}},
+            "%s %.4g",
+            *(self.request.round, size, self.sums.bits, self.guarantee, spent),
+            extra={"fields": {"event": "masked", "round": self.request.round, name: spent, "bytes": size}},
         )
 
 

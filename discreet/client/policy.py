@@ -141,7 +141,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    if SECURE in policy.require and not run.user.secure:
+    if SECURE in policy.require and not run.masked:
         raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
     missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
     if missing:

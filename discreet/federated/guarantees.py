@@ -379,8 +379,9 @@ def _resolve_shared_step(config: RunConfig, sizes: Sizes) -> RunConfig:
             accountant=config.privacy.accountant,
         )
     except ValueError as error:
-        target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
-        raise ConfigError(f"{target} can't be reached: {error}") from error
+        raise ConfigError(
+            f"privacy.example.target_epsilon={example.target_epsilon:g} can't be reached: {error}"
+        ) from error
     budget = example.max_epsilon if example.max_epsilon is not None else example.target_epsilon
     resolved = replace(example, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
     return replace(config, privacy=replace(config.privacy, example=resolved))

@@ -169,7 +169,7 @@ def _train(grid: Grid, session: Session, transport: GridTransport, *, strategy: 
 def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
     """The transport of a run whose server reads masked sums alone, if it is one."""
     config = session.config
-    if not config.privacy.user.secure:
+    if not config.privacy.masked:
         return transport
     return MaskedTransport(transport, SumTerms.of(config, session.sizes))
 

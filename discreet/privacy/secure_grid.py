@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FEWEST_BITS, MOST_BITS, MOST_BITS_OF_EXAMPLES = 16, 24, 32
 FINEST, COARSEST = 1024, 16  # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
+MOST_GRADIENTS = 16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
 NOISE_ROOM = 12  # standard deviations of all clients' noise together that fit beside the largest sum
 _WHOLE_STEPS = Grid(1.0)
 
@@ -92,15 +93,17 @@ class SecureSum:
     def gradient_slack(self) -> int:
         """By how many steps in L2 an example may move its client's vector beyond R; 0 at user level.
 
-        The vector is a truncated float64 sum of m clipped gradients. Truncation moves each coordinate of the difference
-        of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers is right to (m + 8) 2^-53 of the
-        sum of their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and an example's own gradient is
-        taken to be the same to 1e-12 of its norm whatever else is in the batch: both count for either sum.
+        The vector is a truncated float64 sum of m clipped gradients, m at most 16 times `largest_sum`. Truncation moves
+        each coordinate of the difference of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers
+        is right to (m + 8) 2^-53 of the sum of their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and
+        an example's own gradient is taken to be the same to 1e-12 of its norm whatever else is in the batch: both count
+        for either sum.
         """
         if not self.largest_sum:
             return 0
-        each = (self.largest_sum + 8) * 2.0**-53 + 1e-12
-        return math.isqrt(self.num_params - 1) + 2 + math.ceil(2 * self.largest_sum * self.clip_steps * each)
+        most = MOST_GRADIENTS * self.largest_sum
+        each = (most + 8) * 2.0**-53 + 1e-12
+        return math.isqrt(self.num_params - 1) + 2 + math.ceil(2 * most * self.clip_steps * each)
 
     @property
     def noise_stddev(self) -> float:
