@@ -232,7 +232,7 @@ class ClientSettings:
     @property
     def rates_itself(self) -> bool:
         """Whether clients rate models by answers that each of them noises and accounts itself."""
-        return self.evaluation.private and self.accounts_itself
+        return self.evaluation.private and (self.example.enabled or self.local.kind != "none")
 
     @property
     def asks_of_data(self) -> bool:

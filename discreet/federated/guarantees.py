@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER, ZERO_OUT
 from discreet.config import ConfigError, RunConfig
+from discreet.federated.secure_terms import SecureTerms
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.quantile import default_count_stddev
 from discreet.secure_settings import PLANNED, Sizes
@@ -67,7 +68,7 @@ def _user(config: RunConfig) -> Guarantee:
     foreign = config.model.name == FLOWER_APP
     unit, who = ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
     neighbours = f"replace one {who}" if config.sampling.kind == "fixed" else f"add or remove one {who}"
-    terms = _SecureTerms.of(config) if secure else None
+    terms = SecureTerms.of(config) if secure else None
     mechanism = f"DP-FedAvg with {clip}, {sampling}, Gaussian noise on the sum at the server"
     return Guarantee(
         USER,
@@ -121,63 +122,6 @@ def _reported(config: RunConfig) -> tuple[str, ...]:
     return () if config.privacy.user.secure else ("the epsilons that clients report about their own guarantees",)
 
 
-@dataclass(frozen=True)
-class _SecureTerms:
-    """What a guarantee says under secure aggregation, of n clients, d lost, c colluding."""
-
-    nodes: int
-    dropouts: int
-    colluding: int
-    summands: int
-
-    @classmethod
-    def of(cls, config: RunConfig) -> _SecureTerms:
-        secure, nodes = config.privacy.secure, config.population_size
-        return cls(nodes, secure.dropouts, secure.colluding, secure.summands(nodes))
-
-    def adjacency(self, who: str) -> str:
-        return f"zero-out: one {who}'s update counts as zero, and it still takes part and adds its noise"
-
-    @property
-    def trusted(self) -> str:
-        honest = self.nodes - self.colluding
-        return f"not the server: that at least {honest} of the {self.nodes} clients are honest and add their noise"
-
-    @property
-    def observer(self) -> str:
-        return f"everybody else: the server and up to {self.colluding} of the clients, who know who takes part"
-
-    def mechanism(self, clip: str) -> str:
-        return (
-            f"DP-FedAvg with {clip}, everybody in every round, on whole numbers; each client adds discrete Gaussian "
-            f"noise and masks, of which the server reads the sum alone; up to {self.dropouts} clients may be lost in "
-            "a round"
-        )
-
-    @property
-    def shared_step(self) -> str:
-        return (
-            "one step a round over all examples of all clients, on whole numbers: each client adds up a clipped "
-            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads the sum "
-            f"alone; up to {self.dropouts} clients may be lost in a round"
-        )
-
-    @property
-    def accounting(self) -> str:
-        return (
-            f"a sum of {self.summands} clients' discrete Gaussians a round, the least that is left of honest ones; "
-            "update and bits together, not amplified; by RDP"
-        )
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        return (
-            "who takes part in a round, and who is lost in it",
-            f"more than {self.colluding} clients that tell the server what they know",
-            "what a dishonest client sends: nobody sees it, and it can spoil the model",
-        )
-
-
 def _ratings(config: RunConfig) -> tuple[str, str]:
     """What the ratings by clients add to the mechanism and to the accounting."""
     asked = config.evaluation
@@ -196,7 +140,7 @@ def _ratings(config: RunConfig) -> tuple[str, str]:
 
 
 def _shared_step(config: RunConfig) -> Guarantee:
-    terms = _SecureTerms.of(config)
+    terms = SecureTerms.of(config)
     return Guarantee(
         EXAMPLE,
         True,
