@@ -16,7 +16,7 @@ def set_up_simulation(config: RunConfig, folder: Path, held: ExitStack) -> str:
     """Leaves a ticket, and under secure aggregation keys for the run, as long as `held` is open; the ticket."""
     ticket = leave_ticket(folder)
     held.callback(take_ticket_back, folder)
-    if config.privacy.user.secure:
+    if config.privacy.masked:
         make_keys(folder, [str(client) for client in range(config.population_size)])
         held.callback(erase_keys, folder)
     return ticket
