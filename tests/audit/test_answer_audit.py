@@ -85,7 +85,7 @@ def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.
 
 def test_statistics_that_nothing_pays_for_are_refused() -> None:
     with pytest.raises(ConfigError, match="an audit of statistics needs"):
-        audit_statistics(settings("privacy.user.enabled=false"), ENOUGH)
+        audit_statistics(settings("evaluation.kind=public", "privacy.user.enabled=false"), ENOUGH)
 
 
 def test_without_private_evaluation_there_is_nothing_to_audit() -> None:
