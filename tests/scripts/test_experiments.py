@@ -38,11 +38,15 @@ ON_MNIST = {
     "mnist_one_silo": (FEW_OF_MNIST, {"example"}),
     "mnist_one_silo_scattering": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
+    "mnist_ten_silos_secure": (
+        ["data.num_clients=4", "data.partition=sampled", "data.examples_per_client=20", "engine=one_by_one"],
+        {"example"},
+    ),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
-ON_HEART = {"heart": {"example"}}
+ON_HEART = {"heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
     "adaptive_clipping_sweep": (["data.num_clients=40"], 11),
