@@ -967,4 +967,38 @@ MUTANTS = (
         "near_end.logical_and(above < 0)",
         ("tests/privacy/test_discrete_gaussian.py::test_a_size_is_the_floor_that_mpmath_finds_of_all_the_bits",),
     ),
+    Mutant(
+        "the rounding of a sum of gradients is not counted in the sensitivity",
+        "discreet/privacy/secure_grid.py",
+        "return (self.clip_steps + self.gradient_slack) ** 2",
+        "return self.clip_steps**2",
+        (
+            "tests/privacy/test_secure_grid.py"
+            "::test_truncating_a_sum_can_move_it_by_more_than_the_clip_norm_which_the_sensitivity_counts",
+        ),
+    ),
+    Mutant(
+        "a client divides its part of a shared step by its own number of examples",
+        "discreet/training/shared_step.py",
+        "(-settings.learning_rate / settings.batch_size)",
+        "(-settings.learning_rate / max(1, len(examples)))",
+        ("tests/training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",),
+    ),
+    Mutant(
+        "the gradients of a shared step are not clipped",
+        "discreet/training/shared_step.py",
+        "l2_norm_clip=l2_norm_clip, loss",
+        "l2_norm_clip=1e9, loss",
+        ("tests/training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",),
+    ),
+    Mutant(
+        "a node charges a shared step to the guarantee of whole clients",
+        "discreet/client/masked_work.py",
+        "return EXAMPLE if self.request.run.example.secure else USER",
+        "return USER",
+        (
+            "tests/federated/test_masked_transport.py"
+            "::test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger",
+        ),
+    ),
 )

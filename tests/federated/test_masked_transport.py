@@ -20,6 +20,11 @@ from discreet.masking.wire import Part, Stage, read_request
 from discreet.simulation.in_process import simulate
 from tests.federated.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of
 
+SHARED_STEP = (
+    *("privacy.user.enabled=false", "privacy.user.aggregation=plain", "privacy.user.noise_multiplier=null"),
+    *("privacy.user.target_epsilon=null", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
+    *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=100"),
+)
 SMALL_STAGES = (Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK)
 
 
@@ -66,6 +71,21 @@ def test_a_run_with_masks_is_the_run_without_bit_by_bit(clients: int, tmp_path: 
     assert torch.equal(masked.params, plain.checkpoint.params)
     assert masked.clip_norm == plain.checkpoint.clip_norm
     assert not (tmp_path / "masked" / FOLDER).exists()  # a simulation's keys go with it
+
+
+def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger(
+    tmp_path: Path,
+) -> None:
+    masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
+    plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=one_by_one")))
+    assert masked is not None
+    assert torch.equal(masked.params, plain.checkpoint.params)
+    federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))
+    server = DurableLedger(tmp_path / "run" / "ledger.db")
+    assert server.spent("example").num_releases == 2
+    assert not server.spent("user").entries
+    for number in range(4):
+        assert DurableLedger(tmp_path / f"node-{number}.db").spent("example") == server.spent("example")
 
 
 def test_a_round_costs_three_exchanges_and_the_first_one_three_more(tmp_path: Path) -> None:
