@@ -27,6 +27,11 @@ from tests.scripts.living import check_interrupted, default_signals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
+MASKED = ["sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn"]
+SHARED_STEP = [
+    *("privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
+    *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=200"),
+]
 DEADLINE = 300
 
 slow = pytest.mark.slow
@@ -72,6 +77,8 @@ def test_a_run_on_flowers_runtime_is_tracked(tmp_path: Path) -> None:
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.partition=sampled", "data.examples_per_client=20"], marks=slow),
         pytest.param("batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow),
+        pytest.param("one_by_one", [*MASKED, "privacy.user.aggregation=secure"], marks=slow),
+        pytest.param("one_by_one", [*MASKED, *SHARED_STEP], marks=slow),
     ],
 )
 def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
