@@ -40,3 +40,26 @@ def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shar
     for number, name in enumerate(HOSPITALS):  # which is also their order by name
         spent = DurableLedger(run.path / "nodes" / f"node-{number}.db").spent("example").epsilon(1e-3, "pld")
         assert spent == pytest.approx(0 if name == STRICT else spent_by_dp_accounting(ROUNDS), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_four_hospitals_share_one_noise_and_each_charges_its_own_ledger(shared_data: Path, tmp_path: Path) -> None:
+    for name in HOSPITALS:
+        write_node(
+            shared_data / "heart" / f"processed.{name}.data", tmp_path / "nodes", max_epsilon=8.0, max_delta=1e-3
+        )
+    run = RunFolder(tmp_path / "run")
+    words = (
+        "experiment=heart_secure",
+        f"data.path={shared_data / 'heart'}",
+        f"rounds={ROUNDS}",
+        f"output_dir={run.path}",
+    )
+    noise = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=3")
+    assert main(["--data", str(tmp_path / "nodes"), *words, *noise]) == 0
+    assert state_of(run) == "finished"
+    assert [row["replies"] for row in run.read_metrics()] == [4, 4]
+    server = DurableLedger(run.path / "ledger.db").spent("example")
+    assert server.num_releases == ROUNDS
+    for number in range(len(HOSPITALS)):
+        assert DurableLedger(run.path / "nodes" / f"node-{number}.db").spent("example") == server
