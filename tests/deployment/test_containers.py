@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.approve import approve, build_app
-from discreet.deployment.certificates import give_to, make_authority, make_node, make_server
+from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_run import flower_environment, free_port
 from discreet.deployment.local_federation import wait_until
 from discreet.deployment.superlink import CONNECTION, write_connection
@@ -181,6 +181,7 @@ def deployment(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iter
     make_server(secrets, ["localhost", deployment.gateway])
     for number in range(NODES):
         make_node(secrets, f"node-{number}")
+    make_peers(secrets)
     if os.getuid() == 0:
         give_to(secrets, IMAGE_USER)
     try:
