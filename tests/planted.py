@@ -771,7 +771,7 @@ MUTANTS = (
     # Resume.
     Mutant(
         "a run may be resumed with another sampling probability",
-        "discreet/federated/guarantees.py",
+        "discreet/federated/deciding_settings.py",
         '    facts["sampling.probability"] = config.sampling_probability\n',
         "",
         ("tests/simulation/test_resume.py::test_resuming_under_other_privacy_settings_is_refused",),

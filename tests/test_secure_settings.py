@@ -59,4 +59,4 @@ def test_a_node_is_told_all_that_its_share_of_the_noise_follows_from() -> None:
 def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
     facts, plain = (deciding_settings(resolve_noise(load_config(words))) for words in (SECURE, SECURE[1:]))
     added = {"privacy.user.aggregation": "secure", "privacy.secure.dropouts": 2, "privacy.secure.colluding": 1}
-    assert facts == plain | added | {"privacy.secure.threshold": 11}
+    assert facts == plain | added | {"privacy.secure.threshold": 11, "privacy.example.aggregation": "plain"}

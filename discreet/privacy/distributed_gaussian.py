@@ -71,6 +71,6 @@ def convolution_gap(variance: int, summands: int) -> float:
     For sigma^2 of 4 it is 7e-17: of no consequence.
 
     >>> convolution_gap(1, 1), round(convolution_gap(1, 10), 6)
-    (0.0, 0.000541)
+    (0.0, 0.000544)
     """
     return 10 * math.fsum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, summands))

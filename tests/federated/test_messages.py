@@ -120,7 +120,14 @@ TRAVELS = {
         "evaluation.metrics",
     ),
     "evaluation.noise_multiplier",
-    *("example.enabled", "example.l2_norm_clip", "local.kind", "local.norm_clip", "local.schedule"),
+    *(
+        "example.enabled",
+        "example.aggregation",
+        "example.l2_norm_clip",
+        "local.kind",
+        "local.norm_clip",
+        "local.schedule",
+    ),
     *("user.aggregation", "user.adaptive", "secure.dropouts", "secure.colluding"),
     *("statistics.of", "statistics.noise_multiplier", "statistics.most_examples", "statistics.only"),
 }

@@ -83,7 +83,7 @@ def test_gradients_are_clipped_in_l1_where_that_is_asked_for(build: Callable[[],
 def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) -> None:
     model, inputs, targets = batch(build, 6, seed=827)
     model, inputs = model.double(), inputs.double() if inputs.is_floating_point() else inputs
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
+    total, norms = fast_sum(model, inputs, targets, clip=0.5)
     wanted, wanted_norms = clipped_sum(single_gradients(model, inputs, targets), 0.5)
     torch.testing.assert_close(total, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
@@ -122,8 +122,8 @@ def test_removing_an_example_moves_the_sum_by_at_most_the_clip_norm(
 ) -> None:
     model, inputs, targets = batch(build, 6, seed=1847)
     kept = [index for index in range(6) if index != removed]
-    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=clip)
-    without, _ = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], l2_norm_clip=clip)
+    total, _ = fast_sum(model, inputs, targets, clip=clip)
+    without, _ = fast_sum(model, inputs[kept], targets[kept], clip=clip)
     assert float((total - without).double().norm()) <= clip * (1 + 1e-5)
 
 
@@ -184,7 +184,7 @@ def test_the_model_and_the_generator_are_left_as_they_were(build: Callable[[], n
     model, inputs, targets = batch(build, 4, seed=6043)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state, versions = torch.get_rng_state(), [value._version for value in model.parameters()]
-    clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.1)
+    fast_sum(model, inputs, targets, clip=0.1)
     assert torch.equal(torch.get_rng_state(), state)
     assert [value._version for value in model.parameters()] == versions
     assert all(value.grad is None for value in model.parameters())

@@ -13,9 +13,19 @@ from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy, l1
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy) -> Tensor:
+def by_position(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy for a model that gives a position's classes last."""
+    return cross_entropy(outputs.movedim(-1, 1), targets)
+
+
+def loss_for(targets: Tensor) -> Loss:
+    """What the models of these tests learn by: one class an example, or one at each position."""
+    return cross_entropy if targets.dim() == 1 else by_position
+
+
+def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None) -> Tensor:
     """(n, num_params): each row from one forward and one backward pass; zeros where there is no gradient."""
-    rows = []
+    rows, loss = [], loss or loss_for(targets)
     for index in range(len(inputs)):
         model.zero_grad()
         loss(model(inputs[index : index + 1]), targets[index : index + 1]).sum().backward()  # type: ignore[no-untyped-call]
@@ -40,9 +50,10 @@ def fast_sum(
     model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2
 ) -> tuple[Tensor, Tensor]:
     """What the code under test gives for norms of this order."""
+    loss = loss_for(targets)
     if order == 1:
-        return l1_clipped_gradient_sum(model, inputs, targets=targets, l1_norm_clip=clip)
-    return clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=clip)
+        return l1_clipped_gradient_sum(model, inputs, targets=targets, l1_norm_clip=clip, loss=loss)
+    return clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=clip, loss=loss)
 
 
 def assert_matches(model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2) -> None:

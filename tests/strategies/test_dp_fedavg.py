@@ -13,6 +13,7 @@ from discreet.config import load_config
 
 # What a client needs of discreet.federated; the rest is the server's, and stays out of the bundle for nodes.
 FOR_CLIENTS = {"messages", "query", "durable_ledger", "known_ledgers", "guarantees", "simulation_ticket"}
+FOR_CLIENTS |= {"masked_messages", "simulation_keys"}
 
 
 def names(settings: dict[str, Any], prefix: str = "") -> set[str]:
