@@ -13,6 +13,7 @@ from typing import Any
 
 from discreet.client_settings import (
     ACCOUNTANT,
+    EXAMPLE,
     FLOWER_APP,
     LEARNING_RATE,
     MOMENTUM,
@@ -23,6 +24,7 @@ from discreet.client_settings import (
     POSITIVE,
     PROBABILITY,
     SAMPLING,
+    USER,
     ClientSettings,
     ConfigError,
     DataConfig,
@@ -165,7 +167,11 @@ class PrivacyConfig:
     @property
     def masked(self) -> bool:
         """Whether the server reads nothing but masked sums."""
-        return self.user.secure or self.example.secure
+        return self.masks(USER) or self.masks(EXAMPLE)
+
+    def masks(self, guarantee: str) -> bool:
+        """Whether what a guarantee pays for are masked sums, which the server's ledger has."""
+        return {USER: self.user.secure, EXAMPLE: self.example.secure}.get(guarantee, False)
 
 
 @dataclass(frozen=True)

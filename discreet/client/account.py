@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
@@ -103,6 +104,15 @@ class Accounts:
         if len(self._spent) > REMEMBERED:
             self._spent.clear()
         return True
+
+
+def node_accounts(node_config: Mapping[str, object], *, delta: float, accountant: str) -> Accounts:
+    """The accounts of a node, in the ledger that its owner names, or Refused; LedgerError if it can't be used."""
+    if "ledger" not in node_config:
+        raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+    ledger = DurableLedger(Path(str(node_config["ledger"])))
+    ledger.check()
+    return Accounts(ledger, delta, accountant)
 
 
 # Clients with the same history share one computation.

@@ -50,8 +50,7 @@ class Membership:
           IdentityError: a file is missing or no such key or list, or the list has another key for this node.
         """
         identity, directory = Identity.read(files.name, files.key), Directory.read(files.peers)
-        mine = directory.keys.get(files.name)
-        if mine is None or mine.public_numbers() != identity.key.public_key().public_numbers():
+        if not directory.has(identity):
             raise IdentityError(f"{files.peers} must hold the public key of {files.name!r}, this node, too")
         return cls(identity, directory, files.state)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import nn
 
-from discreet.client.account import Accounts, Refused
+from discreet.client.account import Accounts, Refused, node_accounts
 from discreet.client.client import DPClient
 from discreet.client.node_data import NodeDataError, node_table
-from discreet.client.policy import ClientPolicy, policy_from
+from discreet.client.policy import ClientPolicy, node_policy
 from discreet.client_settings import ClientSettings, DataConfig, EvaluationConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest
@@ -74,15 +74,8 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPC
     """
     run, accounts = request.run, None
     if run.accounts_itself:
-        if "ledger" not in node_config:
-            raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
-        ledger = DurableLedger(Path(str(node_config["ledger"])))
-        ledger.check()
-        accounts = Accounts(ledger, run.delta, run.accountant)
-    try:
-        policy = policy_from(node_config)
-    except ValueError as error:
-        raise Refused(f"the policy of this client can't be read: {error}") from error
+        accounts = node_accounts(node_config, delta=run.delta, accountant=run.accountant)
+    policy = node_policy(node_config)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     examples = as_asked(request, node_examples(run.data, node_config))
     examples, held_out = split_examples(examples, run.evaluation, client_id=number if isinstance(number, int) else 0)

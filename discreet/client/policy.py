@@ -89,6 +89,14 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     )
 
 
+def node_policy(node_config: Mapping[str, object]) -> ClientPolicy:
+    """`policy_from`, for a node that answers a request: Refused if the policy can't be read."""
+    try:
+        return policy_from(node_config)
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be read: {error}") from error
+
+
 def _policy_file(path: Path) -> dict[str, object]:
     try:
         read = json.loads(path.read_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.client.account import Accounts, Refused
+from discreet.client.account import Accounts, Refused, node_accounts
 from discreet.client.masked_work import MaskedWork
-from discreet.client.policy import ClientPolicy, policy_from
+from discreet.client.policy import ClientPolicy, node_policy
 from discreet.client.replies import answered
 from discreet.client.secure_aggregation import answer_masking
 from discreet.federated.array_layout import ArrayLayout, layout_of
@@ -93,16 +93,17 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     arrays = _only_arrays(content)
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
     params = layout.vector(arrays)
-    path = Path(virtual.state_folder) / CLIENTS_LEDGER if virtual else _ledger_of(context.node_config)
-    ledger, holder = DurableLedger(path), "" if virtual is None else str(virtual.client_id)
+    run, holder = request.run, "" if virtual is None else str(virtual.client_id)
     if virtual is None:
-        ledger.check()
+        accounts = node_accounts(context.node_config, delta=run.delta, accountant=run.accountant)
+    else:
+        accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
     message.content = content
     client = AppClient(
         lambda: _only_arrays(call_next(message, context).content),
         layout,
-        Accounts(ledger, request.run.delta, request.run.accountant),
-        _policy(context.node_config),
+        accounts,
+        node_policy(context.node_config),
         holder,
     )
     return MaskedWork(client, request, params, request.run.secure_sum(Sizes(layout.num_params)))
@@ -113,16 +114,3 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
     if len(found) != 1:
         raise MalformedMessage(f"the message and the app's reply must hold one record of arrays (got {len(found)})")
     return found[0]
-
-
-def _ledger_of(node_config: Mapping[str, object]) -> Path:
-    if "ledger" not in node_config:
-        raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
-    return Path(str(node_config["ledger"]))
-
-
-def _policy(node_config: Mapping[str, object]) -> ClientPolicy:
-    try:
-        return policy_from(node_config)
-    except ValueError as error:
-        raise Refused(f"the policy of this client can't be read: {error}") from error

@@ -78,7 +78,7 @@ def _user(config: RunConfig) -> Guarantee:
         trusted=terms.trusted if terms else "the server",
         observer=terms.observer if terms else "who sees every released model and clip norm, but not who takes part",
         mechanism=(terms.mechanism(clip) if terms else mechanism) + _ratings(config)[0],
-        accounting=(terms.accounting if terms else accounting)
+        accounting=(terms.accounting("update and bits together, ") if terms else accounting)
         + _ratings(config)[1]
         + (ASKED_BEFORE if config.data.normalise == "private" else ""),
         not_covered=(
@@ -149,7 +149,7 @@ def _shared_step(config: RunConfig) -> Guarantee:
         trusted=f"{terms.trusted}; and the client itself",
         observer=terms.observer,
         mechanism=terms.shared_step,
-        accounting=terms.accounting.replace("update and bits together, not amplified", "not amplified"),
+        accounting=terms.accounting(),
         not_covered=(
             *NOT_COVERED,
             *terms.not_covered,

@@ -14,11 +14,10 @@ from discreet.federated.messages import MalformedMessage, VirtualClient, take_vi
 
 MASKING = "masking"  # the record's name
 WHO = b""
-ASKED, FROZEN = (
-    "masking-train-request",
-    "frozen-arrays",
-)  # a train request beside another app's records, and what is in it
-_REQUEST, _REPLY, _NAME, _PEERS = "request", "reply", "name", "peers"
+# A train request beside another app's records, and what is in it.
+ASKED, FROZEN = "masking-train-request", "frozen-arrays"
+MASKING_REPLY, NAME, PEERS = "reply", "name", "peers"
+_REQUEST = "request"
 
 
 @dataclass(frozen=True)
@@ -56,38 +55,9 @@ def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
 
 def reply_content(reply: bytes) -> RecordDict:
     """What a node answers."""
-    return RecordDict({MASKING: ConfigRecord({_REPLY: reply})})
-
-
-def read_reply_content(content: RecordDict) -> bytes:
-    """What `reply_content` wrote.
-
-    Raises:
-      MalformedMessage: it holds something else.
-    """
-    record = content.get(MASKING)
-    reply = record.get(_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
-    if len(content) != 1 or not isinstance(reply, bytes):
-        raise MalformedMessage("the reply does not hold the answer to a masking request")
-    return reply
+    return RecordDict({MASKING: ConfigRecord({MASKING_REPLY: reply})})
 
 
 def member_content(member: Member) -> RecordDict:
     """What a node says that is asked who it is."""
-    return RecordDict({MASKING: ConfigRecord({_NAME: member.name, _PEERS: list(member.peers)})})
-
-
-def read_member(content: RecordDict) -> Member:
-    """What `member_content` wrote.
-
-    Raises:
-      MalformedMessage: it holds something else, or a name that is not among the peers.
-    """
-    record = content.get(MASKING)
-    name, peers = (record.get(_NAME), record.get(_PEERS)) if isinstance(record, ConfigRecord) else (None, None)
-    if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
-        raise MalformedMessage("the reply does not say which node it is, and among whom")
-    member = Member(name, tuple(str(each) for each in peers))
-    if name not in member.peers or len(set(member.peers)) != len(member.peers):
-        raise MalformedMessage("the node's list of peers does not hold itself, or a name twice")
-    return member
+    return RecordDict({MASKING: ConfigRecord({NAME: member.name, PEERS: list(member.peers)})})

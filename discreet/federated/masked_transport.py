@@ -23,11 +23,10 @@ from discreet.federated.masked_messages import (
     WHO,
     Member,
     masking_record,
-    read_member,
-    read_reply_content,
 )
 from discreet.federated.messages import TRAIN, MalformedMessage, VirtualClient, Work
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed
+from discreet.federated.server_messages import read_masking_reply, read_member
 from discreet.federated.transport import Failure
 from discreet.masking.agreement import Abandoned, MalformedReply, Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
@@ -187,7 +186,7 @@ class MaskedTransport:
         taken, names = 0, {client: name for name, client in clients.items()}
         for client, reply in self._replies(messages, sending, missing, needed=needed):
             try:
-                answer = read_reply_content(reply.content)
+                answer = read_masking_reply(reply.content)
                 exchange.take(names[client], answer)
                 taken += 1
                 if asked is not None:

@@ -76,7 +76,7 @@ def privacy_facts(
 
 
 def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, object]:
-    shared = guarantee.name == EXAMPLE and config.privacy.example.secure
+    shared = guarantee.name == EXAMPLE and config.privacy.masks(EXAMPLE)
     by_server = guarantee.name == USER
     facts: dict[str, object] = {
         "name": guarantee.name,
@@ -119,7 +119,7 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
 def _floating_point(
     name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
 ) -> dict[str, str | float]:
-    if (name == USER and config.privacy.user.secure) or (name == EXAMPLE and config.privacy.example.secure):
+    if config.privacy.masks(name):
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
     if not on_grid:

@@ -128,7 +128,7 @@ def _check_budget(run: OpenedRun, event: DpEvent) -> None:
     """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
     try:
         what = "asking clients about their data"
-        require_room_for(Charge(0, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
+        require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
     except BudgetSpentError as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 

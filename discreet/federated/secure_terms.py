@@ -48,11 +48,10 @@ class SecureTerms:
             f"alone; up to {self.dropouts} clients may be lost in a round"
         )
 
-    @property
-    def accounting(self) -> str:
+    def accounting(self, joined: str = "") -> str:
         return (
             f"a sum of {self.summands} clients' discrete Gaussians a round, the least that is left of honest ones; "
-            "update and bits together, not amplified; by RDP"
+            f"{joined}not amplified; by RDP"
         )
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.client_settings import ClientSettings
+from discreet.federated.masked_messages import MASKING, MASKING_REPLY, NAME, PEERS, Member
 from discreet.federated.messages import (
     ANSWER,
     EPSILONS,
@@ -128,6 +129,35 @@ def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
     if not all_finite(vector):
         raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
     return _tensor(vector)
+
+
+def read_masking_reply(content: RecordDict) -> bytes:
+    """A node's answer to a masking request: what `masked_messages.reply_content` wrote.
+
+    Raises:
+      MalformedMessage: it holds something else.
+    """
+    record = content.get(MASKING)
+    reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
+    if len(content) != 1 or not isinstance(reply, bytes):
+        raise MalformedMessage("the reply does not hold the answer to a masking request")
+    return reply
+
+
+def read_member(content: RecordDict) -> Member:
+    """Which node answers, and among whom: what `masked_messages.member_content` wrote.
+
+    Raises:
+      MalformedMessage: it holds something else, or a name that is not among the peers.
+    """
+    record = content.get(MASKING)
+    name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
+    if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
+        raise MalformedMessage("the reply does not say which node it is, and among whom")
+    member = Member(name, tuple(str(each) for each in peers))
+    if name not in member.peers or len(set(member.peers)) != len(member.peers):
+        raise MalformedMessage("the node's list of peers does not hold itself, or a name twice")
+    return member
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:

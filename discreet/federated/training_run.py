@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from discreet.federated.budget import BudgetSpentError, require_room_for
@@ -182,9 +183,7 @@ class TrainingRun:
         last: Checkpoint,
         source: RandomSource,
     ) -> Sums:
-        def charge(event: DpEvent) -> None:
-            self.ledger.charge([Charge(last.round, USER, "", event)])
-
+        charge = partial(self._charge, last.round, USER)
         if not isinstance(replies, Sealed):
             return plan.released(report.accept(replies), source=source, charge=charge)
         report.miss(replies.failures)
@@ -292,10 +291,7 @@ class TrainingRun:
         number, state = checkpoint.round + 1, _state(checkpoint)
         settings = self.plan.settings_of(number)
         guarantee = settings.charged[0] if settings.charged else USER
-
-        def charge(event: DpEvent) -> None:
-            self.ledger.charge([Charge(number, guarantee, "", event)])
-
+        charge = partial(self._charge, number, guarantee)
         if isinstance(replies, Sealed):
             report.miss(replies.failures)
             done = secure_round(state, replies, settings, charge=charge)
@@ -304,6 +300,9 @@ class TrainingRun:
             return done
         accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
         return dp_fedavg_round(state, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge)
+
+    def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
+        self.ledger.charge([Charge(number, guarantee, "", event)])
 
     def _look_at_ceiling(self, clip_norm: float) -> None:
         """Says once that the clip norm is as large as it may become."""

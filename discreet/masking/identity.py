@@ -94,6 +94,11 @@ class Directory:
             raise IdentityError("two nodes have the same public key, so that one of them could speak for two")
         object.__setattr__(self, "keys", {name: self.keys[name] for name in sorted(self.keys)})
 
+    def has(self, identity: Identity) -> bool:
+        """Whether it names this identity's public key by this identity's name."""
+        mine = self.keys.get(identity.name)
+        return mine is not None and mine.public_numbers() == identity.key.public_key().public_numbers()
+
     @classmethod
     def of(cls, identities: Mapping[str, Identity]) -> Self:
         """The directory of identities that are all here, as in a simulation."""

@@ -53,8 +53,7 @@ class MaskingNode:
     def __init__(self, identity: Identity, directory: Directory, terms: Terms, store: Store) -> None:
         if len(directory.keys) != terms.nodes:
             raise ValueError(f"the list of nodes has {len(directory.keys)} names, and the run has {terms.nodes} nodes")
-        mine = directory.keys.get(identity.name)
-        if mine is None or mine.public_numbers() != identity.key.public_key().public_numbers():
+        if not directory.has(identity):
             raise ValueError(f"the list of nodes has not the public key of {identity.name!r}, which is this node")
         self._party, self._store = Party(identity, directory, terms), store
 

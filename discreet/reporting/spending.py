@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.federated.guarantees import EXAMPLE, GUARANTEES, USER
+from discreet.federated.guarantees import GUARANTEES, USER
 from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import Entries, epsilon_spent, pure_epsilon
 from discreet.privacy.events import event_from_json
@@ -104,7 +104,7 @@ def guarantee_names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
-    by_server = guarantee == USER or (guarantee == EXAMPLE and record.config.privacy.example.secure)
+    by_server = guarantee == USER or record.config.privacy.masks(guarantee)
     path = record.path / ("ledger.db" if by_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
