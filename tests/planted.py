@@ -708,6 +708,16 @@ MUTANTS = (
         ("tests/masking/test_attacks.py::test_no_stage_is_answered_twice",),
     ),
     Mutant(
+        "a node forgets which rounds of a killed run are over",
+        "discreet/client/membership.py",
+        "store.save(path.stem, OVER)",
+        "path.unlink()",
+        (
+            "tests/client/test_membership.py"
+            "::test_a_round_that_was_opened_without_a_node_can_not_be_opened_again_after_the_others_forgot_the_run",
+        ),
+    ),
+    Mutant(
         "a node follows the server's terms",
         "discreet/masking/node.py",
         "if difference := self._party.terms.difference(terms):",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from discreet.federated.masked_messages import Member
 from discreet.federated.messages import VirtualClient
 from discreet.federated.simulation_keys import MembershipFiles, virtual_files
 from discreet.federated.simulation_ticket import is_simulations
-from discreet.masking.agreement import Terms
+from discreet.masking.agreement import MaskingRefused, Terms
+from discreet.masking.attempts import OVER
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
 from discreet.masking.store import FolderStore
 
 # Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder for its state.
 NAME, KEY, PEERS, STATE = "name", "identity-key", "peers", "masking-state"
-FORGOTTEN_SECONDS = 3600.0  # after that the state of another run, which was killed, is erased
+FORGOTTEN_SECONDS = 3600.0  # after that another run, which was killed, is over for this node
 
 logger = logging.getLogger("discreet.client")
 
@@ -71,15 +73,17 @@ class Membership:
             raise Refused(str(error)) from error
 
     def forget(self, *, but: str, now: float | None = None) -> None:
-        """Erases the state of other runs that nobody has gone on with for an hour: those that were killed.
+        """Ends other runs that nobody has gone on with for an hour, those that were killed: their secrets are erased.
 
-        A node without that state answers nothing of them any more but a new attempt, with fresh keys.
+        What stays of a run says that it is over. If nodes knew nothing of a round that they have opened, they would
+        open it again, and a node that neither sum asked for shares would pay for one of them.
         """
-        now = time.time() if now is None else now
+        now, store = time.time() if now is None else now, FolderStore(self.state)
         for path in self.state.glob("*.state"):
             if path.stem != but and now - path.stat().st_mtime > FORGOTTEN_SECONDS:
-                for ending in (".state", ".new", ".lock"):
-                    path.with_suffix(ending).unlink(missing_ok=True)
+                with suppress(MaskingRefused), store.locked(path.stem):  # refused: another process answers right now
+                    if store.load(path.stem) != OVER:
+                        store.save(path.stem, OVER)
 
 
 def membership_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> Membership:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES
-from discreet.masking.wire import MalformedBytes, Stage, join, join_named, round_bytes, split, split_named
+from discreet.masking.wire import MOST_ROUND, MalformedBytes, Stage, join, join_named, round_bytes, split, split_named
 
 SECRET_BYTES = 2 * KEY_BYTES + SEED_BYTES
 _NO_ROUND = -1
@@ -80,6 +80,10 @@ class NodeState:
         numbers = (round_bytes(self.closed + 1), round_bytes(self.charged + 1))
         begun = join(*(each for name, number in self.begun.items() for each in (name, round_bytes(number))))
         return join(*numbers, self.price, begun, *(self.attempts[number].encode() for number in sorted(self.attempts)))
+
+
+# The state of a run of which nothing is answered any more.
+OVER = NodeState(closed=MOST_ROUND).encode()
 
 
 def read_state(data: bytes) -> NodeState:
