@@ -1002,6 +1002,16 @@ MUTANTS = (
         ("tests/training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",),
     ),
     Mutant(
+        "among many clients at once an example counts twice in a shared step",
+        "discreet/simulation/cohort.py",
+        "sums.mul_(-settings.learning_rate",
+        "sums.mul_(-2 * settings.learning_rate",
+        (
+            "tests/test_shared_step_replay.py::test_a_huge_example_costs_all_that_the_event_of_a_shared_step_says",
+            "tests/test_shared_step_replay.py::test_of_a_model_with_hidden_units_too",
+        ),
+    ),
+    Mutant(
         "a node charges a shared step to the guarantee of whole clients",
         "discreet/client/masked_work.py",
         "return EXAMPLE if self.request.run.example.secure else USER",

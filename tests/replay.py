@@ -14,7 +14,8 @@ It lives in the tests and not in the package, which should hold no code that tak
 your own, draw its noise by `Gaussian` or `Laplace` and call `replay`.
 
 Under secure aggregation each client draws noise by `SecureSum.noise`, and a sum is read by `SecureSum.decode`: there
-the sum without noise is compared, and as noise only that counts which so many clients have drawn since the last sum.
+the sum without noise is compared, in exact integers. As noise only the least counts that h clients have drawn since the
+last sum, h being how many are accounted, and it must have the variance that is accounted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -44,17 +46,28 @@ ROUNDING = 1e-6  # of the sensitivity: sums are float32 or float64
 
 @dataclass(frozen=True, eq=False)
 class NoiseStep:
-    """What reached one noise step, in the units of the data, and what it released (as the mechanism gave it)."""
+    """What reached one noise step, in the units of the data, and what it released (as the mechanism gave it).
+
+    `masked`: the sum that was read, if clients noised it by themselves; its total is in whole steps.
+    """
 
     mechanism: Kind
     total: Tensor
     sensitivity: float
     released: Tensor
+    masked: SecureSum | None = None
 
     def distance(self, other: NoiseStep) -> float:
         """How far apart two totals are, in the norm that the noise is for."""
         order = 2 if isinstance(self.mechanism, Gaussian) else 1
-        return float(torch.linalg.vector_norm((self.total - other.total).reshape(-1), order))
+        return float(torch.linalg.vector_norm((self.total - other.total).reshape(-1).double(), order))
+
+    def is_within(self, other: NoiseStep, allowed: float) -> bool:
+        """Whether two totals differ by at most `allowed` sensitivities: of whole steps exactly, by their squares."""
+        if self.masked is None:
+            return self.distance(other) <= allowed * self.sensitivity * (1 + ROUNDING)
+        squares = sum(moved**2 for moved in (self.total - other.total).tolist())
+        return bool(squares <= Fraction(allowed) ** 2 * self.masked.sensitivity_squared)
 
 
 @dataclass(frozen=True)
@@ -116,13 +129,20 @@ def _compare_steps(one: NoiseStep, other: NoiseStep, sensitivities: float) -> It
         yield f"the noise depends on the data: {' and '.join(what)}"
     if one.mechanism.noise_multiplier == 0:
         yield "there is no noise"
+    elif one.masked is not None and one.mechanism.noise_multiplier < _accounted(one.masked):
+        yield f"noise of {one.mechanism.noise_multiplier:g} was drawn, and {_accounted(one.masked):g} is accounted"
     if one.total.shape != other.total.shape:
         yield f"the shape depends on the data: {tuple(one.total.shape)} and {tuple(other.total.shape)}"
         return
-    allowed = sensitivities * min(one.sensitivity, other.sensitivity)
-    distance = one.distance(other)
-    if not distance <= allowed * (1 + ROUNDING):
-        yield f"the totals differ by {distance:g}, and the sensitivity is {allowed:g}"
+    least = min(one, other, key=lambda step: step.sensitivity)
+    if not least.is_within(other if least is one else one, sensitivities):
+        allowed = sensitivities * least.sensitivity
+        yield f"the totals differ by {one.distance(other):g}, and the sensitivity is {allowed:g}"
+
+
+def _accounted(vector: SecureSum) -> float:
+    """The noise multiplier of h clients' noise together, h being how many are accounted."""
+    return math.sqrt(vector.summands * vector.variance / vector.sensitivity_squared)
 
 
 def differences(one: object, other: object, name: str = "what leaves") -> list[str]:
@@ -172,12 +192,12 @@ def _masked_sums(release: Callable[[int, Callable[[], Tensor]], Tensor], steps: 
         return torch.zeros(self.length, dtype=torch.int64)
 
     def decode(self: SecureSum, total: Tensor, clip_norm: float) -> Any:
-        number, shares = len(steps), min(drawn.count(self), self.summands)
+        number, least = len(steps), sorted(vector.variance for vector in drawn)[: self.summands]
         sensitivity = math.sqrt(self.sensitivity_squared)
-        mechanism = Gaussian(math.sqrt(shares * self.variance) / sensitivity)
+        mechanism = Gaussian(math.sqrt(sum(least) / self.sensitivity_squared))
         source = seeded_source(SEED).child("masked", number)
         released = release(number, lambda: total + draw(self, source))
-        steps.append(NoiseStep(mechanism, total.double(), sensitivity, released.clone()))
+        steps.append(NoiseStep(mechanism, total.clone(), sensitivity, released.clone(), self))
         drawn.clear()
         return read(self, released, clip_norm)
 

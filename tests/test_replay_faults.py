@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.secure_grid import SecureCohort, secure_sum
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
 from tests.client.clients import examples, gradients, linear
 from tests.replay import Replay, replay
 
@@ -256,3 +257,114 @@ def test_a_local_mechanism_with_the_wrong_sensitivity_is_found(
 
     (fault,) = replay(run, update, -update).faults
     assert DIFFER in fault
+
+
+# A step that clients share, in its worst case: h clients, each with the gradients (m, 2) of its examples.
+STEP = example_secure_sum(2, SecureCohort(3, 2), noise_multiplier=Z, largest_sum=4)
+Shares = list[Tensor]
+
+
+def clipped_rows(rows: Tensor, *, norm: float = C) -> Tensor:
+    clipped: Tensor = rows * (norm / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    return clipped
+
+
+def on_the_grid(total: Tensor) -> Tensor:
+    return STEP.encode_gradients(total, C)
+
+
+def shared(
+    shares: Shares,
+    source: RandomSource,
+    *,
+    sum_of: Callable[[Tensor], Tensor] = lambda rows: clipped_rows(rows).sum(0),
+    encode: Callable[[Tensor], Tensor] = on_the_grid,
+    noised: Callable[[Tensor], bool] = lambda _: True,
+    draws: SecureSum = STEP,
+    read: SecureSum = STEP,
+) -> Tensor:
+    """What the server learns of a step; each argument is one thing that can go wrong."""
+    total = torch.zeros(2, dtype=torch.int64)
+    for number, rows in enumerate(shares):
+        total += encode(sum_of(rows))
+        if noised(rows):
+            total += draws.noise(source.child(number))
+    return read.decode(read.centred(total), C)[0] / 4
+
+
+def sum_clipped_as_a_whole(rows: Tensor) -> Tensor:
+    whole = rows.sum(0)
+    return whole * min(1.0, len(rows) * C / max(float(whole.norm()), 1e-9))
+
+
+def mean_over_the_own_number(rows: Tensor) -> Tensor:
+    return clipped_rows(rows).sum(0) * 4 / max(1, len(rows))
+
+
+def two_epochs(rows: Tensor) -> Tensor:
+    return clipped_rows(rows).repeat(2, 1).sum(0)
+
+
+def batches_that_overlap(rows: Tensor) -> Tensor:
+    return clipped_rows(rows[:-1]).sum(0) + clipped_rows(rows[-2:]).sum(0)
+
+
+def clipped_for_another_norm(rows: Tensor) -> Tensor:
+    return clipped_rows(rows, norm=2 * C).sum(0)
+
+
+def truncated_sum(total: Tensor) -> Tensor:
+    """A sum that is truncated as a whole, of which the event says that each example was."""
+    return (total * (STEP.clip_steps / C)).long()
+
+
+FEW_STEPS = torch.tensor([[10.25, 20.65]], dtype=torch.float64) * (C / STEP.clip_steps)
+SHARES = [torch.cat([FEW_STEPS, torch.zeros(1, 2)]), torch.tensor([[-0.1, 0.3]], dtype=torch.float64)]
+EMPTY = [torch.zeros(0, 2, dtype=torch.float64), SHARES[1]]
+AT_THE_CLIP, FAR = (factor * torch.tensor([[0.3, 0.4]], dtype=torch.float64) for factor in (1.0, 100.0))
+TOO_LITTLE = "is accounted"
+FAULTS_OF_STEPS: dict[str, tuple[dict[str, Any], Shares, Tensor, str]] = {
+    "clipped as a sum": ({"sum_of": sum_clipped_as_a_whole}, SHARES, FAR, DIFFER),
+    "divided by the own number": ({"sum_of": mean_over_the_own_number}, SHARES, AT_THE_CLIP, DIFFER),
+    "counted twice over epochs": ({"sum_of": two_epochs}, EMPTY, AT_THE_CLIP, DIFFER),
+    "counted twice over batches": ({"sum_of": batches_that_overlap}, [AT_THE_CLIP, SHARES[1]], AT_THE_CLIP, DIFFER),
+    "noise for another clip norm than clipped": ({"sum_of": clipped_for_another_norm}, SHARES, FAR, DIFFER),
+    "rounded after summing, and not counted": (
+        {"encode": truncated_sum, "draws": replace(STEP, largest_sum=0), "read": replace(STEP, largest_sum=0)},
+        *(SHARES, AT_THE_CLIP, DIFFER),
+    ),
+    "a share of noise for half the clip norm": (
+        {"draws": replace(STEP, variance=STEP.variance // 4)},
+        *(SHARES, AT_THE_CLIP, TOO_LITTLE),
+    ),
+    "noise shared among all nodes": (
+        {"draws": example_secure_sum(2, SecureCohort(3, 3), noise_multiplier=Z, largest_sum=4)},
+        *(SHARES, AT_THE_CLIP, TOO_LITTLE),
+    ),
+    "no noise of clients without examples": ({"noised": lambda rows: len(rows) > 0}, EMPTY, AT_THE_CLIP, TOO_LITTLE),
+    "no noise of clients": ({"noised": lambda _: False}, SHARES, AT_THE_CLIP, "there is no noise"),
+}
+
+
+def found_in_step(shares: Shares, more: Tensor, how: dict[str, Any]) -> tuple[str, ...]:
+    there = [torch.cat([shares[0], more]), *shares[1:]]
+    run = partial(shared, **how)
+    return (*replay(run, there, shares).faults, *replay(run, shares, there).faults)
+
+
+@pytest.mark.parametrize("planted", FAULTS_OF_STEPS.values(), ids=FAULTS_OF_STEPS.keys())
+def test_a_planted_fault_of_a_shared_step_is_found(planted: tuple[dict[str, Any], Shares, Tensor, str]) -> None:
+    how, shares, more, message = planted
+    assert any(message in fault for fault in found_in_step(shares, more, how))
+
+
+@pytest.mark.parametrize("shares", [SHARES, EMPTY], ids=["with others", "empty"])
+@pytest.mark.parametrize("more", [AT_THE_CLIP, FAR], ids=["at the clip", "far"])
+def test_a_sound_shared_step_is_not_accused(shares: Shares, more: Tensor) -> None:
+    assert found_in_step(shares, more, {}) == ()
+
+
+def test_a_sum_that_is_rounded_as_a_whole_differs_by_so_little_that_only_exact_integers_show_it() -> None:
+    how, shares, more, _ = FAULTS_OF_STEPS["rounded after summing, and not counted"]
+    found = replay(partial(shared, **how), [torch.cat([shares[0], more]), shares[1]], shares)
+    assert 1 < found.shares[0] < 1.001
