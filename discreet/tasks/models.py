@@ -127,7 +127,7 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, se
     number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
     left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
-    return _built(name, MODELS.get(name) or _own_builder(name), (tuple(input_shape), num_classes), seed=seed)
+    return _built(name, MODELS.get(name) or own_builder(name), (tuple(input_shape), num_classes), seed=seed)
 
 
 def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
@@ -152,7 +152,8 @@ def _built(name: str, builder: Builder, arguments: tuple[tuple[int, ...], int], 
     return model
 
 
-def _own_builder(name: str) -> Builder:
+def own_builder(name: str) -> Builder:
+    """The function that `package.module:function` names. Raises ValueError, in one line, if there is none."""
     module, mark, function = name.partition(OWN)
     if not mark:
         known = f"{', '.join(MODELS)}, or package.module:function"

@@ -1,0 +1,254 @@
+"""The Ray cluster that a simulation computes on: connected to, checked, and ended if it was started here.
+
+Every machine must compute the numbers that this one would. So a node is used only after it has told that it has the
+same code of Discreet, the same PyTorch, and the same file of a model of one's own. Ray compares its own version and
+Python's when a machine joins the cluster, and when this process does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import discreet
+from discreet.client_settings import ConfigError
+from discreet.places import PACKED
+from discreet.tasks.models import own_builder
+
+ANY = "auto"
+REACH_SECONDS = 10.0  # a machine that answers at all takes a connection in less
+TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it can tell its versions
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What must be the same on all machines.
+
+    Attributes:
+      discreet: a digest of the library's source.
+      torch: PyTorch's version, with that of the CUDA that it was built for.
+      own_model: the name `package.module:function` of a model of one's own, or empty.
+      own_code: a digest of the file that holds its function, or empty.
+    """
+
+    discreet: str
+    torch: str
+    own_model: str = ""
+    own_code: str = ""
+
+    def check(self) -> None:
+        """For the beginning of a task: refuses to compute if this process has other versions.
+
+        Raises:
+          ConfigError: one line that says what differs, and where.
+        """
+        _refuse_other(self, versions(self.own_model), socket.gethostname())
+
+
+@cache
+def versions(own_model: str = "") -> Versions:
+    """Those of this process, as they were at its first call. Raises ValueError if the model can't be imported."""
+    own_code = _digest([_file_of(own_model)]) if own_model else ""
+    return Versions(_source_digest(Path(discreet.__file__).parent), torch.__version__, own_model, own_code)
+
+
+@dataclass
+class RayCluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+      versions: those that every node must have. Each task begins with their `check()`, since Ray may give it to a node
+        that has joined a moment ago.
+      checked: the nodes that were seen to have them.
+    """
+
+    versions: Versions
+    checked: set[str] = field(default_factory=set)
+
+    def check_nodes(self) -> None:
+        """Asks the nodes that have joined since the last call for their versions: before each round.
+
+        Raises:
+          ConfigError: a node has another version of something, lacks it, or does not tell.
+        """
+        joined = {node: name for node, name in _alive().items() if node not in self.checked}
+        asked = {node: _ask(node, self.versions.own_model) for node in joined}
+        for node, answer in asked.items():
+            try:
+                _refuse_other(self.versions, ray.get(answer, timeout=TELL_SECONDS), joined[node])
+            except RayError as error:
+                if node in _alive():
+                    raise ConfigError(f"the Ray node {joined[node]} can't run this: {_reason(error)}") from error
+            else:
+                self.checked.add(node)
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs Ray may use on the nodes that are alive now."""
+        return _total("CPU")
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it may use there."""
+        return _total("GPU")
+
+
+@contextmanager
+def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluster]:
+    """The cluster at an address while the block runs. Its nodes are checked.
+
+    Args:
+      address: `host:port` of its head, or `auto` for the one that this machine belongs to. None starts one here, with
+        as many CPUs as this process may use. It ends with the block, however that ends, and with this process.
+      own_model: the name `package.module:function` of a model that nodes build; empty if it is one of Discreet's.
+
+    Raises:
+      ConfigError: there is no such cluster, it can't be reached, or a node has another version of something.
+    """
+    here = versions(own_model)
+    if ray.is_initialized():  # by whoever called this, who ends it
+        yield _checked(here)
+    elif address is None:
+        # What Ray writes, logs and data that do not fit into memory, goes with it.
+        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder, _ended():
+            _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, _temp_dir=folder)
+            yield _checked(here)
+    else:
+        with _ended():
+            _join(address)
+            yield _checked(here)
+
+
+def _checked(here: Versions) -> RayCluster:
+    cluster = RayCluster(here)
+    cluster.check_nodes()
+    return cluster
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    named = os.environ.get("RAY_ADDRESS", ANY) if address == ANY else address
+    if named != ANY:
+        _reach(named)
+    try:
+        _connect(named)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"ray.address={address} can't be joined: {_reason(error.__cause__ or error)}") from error
+
+
+def _reach(address: str) -> None:
+    """Ray tries for a minute before it gives up."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ConfigError(f"ray.address must be null, {ANY} or host:port of a cluster's head (got {address})")
+    try:
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"ray.address={address} can't be reached: {error}") from error
+
+
+def _connect(address: str, **settings: Any) -> None:
+    with _own_sigterm(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of Ray: what it may change one day
+        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **settings)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it connects. It is given back; one that came in the meantime is not lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        signal.signal(signal.SIGTERM, handler)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _alive() -> dict[str, str]:
+    """The names of nodes, by their numbers in Ray."""
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in _nodes()}
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _total(resource: str) -> int:
+    return int(sum(node["Resources"].get(resource, 0) for node in _nodes()))
+
+
+def _ask(node: str, own_model: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    tell: Any = ray.remote(_tell)
+    return tell.options(num_cpus=0, scheduling_strategy=there).remote(own_model)
+
+
+def _tell(own_model: str) -> Versions:
+    return versions(own_model)
+
+
+def _refuse_other(expected: Versions, found: Versions, where: str) -> None:
+    for what, one, other in (
+        ("Discreet's code", expected.discreet, found.discreet),
+        ("PyTorch", expected.torch, found.torch),
+        (f"the file of model.name={expected.own_model}", expected.own_code, found.own_code),
+    ):
+        if one != other:
+            raise ConfigError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
+
+
+def _reason(error: BaseException) -> str:
+    """In one line, what was raised; of a task, what it raised there."""
+    told = error.cause if isinstance(error, RayTaskError) else error
+    return " ".join(str(told).split()) or type(told).__name__
+
+
+def _source_digest(package: Path) -> str:
+    packed = package / PACKED.name
+    return _digest([path for path in sorted(package.rglob("*.py")) if packed not in path.parents], package)
+
+
+def _file_of(own_model: str) -> Path:
+    file = inspect.getsourcefile(own_builder(own_model))
+    if file is None:
+        raise ValueError(f"model.name: {own_model} is in no file")
+    return Path(file)
+
+
+def _digest(paths: list[Path], folder: Path | None = None) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder) if folder else path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
