@@ -17,7 +17,10 @@ from discreet.secure_settings import SECURE
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples")
+POLICY_KEYS = (
+    *("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples"),
+    *("min-colluding", "min-summands"),
+)
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
@@ -36,6 +39,8 @@ class ClientPolicy:
       require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
       public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
         as the run says.
+      min_colluding: how many nodes a run under secure aggregation must expect to work with the server.
+      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
     """
 
     min_noise_multiplier: float = 0.0
@@ -43,6 +48,8 @@ class ClientPolicy:
     max_delta: float = 1.0
     require: tuple[str, ...] = ()
     public_num_examples: int | None = None
+    min_colluding: int = 0
+    min_summands: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.min_noise_multiplier) and self.min_noise_multiplier >= 0):
@@ -65,6 +72,8 @@ class ClientPolicy:
             raise ValueError(
                 f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
             )
+        if min(self.min_colluding, self.min_summands) < 0:
+            raise ValueError("min-colluding and min-summands must be whole numbers of at least 0")
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -86,6 +95,8 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
         max_delta=_number(settings, "max-delta", 1.0),
         require=tuple(str(name) for name in names),
         public_num_examples=_whole_number(settings, "public-num-examples"),
+        min_colluding=_whole_number(settings, "min-colluding") or 0,
+        min_summands=_whole_number(settings, "min-summands") or 0,
     )
 
 
@@ -124,7 +135,7 @@ def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
     if key not in settings:
         return None
     if not value.is_integer():
-        raise ValueError(f"{key} must be a whole number of at least 1 (got {settings[key]})")
+        raise ValueError(f"{key} must be a whole number (got {settings[key]})")
     return int(value)
 
 
@@ -151,6 +162,8 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     """
     if SECURE in policy.require and not run.masked:
         raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
+    if run.masked:
+        _check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
     missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
     if missing:
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
@@ -172,6 +185,14 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
                 f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
                 f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
             )
+
+
+def _check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
+    if colluding < policy.min_colluding or summands < policy.min_summands:
+        raise Refused(
+            f"the policy of this client requires min-colluding={policy.min_colluding} and min-summands="
+            f"{policy.min_summands}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
+        )
 
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shutil
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from discreet.federated.simulation_keys import erase_keys, make_keys
+from discreet.federated.simulation_keys import FOLDER, PEERS, virtual_files
 from discreet.federated.simulation_ticket import TICKET
+from discreet.masking.identity import Identity
 from discreet.settings import RunConfig
 
 
@@ -35,3 +39,21 @@ def leave_ticket(folder: Path) -> str:
 def take_ticket_back(folder: Path) -> None:
     """The simulation is over."""
     (folder / TICKET).unlink(missing_ok=True)
+
+
+def make_keys(run_folder: Path, names: Iterable[str]) -> None:
+    """New keys for virtual clients of these names, in place of those of before, whose state goes too."""
+    erase_keys(run_folder)
+    people = [Identity.generate(name) for name in names]
+    (run_folder / FOLDER).mkdir(mode=0o700)
+    for person in people:
+        path = virtual_files(run_folder, person.name).key
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(person.private_text())
+    public = {person.name: person.public_text() for person in people}
+    (run_folder / FOLDER / PEERS).write_text(json.dumps(public, indent=1))
+
+
+def erase_keys(run_folder: Path) -> None:
+    """The run is over, and so are its keys."""
+    shutil.rmtree(run_folder / FOLDER, ignore_errors=True)

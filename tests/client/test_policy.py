@@ -38,8 +38,8 @@ def test_no_policy_allows_everything() -> None:
 
 def test_every_key_is_read_from_the_node() -> None:
     node = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5, "require": "user, example"}
-    node |= {"public-num-examples": 300}
-    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300)
+    node |= {"public-num-examples": 300, "min-colluding": 2, "min-summands": "5"}
+    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300, 2, 5)
 
 
 def test_the_nodes_own_keys_win_over_the_policy_file(tmp_path: Path) -> None:
@@ -52,8 +52,9 @@ BAD = {
     "min-noise-multiplier must be a number": {"min-noise-multiplier": "much"},
     "min-noise-multiplier must be a finite": {"min-noise-multiplier": -1},
     "min-noise-multiplier must be a finite number": {"min-noise-multiplier": "inf"},
-    "public-num-examples must be a whole number of at least 1 (got 2.5)": {"public-num-examples": 2.5},
+    "public-num-examples must be a whole number (got 2.5)": {"public-num-examples": 2.5},
     "public-num-examples must be a whole number of at least 1 (got 0)": {"public-num-examples": 0},
+    "min-colluding and min-summands must be whole numbers of at least 0": {"min-colluding": -1},
     "max-epsilon must be above 0": {"max-epsilon": 0},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be a number (got True)": {"max-epsilon": True},
@@ -185,3 +186,22 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     with pytest.raises(Refused, match="the run plans a user-level"):
         check_policy(owner, rated, noise_multipliers={USER: 1.5})
     assert rated.least_user_noise(1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
+
+
+MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=10")
+COUNTS = ("privacy.secure.dropouts=2", "privacy.secure.colluding=1")
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (ClientPolicy(min_colluding=1, min_summands=7), False),
+        (ClientPolicy(min_colluding=2), True),
+        (ClientPolicy(min_summands=8), True),
+    ],
+)
+def test_an_owner_says_how_many_may_collude_and_of_how_many_a_masked_sum_must_be(
+    policy: ClientPolicy, refused: bool
+) -> None:
+    said = refusal(policy, config(*MASKED, *COUNTS), user=2.0)
+    assert ("privacy.secure.colluding=1, and 7 summands" in said) is refused
