@@ -192,6 +192,23 @@ class OperationsConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """Where `engine=ray` trains clients. Nothing here decides privacy, or which numbers a seed gives.
+
+    Attributes:
+      address: `host:port` of a cluster's head, or `auto` for the cluster that this machine is part of; None starts one
+        here, which ends with the run.
+      num_gpus: the share of a GPU that a chunk of clients asks for, 1 at most; 0 trains it on a CPU.
+    """
+
+    address: str | None = setting(None, Rule("auto, or host:port of a cluster's head", bool))
+    num_gpus: float = setting(0.0, within(0, 1))
+
+    def __post_init__(self) -> None:
+        check(self, "ray.")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run of Discreet, checked as a whole.
 
@@ -202,7 +219,7 @@ class RunConfig:
     rounds: int = setting(30, at_least(1))
     seed: int | None = setting(None, at_least(0))
     device: str = "cpu"
-    engine: str = setting("auto", one_of("auto", "batched", "one_by_one"))
+    engine: str = setting("auto", one_of("auto", "batched", "one_by_one", "ray"))
     output_dir: str | None = None
     resume: bool = False
     tracking: str = setting("none", one_of("none", "mlflow", "tensorboard"))
@@ -218,6 +235,7 @@ class RunConfig:
     normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         check(self, "")

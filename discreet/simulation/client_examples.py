@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,10 @@ class SharedExamples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def __reduce__(self) -> tuple[Callable[..., SharedExamples], tuple[Any, ...]]:
+        """To another process as arrays, which those of one machine may map. From the CPU alone."""
+        return _mapped_examples, (self.inputs.numpy(), self.targets.numpy())
+
     @property
     def device(self) -> torch.device:
         """Where they are."""
@@ -46,6 +51,17 @@ class SharedExamples:
         """The inputs of `rows`, (m,) int64: (m, *input_shape), the very values that the examples had."""
         found = self.inputs.index_select(0, rows)
         return found.to(torch.float32).div_(WHITE) if found.dtype == torch.uint8 else found
+
+
+def _mapped_examples(inputs: NDArray[Any], targets: NDArray[Any]) -> SharedExamples:
+    return SharedExamples(read_only(inputs), read_only(targets))
+
+
+def read_only(values: NDArray[Any]) -> Tensor:
+    """An array that is mapped for reading alone, as a tensor without a copy. Nobody may write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(values)
 
 
 def shared_examples(examples: Examples, device: torch.device) -> SharedExamples:
@@ -87,12 +103,21 @@ class PartitionedExamples:
     def __len__(self) -> int:
         return len(self.parts)
 
+    def __reduce__(self) -> tuple[Callable[..., PartitionedExamples], tuple[Any, ...]]:
+        """To another process as two arrays: parts are often views of one tensor, and each would bring all of it."""
+        every = torch.cat([torch.zeros(0, dtype=torch.int64), *self.parts])
+        return _split_again, (every.numpy(), [len(part) for part in self.parts])
+
     def sizes(self, clients: Numbers) -> Numbers:
         return np.array([len(self.parts[client]) for client in clients], dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
         numbers: Numbers = self.parts[client].numpy()
         return numbers
+
+
+def _split_again(every: NDArray[Any], sizes: list[int]) -> PartitionedExamples:
+    return PartitionedExamples(torch.split(read_only(every), sizes))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -32,7 +32,7 @@ from discreet.simulation.client_examples import Numbers
 from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
 from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
 from discreet.simulation.engine import Engine
-from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Train, Workers, can_fork
+from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings, dp_sgd, sgd
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
@@ -44,16 +44,23 @@ class BatchedTransport:
 
     The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
     the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
-    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers.
+    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers: of
+    this machine, unless `workers` makes others.
     """
 
     def __init__(
-        self, run: RunConfig, engine: Engine, *, accounts: Accounts | None, vector: SecureSum | None = None
+        self,
+        run: RunConfig,
+        engine: Engine,
+        *,
+        accounts: Accounts | None,
+        vector: SecureSum | None = None,
+        workers: MakesWorkers | None = None,
     ) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
         answers = answers_of(run, engine.rates.query) if engine.rates else None
         trainer = _Trainer(run, engine, round_settings(run).user, answers, vector)
-        self._workers = _workers_of(engine, trainer.replies)
+        self._workers = (workers or _workers_here)(trainer)
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +77,7 @@ class BatchedTransport:
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
-        self._workers.begin(params.to(self.engine.data.device))
+        self._workers.begin(params)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(asked, named, accounts=self.accounts)
@@ -89,8 +96,8 @@ class BatchedTransport:
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
         # Every worker gets as many chunks, and all are about as large: none idles.
-        rounds = math.ceil(len(clients) / (self.engine.chunk * self.engine.workers))
-        step = max(1, math.ceil(len(clients) / max(1, rounds * self.engine.workers)))
+        rounds = math.ceil(len(clients) / (self.engine.chunk * self._workers.count))
+        step = max(1, math.ceil(len(clients) / max(1, rounds * self._workers.count)))
         for start in range(0, len(clients), step):
             chosen = order[start : start + step]
             yield clients[chosen].tolist(), sizes[chosen].tolist()
@@ -116,16 +123,17 @@ def _work_of(admitted: dict[int, Admitted], request: TrainRequest) -> _Work:
     return _Work(tuple(admitted), training, local, request.round, request.clip_norm, request.work, largest)
 
 
-def _workers_of(engine: Engine, train: Train[_Work]) -> Workers[_Work]:
+def _workers_here(trainer: _Trainer) -> Workers[_Work]:
+    engine, train = trainer.engine, trainer.replies
     if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
         size = engine.model.layout.size
         return ForkedWorkers(train, count=engine.workers, num_params=size)
-    return ThreadWorker(train)
+    return ThreadWorker(train, count=engine.workers)
 
 
 @dataclass(frozen=True, eq=False)
 class _Trainer:
-    """What a worker needs to do a piece of work."""
+    """What a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
 
     run: RunConfig
     engine: Engine
@@ -133,8 +141,19 @@ class _Trainer:
     answers: AnswerNoise | NoisedByClients | None
     vector: SecureSum | None = None
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its sums are of whole numbers, so that their order does not matter."""
+        answers = self.answers is None or (isinstance(self.answers, AnswerNoise) and self.answers.on_grid)
+        return self.vector is not None or (self.user is not None and self.user.on_grid and answers)
+
+    def on(self, device: str) -> _Trainer:
+        """The same, with its data and its models there."""
+        return replace(self, engine=self.engine.on(torch.device(device)))
+
     def replies(self, params: Tensor, work: _Work) -> Replies:
         """Asks a chunk, which starts from `params`, and adds up what it says."""
+        params = params.to(self.engine.data.device)
         if self.vector is not None:
             return Replies(self._vectors(self.vector, params, work), *work.largest)
         part = self._updates(params, work) if work.asked.trains else self._silence(params, work)
@@ -191,6 +210,9 @@ class _Trainer:
         for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
             total.add(piece, row_norms(piece) <= work.clip_norm)
         return total.part()
+
+
+MakesWorkers = Callable[[_Trainer], Workers[_Work]]
 
 
 def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:

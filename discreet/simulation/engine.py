@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -65,6 +65,14 @@ class Engine:
         if self.chunk < 1 or self.workers < 1:
             raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
 
+    def on(self, device: torch.device) -> Engine:
+        """The same, with its data and its models there. A chunk stays as large as it is."""
+        if device == self.data.device:
+            return self
+        data = SharedExamples(self.data.inputs.to(device), self.data.targets.to(device))
+        rates = self.rates and replace(self.rates, data=data, model=self.rates.model.to(device))
+        return replace(self, data=data, rates=rates)
+
 
 def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
     """The engine for a run on a task; `client_examples` in place of the run's own partition.
@@ -107,6 +115,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
             data.read(torch.zeros(1, dtype=torch.int64, device=device)),
             batch_size=training.batch_size,
             dual=examples if in_dual_form else 0,
+            kind="cuda" if run.engine == "ray" and run.ray.num_gpus else device.type,
         ),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
         rates=rates,
@@ -121,16 +130,17 @@ def learned_layers(
     return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,), loss=loss)
 
 
-def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0) -> int:
+def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, kind: str = "cpu") -> int:
     """How many clients to train together: what they read and write again and again is to stay in the cache.
 
     That is their parameters, the change of these, and what a batch leaves for the backward pass.
 
     Args:
-        model: on the device that computes.
+        model: on the device of `example`.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
         dual: the examples of a client if the first layer is trained in its dual form (`dual_form.py`), else 0.
+        kind: of device that will train them.
     """
     kept = 0
 
@@ -148,7 +158,6 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int 
         first = next(model.parameters())
         sizes[0] = dual * (dual + 2 * len(first))
     floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
-    kind = example.device.type
     fitting = CHUNK_BYTES[kind] // (4 * floats)
     # A model for which the cache is too small anyway still gains by fewer and larger calls.
     return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))

@@ -15,6 +15,7 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
 from discreet.client.noised_vector import noised_vector
 from discreet.config import ConfigError, RunConfig
+from discreet.extras import require
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
@@ -26,10 +27,13 @@ from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.setting_checks import check_value
 from discreet.settings import client_settings
-from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.data_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from discreet.tasks.models import OWN
+from discreet.value_rules import Rule
 
 logger = logging.getLogger("discreet")
 
@@ -122,7 +126,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if config.engine == "one_by_one" or uncovered:
         logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
-    return held.enter_context(batched(session))
+    return held.enter_context(batched(session, held))
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -138,6 +142,9 @@ def check(config: RunConfig) -> RunConfig:
 def _check_engine(config: RunConfig) -> None:
     _check_trains(config)
     _refuse_uncovered(config, not_batched(config))
+    if config.engine == "ray":
+        require("ray", extra="simulation", why="engine=ray")
+        check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
     check_device(config)
 
 
@@ -147,8 +154,8 @@ def _check_trains(config: RunConfig) -> None:
 
 
 def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
-    if config.engine == "batched" and uncovered:
-        raise ConfigError(f"engine=batched does not cover {uncovered}: take engine=auto")
+    if config.engine in ("batched", "ray") and uncovered:
+        raise ConfigError(f"engine={config.engine} does not cover {uncovered}: take engine=auto")
 
 
 def _unknown_layers(session: Session) -> str | None:
@@ -169,12 +176,25 @@ def not_batched(config: RunConfig) -> str | None:
     return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
 
 
-def batched(session: Session) -> BatchedTransport:
-    """The transport that trains a session's clients many at a time."""
+def batched(session: Session, held: ExitStack) -> BatchedTransport:
+    """The transport that trains a session's clients many at a time; `held` leaves the Ray cluster."""
     config, accounts = session.config, None
     if client_settings(config).accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
-    engine = engine_of(config, session.task)
+    engine, vector = engine_of(config, session.task), vector_of_run(session)
+    if config.engine == "ray":
+        return BatchedTransport(config, engine, accounts=accounts, vector=vector, workers=_on_ray(config, held))
     logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedTransport(config, engine, accounts=accounts, vector=vector_of_run(session))
+    return BatchedTransport(config, engine, accounts=accounts, vector=vector)
+
+
+def _on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
+    """Tasks of a cluster. Ray takes seconds to import: only who asks for it has to wait."""
+    from discreet.simulation.ray_cluster import connected
+    from discreet.simulation.ray_workers import workers_on
+
+    own_model = config.model.name if OWN in config.model.name else ""
+    cluster = held.enter_context(connected(config.ray.address, own_model=own_model))
+    logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
+    return workers_on(cluster, config.ray)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from discreet.federated.transport import Replies
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
-Work = TypeVar("Work")
+Work = TypeVar("Work", contravariant=True)
 Train = Callable[[Tensor, Work], Replies]
 # What training may meet and its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
@@ -54,10 +54,11 @@ class ThreadWorker(Generic[Work]):
 
     Args:
         train: of parameters (num_params,) and a piece of work, the replies.
+        count: of the processes that it stands for. Who cuts work for so many gets the same sums.
     """
 
-    def __init__(self, train: Train[Work]) -> None:
-        self._train, self._params = train, torch.empty(0)
+    def __init__(self, train: Train[Work], *, count: int = 1) -> None:
+        self._train, self._params, self.count = train, torch.empty(0), count
         self._waiting: deque[Future[Replies]] = deque()
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
@@ -102,7 +103,7 @@ class ForkedWorkers(Generic[Work]):
 
     def __init__(self, train: Train[Work], *, count: int, num_params: int) -> None:
         places = QUEUED * count + 1
-        self._train, self._count = train, count
+        self._train, self.count = train, count
         self._params = _mapped(num_params, dtype=torch.float32)
         self._slots = _mapped(places, num_params, dtype=torch.float64)
         self._free = deque(range(places))
@@ -118,7 +119,7 @@ class ForkedWorkers(Generic[Work]):
     def submit(self, work: Work) -> None:
         """Begins a piece of work. Not while `full`."""
         if not self._processes:
-            self._processes = [self._fork() for _ in range(self._count)]
+            self._processes = [self._fork() for _ in range(self.count)]
         slot = self._free.popleft()
         try:
             process = min(self._processes, key=_Process.left_to_do)
@@ -146,7 +147,7 @@ class ForkedWorkers(Generic[Work]):
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
-        return _with_values(told, self._slots[slot].view(told.part.values.dtype))
+        return with_values(told, self._slots[slot].view(told.part.values.dtype))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -177,7 +178,24 @@ class ForkedWorkers(Generic[Work]):
         return _Process(worker, here)
 
 
-Workers = ForkedWorkers[Work] | ThreadWorker[Work]
+class Workers(Protocol[Work]):
+    """What `ForkedWorkers` says. There is a third kind, `discreet.simulation.ray_workers.RayWorkers`."""
+
+    count: int
+
+    def begin(self, params: Tensor) -> None: ...
+
+    def submit(self, work: Work) -> None: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    def result(self) -> Replies: ...
+
+    def close(self) -> None: ...
 
 
 def can_fork() -> bool:
@@ -195,7 +213,8 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def _with_values(replies: Replies, values: Tensor) -> Replies:
+def with_values(replies: Replies, values: Tensor) -> Replies:
+    """The replies with another sum."""
     return replace(replies, part=replace(replies.part, values=values))
 
 
@@ -254,4 +273,4 @@ def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, p
         values = replies.part.values
         slots[slot].view(values.dtype).copy_(values)
         # Without the sum, of which only the type travels: PyTorch would send a tensor by a file.
-        pipe.send(_with_values(replies, torch.empty(0, dtype=values.dtype)))
+        pipe.send(with_values(replies, torch.empty(0, dtype=values.dtype)))

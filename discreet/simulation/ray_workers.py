@@ -1,0 +1,142 @@
+"""Where chunks of clients are trained on a Ray cluster: each chunk is a task, on whatever machine has a free CPU.
+
+What a task needs, the data set above all, is put into Ray's object store once, and a machine has one copy of it, which
+its processes map. Parameters are put there once a round. No state of a random generator travels: a task makes the
+sources of its clients from the seed, or without a seed from the operating system where it runs. So a task that Ray
+does again, after a process or a machine was lost, gives the same sum, or one with draws that nobody has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, Protocol
+
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+from torch import Tensor
+
+from discreet.client_settings import ConfigError
+from discreet.federated.transport import Replies
+from discreet.settings import RayConfig
+from discreet.simulation.client_examples import read_only
+from discreet.simulation.ray_cluster import RayCluster, Versions
+from discreet.simulation.workers import QUEUED, Train, Work, WorkerKilled, with_values
+
+Made = tuple[Replies, NDArray[Any]]  # replies without their sum, and the sum
+
+
+class Trainer(Protocol[Work]):
+    """What a process needs to do pieces of work."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it gives sums of whole numbers, which are the same in whatever order they are added up."""
+
+    def on(self, device: str) -> Trainer[Work]:
+        """The same, with its data there."""
+
+    def replies(self, params: Tensor, work: Work) -> Replies:
+        """Of parameters (num_params,) and a piece of work."""
+
+
+class RayWorkers(Generic[Work]):
+    """Works as `discreet.simulation.workers.ForkedWorkers` does, on a cluster. Results of an exact trainer come as
+    they are done, others in the order of the work, so that a seed gives the same last bits each time.
+
+    Args:
+        trainer: what the tasks need; it is sent once to each machine.
+        cluster: where they run.
+        num_gpus: the share of a GPU that a task asks for.
+
+    Raises:
+        ConfigError: tasks ask for GPUs, and the cluster has none.
+    """
+
+    def __init__(self, trainer: Trainer[Work], *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
+        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
+        if num_gpus and not cluster.gpus:
+            raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
+        device = "cuda" if num_gpus else "cpu"
+        # In a container, so that a process fetches the trainer once, not each task.
+        self._trainer = _Held(ray.put(trainer), device, cluster.versions)
+        self._train = ray.remote(num_cpus=1, num_gpus=num_gpus)(_train)
+        self._params: ray.ObjectRef[Any] = ray.put(None)  # until work begins
+        self._waiting: list[ray.ObjectRef[Made]] = []
+        self.count = 1
+
+    def begin(self, params: Tensor) -> None:
+        """Puts the parameters where every machine reads them, and uses the machines that have joined. For machines that
+        are lost the cohort is cut as before, so that its sums do not depend on the loss."""
+        self.close()
+        self._cluster.check_nodes()
+        self.count = max(self.count, self._side_by_side())
+        self._params = ray.put(params.cpu().numpy())
+
+    def submit(self, work: Work) -> None:
+        self._waiting.append(self._train.remote(self._trainer, self._params, work))
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= QUEUED * self.count
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def result(self) -> Replies:
+        """The replies of a piece of work.
+
+        Raises:
+          WorkerKilled: the process or the machine that had it is gone, again and again.
+        """
+        done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
+        self._waiting.remove(done)
+        try:
+            replies, values = ray.get(done)
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayError as error:
+            raise WorkerKilled from error
+        return with_values(replies, read_only(values))
+
+    def close(self) -> None:
+        """Ends the tasks that nobody waits for."""
+        for task in self._waiting:
+            ray.cancel(task)
+        self._waiting.clear()
+
+    def _side_by_side(self) -> int:
+        by_gpu = int(self._cluster.gpus / self._num_gpus) if self._num_gpus else self._cluster.cpus
+        return min(self._cluster.cpus, by_gpu)
+
+
+def workers_on(cluster: RayCluster, config: RayConfig) -> Callable[[Trainer[Work]], RayWorkers[Work]]:
+    """The workers of a trainer on a cluster."""
+    return lambda trainer: RayWorkers(trainer, cluster=cluster, num_gpus=config.num_gpus)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The trainer in the object store, where it is to train, and the versions that it needs."""
+
+    trainer: ray.ObjectRef[Any]
+    device: str
+    versions: Versions
+
+
+def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
+    replies = _loaded(held)(torch.from_numpy(params.copy()), work)
+    values = replies.part.values
+    return with_values(replies, torch.empty(0, dtype=values.dtype)), values.numpy()
+
+
+@lru_cache(maxsize=1)
+def _loaded(held: _Held) -> Train[Any]:
+    held.versions.check()
+    torch.set_num_threads(1)
+    trainer: Trainer[Any] = ray.get(held.trainer)
+    return trainer.on(held.device).replies
