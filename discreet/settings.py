@@ -201,7 +201,7 @@ class RayConfig:
       num_gpus: the share of a GPU that a chunk of clients asks for, 1 at most; 0 trains it on a CPU.
     """
 
-    address: str | None = setting(None, Rule("auto, or host:port of a cluster's head", bool))
+    address: str | None = setting(None, Rule("auto or host:port of a cluster's head", bool))
     num_gpus: float = setting(0.0, within(0, 1))
 
     def __post_init__(self) -> None:
