@@ -97,10 +97,10 @@ MUTANTS = (
     Mutant(
         "tune runs a poor trial again",
         "discreet/cli/tune.py",
-        "        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))\n",
-        "        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))\n"
-        "        if _accuracy(path) < 0.5:\n"
-        '            simulate(replace(config, output_dir=f"{path}_"))\n',
+        "    tally = run_all(jobs, at_a_time=at_a_time, shared=folder)\n",
+        "    tally = run_all(jobs, at_a_time=at_a_time, shared=folder)\n"
+        "    for job in (job for job in jobs if _score(job.folder.path) < 0.6):\n"
+        '        simulate(replace(job.config, output_dir=f"{job.folder.path}_"))\n',
         ("tests/cli/test_tune.py::test_as_many_trials_run_as_were_drawn_however_poor_they_are",),
     ),
     Mutant(

@@ -1,18 +1,19 @@
-"""The same experiment as `flwr run`, in one process and without Ray: `discreet simulate rounds=5`.
+"""The same experiment as `flwr run`, in one process and without Flower: `discreet simulate rounds=5`.
 
 Hydra's command line: overrides, `--help`, `--cfg job`, and sweeps with `--multirun`. All runs of a sweep are checked
 before the first one starts. They lie in FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml says what the sweep was
-started with. If a sweep was ended early, `--multirun resume=true hydra.sweep.dir=FOLDER` goes on with it: it keeps the
-runs that are done, and resumes or starts the others.
+started with. `--jobs N` does N runs at a time, as tasks of a Ray cluster. A run that fails does not stop the others. If
+a sweep was ended early, or runs of it failed, `--multirun resume=true hydra.sweep.dir=FOLDER` goes on with it: it keeps
+the runs that are done, and resumes or starts the others.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,16 +33,21 @@ from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, 
 from discreet.deployment.interruption import ending, interrupt_below, not_begun, override, resumable
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import OVER, RunFolder, state_of, with_output_folder
+from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of, with_output_folder
 from discreet.logs import log_to
 from discreet.simulation.in_process import check, simulate
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import check_parallel, number_of_jobs, run_all
 
 logger = logging.getLogger("discreet")
 
 PROGRAM = ("discreet", "simulate")
 PLAN = "multirun.yaml"
 OPTIONS = {"-m", "--multirun"}
+JOBS = "--jobs"
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")
+PARAMS = "hydra.sweeper.params"
+RAY = "ray."
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Sweep:
     Attributes:
       folder: of the whole sweep, absolute.
       settings: the overrides that it was started with, with their lists.
-      hydra: overrides of Hydra's own settings, such as the launcher.
+      hydra: what it was started with of Hydra's own settings: lists, as `hydra.sweeper.params.rounds="1,2"`.
       runs: the overrides of each run, without lists.
     """
 
@@ -60,37 +66,41 @@ class Sweep:
     hydra: tuple[str, ...]
     runs: tuple[tuple[str, ...], ...]
 
-    @property
-    def words(self) -> list[str]:
-        """The command line for Hydra."""
-        return ["--multirun", *self.hydra, *self.settings, f"hydra.sweep.dir='{self.folder}'"]
-
     def name(self, number: int) -> str:
         """`run 3 of 11 (rounds=40)`: its number, from 1, and the settings in which it differs from other runs."""
         same = set.intersection(*map(set, self.runs))
         own = ", ".join(word for word in self.runs[number - 1] if word not in same)
         return f"run {number} of {len(self.runs)}" + (f" ({own})" if own else "")
 
-    def ending(self) -> AbstractContextManager[None]:
-        """Says how to go on if the sweep is ended while the block runs."""
-        command = [*PROGRAM, "--multirun", "resume=true", override("hydra.sweep.dir", self.folder)]
-        return ending(partial(interrupt_below, self.folder, f"to go on: {shlex.join(command)}"))
+    def go_on(self, at_a_time: int) -> str:
+        """The command that goes on with it."""
+        jobs = [] if at_a_time == 1 else [JOBS, str(at_a_time)]
+        return shlex.join([*PROGRAM, "--multirun", *jobs, "resume=true", override("hydra.sweep.dir", self.folder)])
 
-    def checked(self) -> list[RunConfig]:
-        """The configuration of every run, with its noise resolved.
+    def save(self) -> None:
+        """Makes the folder, and writes what the sweep was started with, as Hydra does, unless that is there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / PLAN).exists():
+            plan = {"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}}
+            replace_file(self.folder / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
+
+    def jobs(self) -> list[Job]:
+        """Every run, checked.
 
         Raises:
           ConfigError: what is wrong with the first run that has a fault.
         """
         found = []
-        for number, overrides in enumerate(self.runs, start=1):
+        for number, overrides in enumerate(self.runs):
+            folder, name = RunFolder(self.folder / str(number)), self.name(number + 1)
             try:
                 config = load_config(overrides, of_sweep=True)
                 if config.output_dir is not None:
                     raise ConfigError("output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER")
-                found.append(check(config))
+                resolved = check(config)
             except ConfigError as error:
-                raise ConfigError(f"{self.name(number)}: {error}") from error
+                raise ConfigError(f"{name}: {error}") from error
+            found.append(Job(name, folder, config, partial(_run_of_sweep, config, resolved, folder, name)))
         return found
 
 
@@ -122,6 +132,9 @@ def _composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
         composer = GlobalHydra.instance().hydra
         assert composer is not None
         plan = composer.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False).hydra
+        for word in plan.overrides.hydra:
+            if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
+                raise ConfigError(f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time")
         listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
         settings, of_hydra = (
             tuple(word for word in given if not word.startswith(NOT_PART))
@@ -134,7 +147,7 @@ def _composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
 
 
 def _resumed(asked: Sweep, *, named: bool) -> Sweep:
-    """The sweep in a folder, with the launcher that is asked for now."""
+    """The sweep in a folder, on the Ray cluster that is asked for now."""
     path = asked.folder / PLAN
     if not named or not path.exists():
         where = f"{asked.folder} holds none" if named else "name its folder"
@@ -144,10 +157,17 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
         before, _ = _composed([*plan.hydra.overrides.hydra, *plan.hydra.overrides.task])
     except (OmegaConfBaseException, YAMLError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
-    if asked.settings and asked.runs != before.runs:
+    cluster = tuple(word for word in asked.settings if word.startswith(RAY))
+    if len(cluster) < len(asked.settings) and _elsewhere(asked.runs) != _elsewhere(before.runs):
         given = " ".join(before.settings)
         raise ConfigError(f"the sweep in {asked.folder} was started with {given}: give the same settings or none")
-    return replace(before, folder=asked.folder, hydra=asked.hydra or before.hydra)
+    runs = tuple((*run, *cluster) for run in (_elsewhere(before.runs) if cluster else before.runs))
+    return replace(before, folder=asked.folder, runs=runs)
+
+
+def _elsewhere(runs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Runs without the settings of the cluster that they are computed on, which is not part of what they are."""
+    return [tuple(word for word in run if not word.startswith(RAY)) for run in runs]
 
 
 def _run(config: RunConfig) -> None:
@@ -156,18 +176,14 @@ def _run(config: RunConfig) -> None:
         simulate(config, progress=sys.stdout)
 
 
-def _run_of_sweep(config: RunConfig, sweep: Sweep, checked: Sequence[RunConfig]) -> None:
-    job = HydraConfig.get()
-    number, files = int(job.job.num), RunFolder(Path(job.runtime.output_dir).resolve())
-    name = sweep.name(number + 1)
+def _run_of_sweep(config: RunConfig, resolved: RunConfig, files: RunFolder, name: str) -> None:
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
     mine = replace(config, output_dir=str(files.path), resume=begun)
-    with sweep.ending():
-        simulate(mine, resolved=replace(mine, privacy=checked[number].privacy), progress=sys.stdout)
+    simulate(mine, resolved=replace(mine, privacy=resolved.privacy), progress=sys.stdout)
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -176,40 +192,59 @@ def _refuse(error: Exception) -> NoReturn:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks the overrides before Hydra starts, so that a mistake in them is said in one line; exit code 2."""
+    """Checks the overrides before Hydra starts, so that a mistake in them is said in one line.
+
+    Exit code 2 if there is one, 1 if runs of a sweep failed.
+    """
     with ending(not_begun):
-        _main(words)
+        try:
+            at_a_time, words = _at_a_time(words)
+            sweep = sweep_of(words)
+            if sweep is not None:
+                return _sweep(sweep, at_a_time or 1)
+            if at_a_time is not None:
+                raise ConfigError("--jobs is of a sweep: --multirun, with lists of values")
+            if not any(word.startswith("-") for word in words):
+                run_config(words)
+        except (ConfigError, LedgerError) as error:
+            _refuse(error)
+        _with_hydra(_job, words)
     return 0
 
 
-def _main(words: Sequence[str]) -> None:
-    checked: list[RunConfig] = []
+def _at_a_time(words: Sequence[str]) -> tuple[int | None, list[str]]:
+    """How many runs at a time are asked for, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(JOBS)
     try:
-        sweep = sweep_of(words)
-        if sweep is not None:
-            print(f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in {sweep.folder}")
-            checked = sweep.checked()
-            words = sweep.words
-        elif not any(word.startswith("-") for word in words):
-            run_config(words)
-    except ConfigError as error:
-        _refuse(error)
+        found, others = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError("--jobs must be a whole number, at least 1 (got none)") from error
+    return (None if found.jobs is None else number_of_jobs(found.jobs)), others
 
-    def job(settings: DictConfig) -> None:
-        try:
-            resumed = settings.resume is True and sweep is None
-            config = run_config(HydraConfig.get().overrides.task) if resumed else parse_config(settings)
-            log_to(sys.stdout, log_format=config.operations.log_format)
-            if sweep is None:
-                _run(config)
-            else:
-                _run_of_sweep(config, sweep, checked)
-        except (ConfigError, LedgerError) as error:
-            # Hydra would print a traceback of forty lines.
-            _refuse(error)
 
-    with sweep.ending() if sweep else nullcontext():
-        _with_hydra(job, words)
+def _sweep(sweep: Sweep, at_a_time: int) -> int:
+    print(f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in {sweep.folder}")
+    jobs = sweep.jobs()
+    if at_a_time > 1:
+        check_parallel([job.config for job in jobs])
+    sweep.save()
+    log_to(sys.stdout, log_format=jobs[0].config.operations.log_format)
+    again = sweep.go_on(at_a_time)
+    with ending(partial(interrupt_below, sweep.folder, f"to go on: {again}")):
+        tally = run_all(jobs, at_a_time=at_a_time, shared=sweep.folder)
+    if tally.failed:
+        tally.tell_failures(again)
+    return 1 if tally.failed else 0
+
+
+def _job(settings: DictConfig) -> None:
+    try:
+        config = run_config(HydraConfig.get().overrides.task) if settings.resume is True else parse_config(settings)
+        log_to(sys.stdout, log_format=config.operations.log_format)
+        _run(config)
+    except (ConfigError, LedgerError) as error:
+        _refuse(error)  # Hydra would print a traceback of forty lines
 
 
 def _with_hydra(job: Callable[[DictConfig], None], words: Sequence[str]) -> None:

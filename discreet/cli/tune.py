@@ -48,12 +48,14 @@ from discreet.logs import log_to
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.selection import SHAPES, TrialCount
 from discreet.simulation.in_process import simulate
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import Tally, check_parallel, number_of_jobs, run_all
 from discreet.tasks.scores import main_score
 
 EXAMPLES = """examples:
   discreet tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned
   discreet tune privacy.user.clip.norm=0.1,0.3 training.learning_rate=0.1,0.3 --mean 20 --cost
-  discreet tune --resume --output outputs/tuned
+  discreet tune --resume --output outputs/tuned --jobs 4
 """
 MOST_CANDIDATES = 200
 TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
@@ -130,15 +132,22 @@ def draw_trials(configs: Sequence[RunConfig], count: int, source: RandomSource) 
     return trials
 
 
-def run_trials(configs: Sequence[RunConfig], trials: Sequence[Trial], *, folder: Path) -> Path | None:
-    """Runs the trials that have not been run, and gives the folder of the most accurate one; None if there are none.
+def run_trials(
+    configs: Sequence[RunConfig], trials: Sequence[Trial], *, folder: Path, at_a_time: int = 1
+) -> tuple[Path | None, Tally]:
+    """Runs the trials that have not been run, and gives the folder of the most accurate one, or None if there are none
+    or if some failed, which the tally says.
 
     A trial that was interrupted goes on after its last whole round: its ledger has what it did before.
     """
-    for trial in trials:
-        path, config = folder / trial.folder, configs[trial.candidate]
-        _run_trial(replace(config, seed=trial.seed, output_dir=str(path)), RunFolder(path))
-    return max((folder / trial.folder for trial in trials), key=_score, default=None)
+    jobs = []
+    for number, trial in enumerate(trials, start=1):
+        files, config = RunFolder(folder / trial.folder), configs[trial.candidate]
+        config = replace(config, seed=trial.seed, output_dir=str(files.path))
+        jobs.append(Job(f"trial {number} of {len(trials)}", files, config, partial(_run_trial, config, files)))
+    tally = run_all(jobs, at_a_time=at_a_time, shared=folder)
+    paths = [] if tally.failed else [job.folder.path for job in jobs]
+    return max(paths, key=_score, default=None), tally
 
 
 def _run_trial(config: RunConfig, files: RunFolder) -> None:
@@ -186,16 +195,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cost", action="store_true", help="only print what the choice would cost")
     parser.add_argument("--resume", action="store_true", help="go on with the trials that were drawn in --output")
+    parser.add_argument(
+        "--jobs", default="1", metavar="N", help="so many trials at a time, as tasks of the Ray cluster of ray.address"
+    )
     return parser
 
 
 def _tune(arguments: argparse.Namespace) -> int:
     stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
     output = (arguments.output or Path(f"outputs/tune_{stamp}")).expanduser().resolve()
+    number_of_jobs(arguments.jobs)
     if arguments.resume:
         if arguments.overrides or arguments.output is None:
             raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no OVERRIDE")
-        return _run(read_tune(output), output, keep_trials=arguments.keep_trials)
+        return _run(read_tune(output), output, arguments)
     if not arguments.overrides:
         raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     trials = TrialCount(arguments.trials, arguments.mean)
@@ -212,7 +225,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         unfinished = (output / TUNE_FILE).exists()
         hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
         raise ConfigError(f"--output {output} is not empty{hint}")
-    return _run(_begin(arguments, configs, trials, output), output, keep_trials=arguments.keep_trials)
+    return _run(_begin(arguments, configs, trials, output), output, arguments)
 
 
 def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: TrialCount, output: Path) -> Tune:
@@ -225,14 +238,20 @@ def _begin(arguments: argparse.Namespace, configs: Sequence[RunConfig], trials: 
     return tune
 
 
-def _run(tune: Tune, output: Path, *, keep_trials: bool) -> int:
-    trials, folder = TrialCount(tune.distribution, tune.mean), output / "trials"
+def _run(tune: Tune, output: Path, arguments: argparse.Namespace) -> int:
+    trials, folder, at_a_time = TrialCount(tune.distribution, tune.mean), output / "trials", int(arguments.jobs)
     configs = [load_config(words) for words in candidates_of(tune.overrides)]
+    if at_a_time > 1:
+        check_parallel(configs)
     new = [trial for trial in tune.trials if not (folder / trial.folder).exists()]
     require_room([configs[trial.candidate] for trial in new])
-    go_on = f"discreet tune --resume --output {shlex.quote(str(output))}"
+    go_on = f"discreet tune --resume --output {shlex.quote(str(output))}" + (at_a_time > 1) * f" --jobs {at_a_time}"
+    folder.mkdir(exist_ok=True)
     with ending(partial(interrupt_below, folder, f"nothing was chosen; to go on: {go_on}")):
-        chosen = run_trials(configs, tune.trials, folder=folder)
+        chosen, tally = run_trials(configs, tune.trials, folder=folder, at_a_time=at_a_time)
+    if tally.failed:
+        tally.tell_failures(f"{go_on}; until then nothing is chosen")
+        return 1
     if chosen is None:
         print("no trial was drawn: there is nothing to publish")
         return 0
@@ -241,7 +260,7 @@ def _run(tune: Tune, output: Path, *, keep_trials: bool) -> int:
     _check_budget(cost, tune.max_epsilon)
     print(f"chosen run: {publish(chosen, output, trials=trials, cost=cost)}")
     print(f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in every file of it")
-    if not keep_trials:
+    if not arguments.keep_trials:
         shutil.rmtree(folder)
         (output / TUNE_FILE).unlink()
     return 0

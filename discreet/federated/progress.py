@@ -59,7 +59,7 @@ class Progress:
         if self._display.disable:
             yield
             return
-        with self._display, _log_above(self.stream):
+        with self._display, log_above(self.stream):
             yield
 
     def counted(
@@ -94,7 +94,7 @@ class Progress:
 
 
 @contextmanager
-def _log_above(stream: TextIO | None) -> Iterator[None]:
+def log_above(stream: TextIO | None) -> Iterator[None]:
     """While rich shows the line, what is written to sys.stdout goes above it; the log's handlers know the older one."""
     ours = [h for h in logging.getLogger("discreet").handlers if isinstance(h, logging.StreamHandler)]
     handlers = [handler for handler in ours if handler.stream is stream]

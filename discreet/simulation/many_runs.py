@@ -1,0 +1,118 @@
+"""Many runs: one after the other in this process, or several at a time on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress as Display
+from rich.progress import TextColumn
+
+from discreet.config import ConfigError
+from discreet.extras import require
+from discreet.federated.progress import log_above
+from discreet.settings import RunConfig
+from discreet.simulation.job import Ended, Job
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass
+class Tally:
+    """How many of so many runs have ended, and which of them failed, with the reason.
+
+    >>> tally = Tally(40, ended=12, failed=[("run 7 of 40", "no space left on device")])
+    >>> str(tally)
+    '12 of 40 runs, 1 failed'
+    """
+
+    total: int
+    ended: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{self.ended} of {self.total} runs{failed}"
+
+    def count(self, job: Job, reason: str | None) -> None:
+        """Counts a run that has ended; without a reason it is done."""
+        self.ended += 1
+        if reason is not None:
+            self.failed.append((job.name, reason))
+
+    def tell_failures(self, repeat: str) -> None:
+        """Says which runs failed, and what to type to do them again."""
+        logger.error("%d of %d runs failed:", len(self.failed), self.total)
+        for name, reason in self.failed:
+            logger.error("  %s: %s", name, reason)
+        logger.error("to repeat them: %s", repeat)
+
+
+def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
+    """Does all runs, and goes on if one fails. `shared` is the folder that all their folders lie in.
+
+    One at a time: in this process. Else each is a task of the Ray cluster that `ray.address` names.
+
+    Raises:
+      ConfigError: the cluster can't be used; nothing has started.
+    """
+    tally = Tally(len(jobs))
+    if at_a_time == 1 or not jobs:
+        for job in jobs:
+            tally.count(job, job.attempt())
+            logger.info("%s", tally)
+        return tally
+    from discreet.simulation.runs_on_ray import run_on_ray  # Ray takes seconds to import
+
+    with _shown(tally, sys.stdout) as ended:
+        run_on_ray(jobs, at_a_time=at_a_time, shared=shared, ended=ended)
+    logger.info("%s", tally)
+    return tally
+
+
+@contextmanager
+def _shown(tally: Tally, stream: TextIO) -> Iterator[Ended]:
+    """Counts what ends while the block runs: on one line of a terminal, or in a line of the log each."""
+    display = Display(
+        TextColumn("{task.description}"),
+        console=Console(file=stream),
+        auto_refresh=False,
+        transient=True,
+        disable=not stream.isatty(),
+    )
+    line = display.add_task(str(tally))
+
+    def ended(job: Job, reason: str | None) -> None:
+        tally.count(job, reason)
+        if display.disable:
+            logger.info("%s %s: %s", job.name, "has ended" if reason is None else "failed", tally)
+        display.update(line, description=str(tally), refresh=True)
+
+    with display, log_above(stream) if stream.isatty() else nullcontext():
+        yield ended
+
+
+def check_parallel(configs: Sequence[RunConfig]) -> None:
+    """Raises ConfigError if runs with these settings can't be tasks of one Ray cluster."""
+    require("ray", extra="simulation", why="--jobs")
+    if len({config.ray.address for config in configs}) > 1:
+        raise ConfigError("ray.address must be the same for all runs with --jobs")
+    if any(config.device != "cpu" and not config.ray.num_gpus for config in configs):
+        raise ConfigError("device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU")
+
+
+def number_of_jobs(text: str) -> int:
+    """What --jobs was given, as a number.
+
+    Raises:
+      ConfigError: it is none, or below 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--jobs must be a whole number, at least 1 (got {text})")
+    return int(text)

@@ -1,0 +1,288 @@
+"""Several runs at a time: each is a task of a Ray cluster, with one CPU and a log beside its folder.
+
+A run whose process or machine is killed goes on after its last checkpoint, on whatever machine has room. So the run
+folders lie on a path that all machines share. A machine charges only ledgers that it knows (`known_ledgers`): this
+process, which has seen them grow, lets the next machine go on with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import secrets
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from discreet.config import ConfigError
+from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.run_folder import RunFolder, only_writer
+from discreet.logs import log_to
+from discreet.settings import RunConfig
+from discreet.simulation.job import TOLD, Ended, Job, first_line
+from discreet.simulation.ray_cluster import RayCluster, Versions, connected, versions
+from discreet.tasks.models import OWN
+
+logger = logging.getLogger("discreet")
+
+MOST_RESTARTS = 3  # of a run whose process was killed
+END_SECONDS = 10.0  # in which a process that is killed ends
+LOOK_SECONDS = 180.0  # in which a machine tells whether it sees a folder
+WAKE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where tasks work.
+
+    Attributes:
+      folder: the working folder, for paths that are relative to it.
+      shared: the folder that all run folders lie in.
+      token: a file in it that machines must see; None if all of them are this one.
+      machine: the name of this one.
+    """
+
+    folder: Path
+    shared: Path
+    token: str | None
+    machine: str
+
+    def check(self) -> None:
+        """Raises ConfigError if this process does not see the shared folder."""
+        if self.token is not None and not (self.shared / self.token).is_file():
+            raise ConfigError(f"{self.shared} must be on a path that all machines share: {_machine()} does not see it")
+
+    def answer(self) -> str:
+        """The name of a file that this process puts into the shared folder.
+
+        Raises:
+          ConfigError: it does not see the folder.
+        """
+        self.check()
+        name = f"{self.token}-{secrets.token_hex(4)}"
+        (self.shared / name).touch()
+        return name
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a task is given. `known`: the ledgers of the run, if it has some, are known to be its own."""
+
+    job: Job
+    place: Place
+    versions: Versions
+    known: bool
+
+    def prepare(self) -> None:
+        """Raises ConfigError or LedgerError if the run can't be done on this machine."""
+        self.place.check()
+        self.versions.check()
+        _refuse_account(self.job.config, {_machine()}, self.place.machine)
+        if self.known:
+            _let_go_on(self.job.folder)
+
+
+def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ended) -> None:
+    """Does runs as tasks of the cluster that `ray.address` names, so many at a time, or as many as there is room for.
+
+    If this process is asked to end, the tasks are killed, and a cluster that was started here ends: the runs can be
+    resumed.
+
+    Args:
+      jobs: the runs.
+      at_a_time: at most.
+      shared: the folder that all run folders lie in.
+      ended: is told of each.
+
+    Raises:
+      ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
+    """
+    address, names = jobs[0].config.ray.address, [_own_model(job.config) for job in jobs]
+    with connected(address, own_model=max(names)) as cluster:
+        _refuse_gpus(jobs, cluster)
+        logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
+        with _place(shared, jobs, is_own=address is None) as place:
+            _do(deque(jobs), _Tasks(place), at_a_time, ended)
+
+
+def _do(waiting: deque[Job], tasks: _Tasks, at_a_time: int, ended: Ended) -> None:
+    try:
+        while waiting or tasks.running:
+            while waiting and len(tasks.running) < at_a_time:
+                tasks.start(waiting.popleft())
+            for job, reason in tasks.ended():
+                ended(job, reason)
+    finally:
+        tasks.end()
+
+
+@dataclass
+class _Tasks:
+    """The tasks that run, each with how often it was started again."""
+
+    place: Place
+    running: dict[ray.ObjectRef[str | None], tuple[Job, int]] = field(default_factory=dict)
+
+    def start(self, job: Job, restarts: int = 0) -> None:
+        known = restarts > 0 or _knows(job.folder)
+        ticket = Ticket(job, self.place, versions(_own_model(job.config)), known)
+        num_gpus = 0.0 if job.config.engine == "ray" else job.config.ray.num_gpus
+        task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
+        self.running[task.remote(ticket)] = job, restarts
+
+    def ended(self) -> Iterator[tuple[Job, str | None]]:
+        """Those that have ended, and why if they failed. What was killed is started again."""
+        for task in ray.wait([*self.running], timeout=WAKE_SECONDS)[0]:
+            job, restarts = self.running.pop(task)
+            try:
+                reason = ray.get(task)
+            except RayTaskError as error:
+                reason = first_line(error.cause)
+            except RayError as error:
+                if restarts < MOST_RESTARTS:
+                    logger.warning("%s: its process was killed; it goes on", job.name)
+                    self.start(job, restarts + 1)
+                    continue
+                reason = f"its process was killed {restarts + 1} times: {first_line(error)}"
+                job.note(reason)
+            yield job, reason or self._fault_of(job)
+
+    def end(self) -> None:
+        """Kills the tasks that run, and waits until nobody writes their files."""
+        for task in self.running:
+            ray.cancel(task, force=True)
+        if self.running:
+            ray.wait([*self.running], num_returns=len(self.running), timeout=END_SECONDS)
+        for job, _ in self.running.values():
+            if job.folder.path.exists():
+                with suppress(*TOLD), only_writer(job.folder.path, patience=END_SECONDS):
+                    self._fault_of(job)
+
+    def _fault_of(self, job: Job) -> str | None:
+        """Lets this machine know how far the ledgers of a run have come elsewhere; what is wrong with them, or None."""
+        try:
+            if self.place.token is not None:
+                _let_go_on(job.folder)
+        except LedgerError as error:
+            return first_line(error)
+        return None
+
+
+def _attempt(ticket: Ticket) -> str | None:
+    """The task: why the run failed, in one line, or None."""
+    try:
+        ticket.prepare()
+    except TOLD as error:
+        return first_line(error)
+    torch.set_num_threads(1)
+    folder = ticket.place.folder
+    with _log_of(ticket.job), _without_workers(), chdir(folder) if folder.is_dir() else nullcontext():
+        return ticket.job.attempt()
+
+
+@contextmanager
+def _log_of(job: Job) -> Iterator[None]:
+    path = job.folder.path.with_name(f"{job.folder.path.name}.log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        log_to(stream, log_format=job.config.operations.log_format)
+        try:
+            yield
+        finally:
+            logging.getLogger("discreet").handlers = []
+
+
+@contextmanager
+def _without_workers() -> Iterator[None]:
+    """As in a process of a pool, which forks none: a task has one CPU."""
+    process = multiprocessing.current_process()
+    process.daemon = True
+    try:
+        yield
+    finally:
+        process.daemon = False
+
+
+@contextmanager
+def _place(shared: Path, jobs: Sequence[Job], *, is_own: bool) -> Iterator[Place]:
+    if is_own:
+        yield Place(Path.cwd(), shared, None, _machine())
+        return
+    found = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in found if node["Alive"]}
+    for job in jobs:
+        _refuse_account(job.config, {*nodes.values()}, _machine())
+    place = Place(Path.cwd(), shared, f".seen-{secrets.token_hex(8)}", _machine())
+    try:
+        (shared / str(place.token)).touch()
+        for node, name in nodes.items():
+            _look(place, node, name)
+        yield place
+    finally:
+        for path in shared.glob(f"{place.token}*"):
+            path.unlink(missing_ok=True)
+
+
+def _look(place: Place, node: str, name: str) -> None:
+    """Raises ConfigError if a node does not see the shared folder, or this machine not what the node writes there."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(Place.answer).options(num_cpus=0, scheduling_strategy=strategy)
+    try:
+        answer = ray.get(task.remote(place), timeout=LOOK_SECONDS)
+    except RayTaskError as error:
+        raise ConfigError(first_line(error.cause)) from error
+    except RayError as error:
+        raise ConfigError(f"the Ray node {name} does not tell whether it sees {place.shared}: {error}") from error
+    if not (place.shared / answer).is_file():
+        raise ConfigError(f"{place.shared} must be on a path that all machines share: {name} has another folder there")
+
+
+def _machine() -> str:
+    return socket.gethostname()
+
+
+def _own_model(config: RunConfig) -> str:
+    return config.model.name if OWN in config.model.name else ""
+
+
+def _ledgers(folder: RunFolder) -> list[DurableLedger]:
+    return [DurableLedger(path) for path in (folder.ledger_path, folder.clients_ledger_path) if path.is_file()]
+
+
+def _let_go_on(folder: RunFolder) -> None:
+    for ledger in _ledgers(folder):
+        ledger.adopt()
+
+
+def _knows(folder: RunFolder) -> bool:
+    """Whether this machine knows the ledgers of a run, and has seen no more of them than is there."""
+    try:
+        for ledger in _ledgers(folder):
+            ledger.check()
+    except LedgerError:
+        return False
+    return True
+
+
+def _refuse_gpus(jobs: Sequence[Job], cluster: RayCluster) -> None:
+    most = max(job.config.ray.num_gpus for job in jobs)
+    if most and not cluster.gpus:
+        raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {most})")
+
+
+def _refuse_account(config: RunConfig, machines: set[str], allowed: str) -> None:
+    """An account is an SQLite file in WAL mode: processes of several machines can't share it."""
+    others = sorted(machines - {allowed})
+    if config.privacy.user.account is not None and others:
+        raise ConfigError(
+            f"privacy.user.account can be charged on one machine alone, {allowed}: with --jobs take a Ray cluster "
+            f"without {', '.join(others)}"
+        )

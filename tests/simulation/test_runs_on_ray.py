@@ -1,0 +1,152 @@
+"""Several runs at a time as tasks of Ray: the numbers of one after the other; nothing is forgotten if one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+import ray
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+from discreet.cli.simulate import main
+from discreet.config import ConfigError, RunConfig, load_config
+from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.population_account import ADJACENCIES, Population, create_account
+from discreet.federated.run_folder import RunFolder, state_of
+from discreet.simulation import runs_on_ray
+from discreet.simulation.in_process import simulate
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import Tally, run_all
+from discreet.simulation.ray_cluster import versions
+from discreet.simulation.runs_on_ray import Place, Ticket
+from tests.simulation.crash import plant
+
+SMALL = (
+    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
+)
+EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
+RATES = (0.5, 1, 2)
+# Ray leaves files of its processes to the collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two CPUs of this machine."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    yield
+    ray.shutdown()
+
+
+def job(folder: Path, work: Callable[[RunConfig], object], *words: str) -> Job:
+    config = load_config([*SMALL, *words, f"output_dir={folder}"])
+    return Job(folder.name, RunFolder(folder), config, partial(work, config))
+
+
+def run(*jobs: Job) -> Tally:
+    return run_all(jobs, at_a_time=2, shared=jobs[0].folder.path.parent)
+
+
+def fail(config: RunConfig) -> None:
+    raise TypeError("the loss is no tensor\nat all")
+
+
+def die_after_a_charge(config: RunConfig) -> None:
+    """The process dies in round 2, once: its charge is on disk, and its checkpoint is not."""
+    begun = (Path(str(config.output_dir)) / "ledger.db").exists()
+    if not begun:
+        plant("after_ledger", 2)
+    simulate(load_config([*SMALL, f"output_dir={config.output_dir}", f"resume={begun}"]))
+
+
+def die(_: RunConfig) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(tmp_path: Path) -> None:
+    lists = ("seed=5501", "server.learning_rate=0.5,1,2")
+    assert main(["--multirun", "--jobs", "2", *SMALL, *lists, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    for number, rate in enumerate(RATES):
+        words = [*SMALL, "seed=5501", f"server.learning_rate={rate}", f"output_dir={tmp_path / str(number)}"]
+        alone = simulate(load_config(words)).checkpoint
+        beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
+        assert beside is not None
+        assert beside.params.tolist() == alone.params.tolist()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_runs_side_by_side_charge_an_account_what_all_of_them_cost(tmp_path: Path) -> None:
+    path = tmp_path / "people.db"
+    create_account(path, Population("people", 20, ADJACENCIES[0], 1e-3))
+    words = (f"privacy.user.account={path}", "sampling.population_name=people")
+    assert not run(*(job(tmp_path / f"run{number}", simulate, *words) for number in range(3))).failed
+    account = DurableLedger(path)
+    assert account.verify() == []
+    assert [account.spent("user", holder=each).entries for each in account.holders("user")] == [((EVENT, 2),)] * 3
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tally = run(job(tmp_path / "one", fail), job(tmp_path / "two", simulate))
+    assert tally.failed == [("one", "TypeError: the loss is no tensor")]
+    assert str(tally) == "2 of 2 runs, 1 failed"
+    assert state_of(RunFolder(tmp_path / "two")) == "finished"
+    assert "in fail" in (tmp_path / "one.log").read_text()  # all that the one line leaves out
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+    assert not run(job(tmp_path / "run", die_after_a_charge)).failed
+    folder = RunFolder(tmp_path / "run")
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2]
+    assert [release.round for release in DurableLedger(folder.ledger_path).releases()] == [1, 2, 2]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_is_killed_again_and_again_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_on_ray, "MOST_RESTARTS", 1)
+    ((name, reason),) = run(job(tmp_path / "run", die)).failed
+    assert name == "run"
+    assert reason.startswith("its process was killed 2 times: ")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_machine_that_does_not_see_the_run_folders_is_refused(tmp_path: Path) -> None:
+    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+    with runs_on_ray._place(tmp_path, [], is_own=False) as place:
+        runs_on_ray._look(place, node["NodeID"], "here")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"must be on a path that all machines share: .* does not see it"):
+        runs_on_ray._look(place, node["NodeID"], "here")
+
+
+def ticket(folder: Path, *words: str, known: bool = False, machine: str = "this one") -> Ticket:
+    place = Place(folder, folder, None, machine)
+    return Ticket(job(folder / "run", simulate, *words), place, versions(), known)
+
+
+def test_an_account_is_not_charged_on_another_machine(tmp_path: Path) -> None:
+    words = ("privacy.user.account=people.db", "sampling.population_name=people")
+    with pytest.raises(ConfigError, match=r"privacy\.user\.account can be charged on one machine alone, this one: "):
+        ticket(tmp_path, *words).prepare()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_machine_takes_over_a_run_whose_ledger_the_sweep_knows(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ticket(tmp_path, known=known)
+    simulate(asked.job.config)
+    monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "another machine"))
+    asked.prepare()
+    assert runs_on_ray._knows(asked.job.folder) is known
