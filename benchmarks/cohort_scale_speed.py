@@ -30,7 +30,7 @@ from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
 from discreet.simulation.client_examples import SampledExamples
-from discreet.simulation.cohort import BatchedTransport
+from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
@@ -55,20 +55,21 @@ def rows(
 ) -> list[Row]:
     """A row for each scale, and one for FLUTE's benchmark."""
     task = digits_like()
-    found = [_scale(model, task, population, cohort) for population, cohort in scales]
+    found = [scale(model, task, population, cohort) for population, cohort in scales]
     seconds = _timed(lambda: _rounds(load_config([*WORK, *FLUTE]), task, count=flute_rounds, population=1000))[0]
     return [*found, {"what": f"FLUTE's benchmark, {flute_rounds} rounds", "seconds": seconds}]
 
 
-def _scale(model: str, task: Task, population: int, cohort: int) -> Row:
+def scale(model: str, task: Task, population: int, cohort: int, *, workers: MakesWorkers | None = None) -> Row:
+    """One round, after one that warms up."""
     words = [
         f"model.name={model}",
         f"data.num_clients={population}",
         f"sampling.probability={cohort / population}",
     ]
     run = load_config([*WORK, *words])
-    _rounds(run, task, count=1, population=population)
-    seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population))
+    _rounds(run, task, count=1, population=population, workers=workers)
+    seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population, workers=workers))
     return {
         "what": "one round",
         "population": population,
@@ -79,11 +80,14 @@ def _scale(model: str, task: Task, population: int, cohort: int) -> Row:
     }
 
 
-def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
+def _rounds(
+    run: RunConfig, task: Task, *, count: int, population: int, workers: MakesWorkers | None = None
+) -> ServerState:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
-    with BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=None) as exchange:
+    engine = engine_of(run, task, client_examples=held)
+    with BatchedTransport(run, engine, accounts=None, workers=workers) as exchange:
         for number in range(1, count + 1):
             cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)

@@ -31,6 +31,7 @@ SECTIONS = {
     "loop": "a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings",
     "cohort": "virtual clients per second, batched and one by one",
     "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
+    "ray": "chunks as tasks of a Ray cluster against forked workers: rounds, whole runs, memory of the driver",
     "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
     "flower": "this app on Flower's Ray simulation against one process: clients per second, start-up",
     "deployment": "20 SuperNodes, a million parameters: rounds a minute, peak MiB of the server, the floor",

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import cohort_scale_speed as cohort_scale
 from benchmarks import cohort_speed as cohort
 from benchmarks import profile_speed as profile
+from benchmarks import ray_speed
 from benchmarks.cohort_speed import digits_like
 
 
@@ -22,6 +23,16 @@ def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort_scale, "digits_like", lambda: digits_like(200))
     rows = cohort_scale.rows(scales=[(10**6, 20)], flute_rounds=2)
     assert [row["what"] for row in rows] == ["one round", "FLUTE's benchmark, 2 rounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ray_is_measured_beside_forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_speed, "RUNS", 1)
+    rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1, cohorts=[20])
+    assert [row["way"] for row in rows[:3]] == list(ray_speed.WAYS)
+    assert [row["cohort"] for row in rows if row["what"] == "one round"] == [20]
+    assert {row["way"] for row in rows[4:]} == {"engine=batched", "engine=ray"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,190 @@
+"""What a Ray cluster costs on one machine, beside the forked workers: rounds, whole runs, and the driver's memory.
+
+    python -m benchmarks.ray_speed --json ray.json
+
+Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid. Each way has a
+process of its own and two CPUs, and they take turns. One way is a cluster of two nodes of one CPU each, both of them on
+this machine. Whole runs are `discreet simulate rounds=5`, the start of Python and of Ray included, in turns too. Memory
+is as in benchmarks/cohort_scale_speed.py: the largest resident size of the driver during a round above that before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.cohort_scale_speed import PER_CLIENT, scale
+from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
+from discreet.cli.benchmark import table_of
+from discreet.config import load_config
+from discreet.federated.round import empty_sum
+from discreet.federated.run_plan import round_settings
+from discreet.federated.transport import Replies
+from discreet.settings import RayConfig
+from discreet.simulation.client_examples import SampledExamples
+from discreet.simulation.cohort import BatchedTransport, MakesWorkers
+from discreet.simulation.engine import engine_of
+from discreet.tasks.models import build_model, flatten_parameters
+
+Row = dict[str, Any]
+
+FORKED, ONE_NODE, TWO_NODES = "forked workers", "Ray, one node of two CPUs", "Ray, two nodes of one CPU"
+WAYS: dict[str, tuple[int, ...]] = {FORKED: (), ONE_NODE: (2,), TWO_NODES: (1, 1)}
+CLIENTS, TURN_SECONDS, RUNS = 1000, 1.0, 3
+POPULATION = 1_000_000
+COHORTS = (1000, 10_000)
+RUN = ("rounds=5", "model.name=logistic_regression", "seed=20731")
+
+
+def rows(
+    *, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9, cohorts: Sequence[int] = COHORTS
+) -> list[Row]:
+    """A row for each model and way, then for whole runs, then for large cohorts of a million clients on Ray."""
+    with ExitStack() as held:
+        asked = {way: held.enter_context(_process(nodes, examples)) for way, nodes in WAYS.items()}
+        found = [row for name in models for row in _compared(name, asked, repetitions)]
+        found += [_asked(asked[ONE_NODE], ("scale", cohort)) | {"way": ONE_NODE} for cohort in cohorts]
+    return found + _whole_runs()
+
+
+def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list[Row]:
+    """Milliseconds of a round, by turns. Turn 0 warms up."""
+    times: dict[str, list[float]] = {way: [] for way in asked}
+    for repetition in range(repetitions + 1):
+        for way, pipe in asked.items():
+            turn = _asked(pipe, ("rounds", name))
+            times[way] += turn if repetition else []
+    each = {way: median(values) for way, values in times.items()}
+    beside = {FORKED: FORKED, ONE_NODE: FORKED, TWO_NODES: ONE_NODE}
+    return [
+        {"what": f"round, {name}", "way": way, "seconds": each[way], "beside": other, "ratio": each[way] / each[other]}
+        for way, other in beside.items()
+    ]
+
+
+def _asked(pipe: Connection, question: tuple[str, Any]) -> Any:
+    pipe.send(question)
+    return pipe.recv()
+
+
+@contextmanager
+def _process(nodes: tuple[int, ...], examples: int) -> Iterator[Connection]:
+    """A process that answers, with a cluster of these nodes, by their CPUs."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, nodes, examples))
+    process.start()
+    there.close()
+    here.recv()  # one cluster starts after the other: Ray gives a node half a minute
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(pipe: Connection, nodes: tuple[int, ...], examples: int) -> None:
+    torch.set_num_threads(1)
+    with ExitStack() as held:
+        workers = _cluster(nodes, held) if nodes else None
+        pipe.send("ready")
+        transports: dict[str, BatchedTransport] = {}
+        while True:
+            try:
+                what, about = pipe.recv()
+            except EOFError:
+                return
+            if what == "scale":
+                pipe.send(scale("logistic_regression", digits_like(examples), POPULATION, about, workers=workers))
+                continue
+            if about not in transports:
+                transports[about] = held.enter_context(_transport(about, examples, workers))
+            pipe.send(_turn(transports[about]))
+
+
+def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from discreet.simulation.ray_cluster import connected
+    from discreet.simulation.ray_workers import workers_on
+
+    cluster = Cluster()
+    held.callback(cluster.shutdown)
+    for cpus in nodes:
+        cluster.add_node(num_cpus=cpus, include_dashboard=False, object_store_memory=2**28)
+    held.callback(ray.shutdown)
+    return workers_on(held.enter_context(connected(cluster.address)), RayConfig())
+
+
+def _transport(name: str, examples: int, workers: MakesWorkers | None) -> BatchedTransport:
+    run, task = load_config([*WORK, f"model.name={name}"]), digits_like(examples)
+    engine = engine_of(run, task, client_examples=SampledExamples(CLIENTS, examples, PER_CLIENT, SEED))
+    return BatchedTransport(run, replace(engine, workers=2), accounts=None, workers=workers)
+
+
+def _turn(transport: BatchedTransport) -> list[float]:
+    """The seconds of each round of a turn."""
+    run, engine, times = transport.run, transport.engine, []
+    model = build_model(run.model.name, (1, 28, 28), 10, seed=SEED)
+    start, user, turn = flatten_parameters(model), round_settings(run).user, time.perf_counter()
+    while (started := time.perf_counter()) < turn + TURN_SECONDS:
+        total = empty_sum(engine.model.layout.size, CLIP_NORM, user)
+        for replies in transport.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=range(COHORT)):
+            assert isinstance(replies, Replies)
+            total.merge(replies.part)
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def _whole_runs() -> list[Row]:
+    times: dict[str, list[float]] = {"batched": [], "ray": []}
+    with TemporaryDirectory() as folder:
+        for number in range(RUNS):
+            for engine, found in times.items():
+                words = [*RUN, f"engine={engine}", f"output_dir={folder}/{engine}-{number}"]
+                started = time.perf_counter()
+                subprocess.run([sys.executable, "-m", "discreet", "simulate", *words], check=True, capture_output=True)
+                found.append(time.perf_counter() - started)
+    base = median(times["batched"])
+    return [
+        {
+            "what": "whole run of 5 rounds",
+            "way": f"engine={engine}",
+            "seconds": median(found),
+            "beside": "engine=batched",
+        }
+        | {"ratio": median(found) / base}
+        for engine, found in times.items()
+    ]
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--repetitions", type=int, default=9)
+    words = parser.parse_args()
+    measured = rows(models=words.models, repetitions=words.repetitions)
+    Console().print(table_of(measured))
+    if words.json:
+        words.json.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
