@@ -137,7 +137,9 @@ def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_engine_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"engine must be one of auto, batched, one_by_one, ray \(got batch; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"engine must be one of auto, batched, one_by_one, ray \(got batch; did you mean"
+    ):
         load_config(["engine=batch"])
 
 
