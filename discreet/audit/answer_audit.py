@@ -79,6 +79,7 @@ def audit_answers(config: RunConfig, audit: AnswerAudit) -> Experiment:
     Raises:
       ConfigError: clients do not rate the model, or there are fewer than two releases.
     """
+    assert not config.privacy.user.secure, "discreet.audit.secure_audit opens the sum that rates the model"
     query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")

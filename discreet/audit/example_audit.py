@@ -61,6 +61,7 @@ def audit_examples(config: RunConfig, audit: ExampleAudit) -> Experiment:
     """
     if not config.privacy.example.enabled or config.privacy.example.noise_multiplier == 0:
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
+    assert not config.privacy.example.secure, "discreet.audit.step_audit opens the sum of a step that clients share"
     task = load_task(config.data.name, path=config.data.path)
     fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
     rows = torch.from_numpy(client_examples_of(task, config.data).examples(audit.client))

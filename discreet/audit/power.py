@@ -27,6 +27,8 @@ class Releases:
       probability: with which a canary is in the cohort of one.
       noise_multiplier: of each.
       epsilon, delta: what is claimed of all together; epsilon finite and above 0.
+      repeated: whether one canary is released again and again, half of the times without it. Then the mean of the
+        scores without it is fitted too: of canaries whose directions have random signs it is known to be 0.
     """
 
     rounds: int
@@ -34,6 +36,7 @@ class Releases:
     noise_multiplier: float
     epsilon: float
     delta: float
+    repeated: bool = False
 
     def shift(self, share: float) -> float:
         """By how many standard deviations canaries that are in and out differ if the noise is `share` of its size.
@@ -79,28 +82,39 @@ def _power_excess(releases: Releases, share: float, canaries: int, level: float)
     """Above 0 if nine of ten fits pass the claim by so much that the claim is refuted."""
     claimed = shift_of_epsilon(releases.epsilon, delta=releases.delta)
     true = releases.shift(share)
-    refuting = claimed + norm.isf(level) * _error(claimed, canaries)
-    return float(true - norm.isf(1 - POWER) * _error(true, canaries) - refuting)
+    refuting = claimed + norm.isf(level) * _error(releases, claimed, canaries)
+    return float(true - norm.isf(1 - POWER) * _error(releases, true, canaries) - refuting)
 
 
-def _error(shift: float, canaries: int) -> float:
-    """The standard error of a fitted shift if the mean of those that are out is known: `GaussianFit.interval`."""
-    return math.sqrt(2 / canaries + shift**2 / (2 * canaries))
+def _error(releases: Releases, shift: float, canaries: int) -> float:
+    """The standard error of a fitted shift, half of the canaries being out: `GaussianFit.interval`."""
+    return math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries))
 
 
 def outlook(releases: Releases, canaries: int, *, runs: int) -> str:
     """What runs of so many canaries each can find, in words, at the false-alarm rate that a verdict has by default."""
     level = levels_of(releases.rounds, false_alarm=FALSE_ALARM)[-1]
-    found = smallest_fault(releases, canaries * runs, level=level)
+    finds = _finds(releases, canaries * runs, f"{canaries * runs} canaries in all", level)
     needed = canaries_needed(releases, share=HALF, level=level)
-    many = f"{canaries * runs} canaries in all"
-    finds = (
-        f"{many} are too few for the Gaussian fit, which needs {3 * FEWEST}"
-        if canaries * runs < 3 * FEWEST
-        else f"in nine of ten audits {many} refute a claim if there is no noise at all, but not for less"
-        if found is None
-        else f"in nine of ten audits {many} refute a claim if noise has {found:.0%} of its size or less"
-    )
     if needed is None:
         return f"{finds}; noise at half its size is not found by any number of canaries"
     return f"{finds}; for noise at half its size {needed} are needed: --runs {-(-needed // canaries)}"
+
+
+def outlook_of_releases(releases: Releases, count: int) -> str:
+    """As `outlook`, of one release that is made again and again: `count` times with the canary, as often without."""
+    level = levels_of(0, false_alarm=FALSE_ALARM)[-1]
+    finds = _finds(releases, 2 * count, f"{count} releases with the canary and as many without", level)
+    needed = canaries_needed(releases, share=HALF, level=level)
+    if needed is None:
+        return f"{finds}; noise at half its size is not found by any number of them"
+    return f"{finds}; for noise at half its size {-(-needed // 2)} are needed: --canaries {-(-needed // 2)}"
+
+
+def _finds(releases: Releases, canaries: int, many: str, level: float) -> str:
+    if canaries < 3 * FEWEST:
+        return f"{many} are too few for the Gaussian fit, which needs {3 * FEWEST}"
+    found = smallest_fault(releases, canaries, level=level)
+    if found is None:
+        return f"in nine of ten audits {many} refute a claim if there is no noise at all, but not for less"
+    return f"in nine of ten audits {many} refute a claim if noise has {found:.0%} of its size or less"

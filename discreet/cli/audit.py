@@ -29,6 +29,7 @@ from discreet.audit.example_audit import ExampleAudit, audit_examples
 from discreet.audit.federation_audit import FederationAudit, audit_federation
 from discreet.audit.local_audit import LocalAudit, audit_local
 from discreet.audit.secure_audit import SecureAudit, audit_secure
+from discreet.audit.step_audit import StepAudit, audit_shared_step
 from discreet.audit.user_audit import UserAudit, audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
@@ -53,8 +54,8 @@ RELEASES = 2000  # of each round and of either neighbour, of local privacy
 SHOWN = 10  # rounds that are printed; audit.json has all
 CANARIES = f"""user level: clients of each run (half of the population, at most {MOST_CANARIES}; nodes of a federation:
 half of the population, at most {NODES}); example level:
-examples of the client ({MOST_CANARIES}); masked sums, local, evaluation, statistics: releases with the canary, and as
-many without it or with its opposite ({RELEASES})"""
+examples of the client ({MOST_CANARIES}); masked sums of either level, local, evaluation, statistics: releases with the
+canary, and as many without it or with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -185,6 +186,8 @@ def _in_federation(config: RunConfig, given: argparse.Namespace) -> Experiment:
 
 
 def _examples(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    if config.privacy.example.secure:
+        return audit_shared_step(config, StepAudit(_given(given.canaries, RELEASES), given.client))
     canaries = _given(given.canaries, MOST_CANARIES)
     return audit_examples(config, ExampleAudit(canaries, client=given.client, rounds=given.rounds))
 
@@ -194,6 +197,8 @@ def _local(config: RunConfig, given: argparse.Namespace) -> Experiment:
 
 
 def _answers(config: RunConfig, given: argparse.Namespace) -> Experiment:
+    if config.privacy.user.secure:
+        return audit_secure(config, SecureAudit(_given(given.canaries, RELEASES), of_answers=True))
     return audit_answers(config, AnswerAudit(_given(given.canaries, RELEASES)))
 
 

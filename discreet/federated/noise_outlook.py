@@ -19,13 +19,17 @@ class NoiseOutlook:
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
-      drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, see docs/noise.md.
+      drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, and if clients share a
+        step at example level, see docs/noise.md.
       limit: the largest drive with which such a run learns.
+      shared_step: whether it is such a step. The clip norm is then that of an example's gradient, and the noise is that
+        of the gradients' mean.
     """
 
     ratio: float
     drive: float
     limit: float
+    shared_step: bool = False
 
     @property
     def drowned(self) -> bool:
@@ -33,6 +37,11 @@ class NoiseOutlook:
         return self.drive > self.limit
 
     def __str__(self) -> str:
+        if self.shared_step:
+            return (
+                f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
+                "privacy.example.l2_norm_clip, which does not move: noise does not drive the model"
+            )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if not self.drowned:
             return said
@@ -41,6 +50,8 @@ class NoiseOutlook:
 
 def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     """Of a configuration whose noise is resolved, and a model of so many parameters."""
+    if config.privacy.example.secure:
+        return _of_shared_step(config, num_params=num_params)
     user, noise = config.privacy.user, 0.0
     if user.enabled:
         assert user.noise_multiplier is not None
@@ -60,10 +71,20 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     return NoiseOutlook(ratio, drive, limit)
 
 
+def _of_shared_step(config: RunConfig, *, num_params: int) -> NoiseOutlook:
+    """The mean over all examples, by their public number, is at most the clip norm long, as an average of updates is.
+    That norm is fixed, so that longer noise is not followed by longer noise."""
+    noise = config.privacy.example.noise_multiplier
+    assert noise is not None
+    examples = expected_cohort(config) * config.training.batch_size
+    ratio = noise_ratio(noise * _unaccounted(config), num_params=num_params, expected_cohort=examples)
+    return NoiseOutlook(ratio, 0.0, math.inf, shared_step=True)
+
+
 def _unaccounted(config: RunConfig) -> float:
     """By how much the noise of all clients is larger than that of those that are sure to add theirs; 1 if the server
     adds it."""
-    if not config.privacy.user.secure:
+    if not config.privacy.masked:
         return 1.0
     nodes = config.population_size
     return math.sqrt(nodes / config.privacy.secure.summands(nodes))

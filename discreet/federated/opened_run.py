@@ -119,6 +119,7 @@ def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
             config.privacy.accountant,
             "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
         )
+    if user.enabled or config.privacy.example.secure:
         outlook = noise_outlook(config, num_params=num_params)
         logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
     for line in client_lines(config):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores
+from discreet.audit.canary_scores import CanaryScores, RepeatedScores
 from discreet.audit.gaussian_fit import fit_gaussians
 from discreet.audit.gaussian_tradeoff import epsilon_of_shift, shift_of_epsilon
-from discreet.audit.power import Releases, canaries_needed, outlook, smallest_fault
+from discreet.audit.power import Releases, canaries_needed, outlook, outlook_of_releases, smallest_fault
 
 DELTA, LEVEL = 1e-3, 0.01 / 3
 ONE_ROUND = Releases(1, 1.0, 1.0, epsilon_of_shift(1.0, delta=DELTA), DELTA)
@@ -46,6 +48,27 @@ def test_nine_of_ten_audits_find_the_smallest_fault(canaries: int) -> None:
         for _ in range(200)
     )
     assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
+
+
+def test_nine_of_ten_audits_of_one_release_that_is_repeated_find_the_smallest_fault() -> None:
+    releases = replace(ONE_ROUND, repeated=True)
+    share = smallest_fault(releases, 1000, level=LEVEL)
+    assert share is not None
+    generator, found = np.random.default_rng(71), 0
+    for _ in range(200):
+        drawn = RepeatedScores(1 + share * generator.normal(size=500), share * generator.normal(size=500))
+        found += fit_gaussians(drawn).lower_bound(delta=DELTA, significance=LEVEL) > ONE_ROUND.epsilon
+    assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
+
+
+def test_of_releases_it_is_said_how_many_are_needed_each_way() -> None:
+    said = outlook_of_releases(replace(ONE_ROUND, repeated=True), 500)
+    found, needed = map(int, re.findall(r"\d+(?=%)|(?<=--canaries )\d+", said))
+    assert "500 releases with the canary and as many without" in said
+    assert found == round(100 * (smallest_fault(replace(ONE_ROUND, repeated=True), 1000, level=LEVEL) or 0))
+    assert 2 * needed == pytest.approx(
+        canaries_needed(replace(ONE_ROUND, repeated=True), share=0.5, level=LEVEL), abs=1
+    )
 
 
 def test_so_many_canaries_as_are_needed_find_just_that_fault() -> None:

@@ -68,6 +68,32 @@ def test_private_evaluation_is_audited_if_asked_for(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "audit.json").read_text())["mechanism"] == "private evaluation"
 
 
+MASKED = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=4", "model.name=linear", "seed=7919")
+USERS = ("privacy.user.aggregation=secure", "privacy.user.target_epsilon=16", "privacy.user.too_noisy=warn", "rounds=1")
+RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=2", "--of", "evaluation")
+STEPS = (
+    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "training.epochs=1", "training.batch_size=400"),
+    *("privacy.example.enabled=true", "privacy.example.aggregation=secure", "privacy.example.target_epsilon=8"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "mechanism"),
+    [
+        (USERS, "a masked sum"),
+        ((*USERS, *RATED), "a masked sum of ratings"),
+        ((*USERS, *RATED, "evaluation.cohort=same"), "a masked sum that also rates the model"),
+        (STEPS, "a step that clients share"),
+    ],
+    ids=["users", "ratings", "joined", "shared step"],
+)
+def test_under_secure_aggregation_the_masked_sum_is_audited(
+    words: tuple[str, ...], mechanism: str, tmp_path: Path
+) -> None:
+    assert main([*MASKED, *words, "--canaries", "40", "--output", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "audit.json").read_text())["mechanism"] == mechanism
+
+
 def test_a_claim_that_does_not_hold_ends_with_code_1(
     audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
