@@ -19,7 +19,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from tests.client.clients import config
 
-ENOUGH = SecureAudit(300)
+ENOUGH = SecureAudit(400)
 MASKED = (
     *("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=6"),
     *("model.name=linear", "privacy.user.too_noisy=warn", "privacy.user.target_epsilon=null"),
@@ -64,7 +64,7 @@ def test_answers_of_a_masked_sum_that_are_charged_as_if_the_update_came_for_noth
 
 
 def test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says() -> None:
-    experiment = audit_secure(settings(*RATED), SecureAudit(300, of_answers=True))
+    experiment = audit_secure(settings(*RATED), SecureAudit(400, of_answers=True))
     (run,) = judge(experiment).judgements
     assert experiment.mechanism == "a masked sum of ratings"
     assert run.refuted_by == ()
@@ -117,12 +117,12 @@ def without_a_clip(vector: SecureSum, reply: TrainReply, request: TrainRequest, 
     ],
 )
 def test_a_planted_fault_of_masked_sums_is_found_from_outside(fault: MakeVector, words: tuple[str, ...]) -> None:
-    assert judge(audit_secure(settings(*words), SecureAudit(300), make=fault)).refuted
+    assert judge(audit_secure(settings(*words), SecureAudit(500), make=fault)).refuted
 
 
 @pytest.mark.parametrize("fault", [for_another_clip, answers_twice])
 def test_a_planted_fault_of_masked_ratings_is_found_from_outside(fault: MakeVector) -> None:
-    assert judge(audit_secure(settings(*RATED), SecureAudit(300, of_answers=True), make=fault)).refuted
+    assert judge(audit_secure(settings(*RATED), SecureAudit(500, of_answers=True), make=fault)).refuted
 
 
 def test_how_small_a_fault_can_be_found_is_said_first(caplog: pytest.LogCaptureFixture) -> None:
