@@ -28,7 +28,7 @@ from discreet.audit.canary_scores import Experiment
 from discreet.audit.power import outlook
 from discreet.audit.user_audit import SeenRun, check_noised, facts_of, observations_of, releases_of
 from discreet.config import ConfigError, RunConfig
-from discreet.deployment.interruption import RunLostError, override
+from discreet.deployment.interruption import override
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, make_secrets
 from discreet.deployment.raw_node import raw_node
 from discreet.extras import require
@@ -37,6 +37,7 @@ from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply, decode_request, encode_reply
 from discreet.federated.round import empty_sum
 from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_lost import RunLostError
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
 from discreet.privacy.randomness import secure_source

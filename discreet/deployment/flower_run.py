@@ -21,12 +21,13 @@ from typing import TextIO
 
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.healthy import healthy
-from discreet.deployment.interruption import RunLostError, override, resumable
+from discreet.deployment.interruption import override, resumable
 from discreet.deployment.processes import kept
 from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, check_output, read_status, state_of, with_output_folder
+from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
 from discreet.places import PACKAGE, app_folder

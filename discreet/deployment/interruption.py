@@ -20,6 +20,7 @@ from typing import NoReturn
 from discreet.client_settings import ConfigError
 from discreet.deployment.processes import heard
 from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
+from discreet.federated.run_lost import RunLostError
 from discreet.logs import log_to
 
 logger = logging.getLogger("discreet")
@@ -28,16 +29,13 @@ LOCK_SECONDS = 5.0  # a process that was killed holds its files a moment longer
 PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
 
 
-class AskedToEnd(BaseException):
-    """A signal asked this process to end. Not an Exception: nothing on the way takes it for a failure."""
+class AskedToEnd(KeyboardInterrupt):
+    """A signal asked this process to end. Nothing on the way takes it for a failure, and Ray, which drops whatever else
+    a signal raises while it waits, ends its waiting."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
         self.number = number
-
-
-class RunLostError(RuntimeError):
-    """Something that a run needs has ended. The message says what."""
 
 
 @contextmanager

@@ -30,12 +30,13 @@ from discreet.deployment.flower_fixes import warm_clients
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.flower_run import REPOSITORY, flower_environment, follow, free_port
 from discreet.deployment.healthy import healthy
-from discreet.deployment.interruption import RunLostError, override, resumable
+from discreet.deployment.interruption import override, resumable
 from discreet.deployment.superlink import CONNECTION, write_connection
 from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, RunFolder, check_output, read_status, state_of, with_output_folder
+from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
 from discreet.places import app_folder

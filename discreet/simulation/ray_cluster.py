@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import discreet
 from discreet.client_settings import ConfigError
+from discreet.federated.run_lost import RunLostError
 from discreet.places import PACKED
 from discreet.tasks.models import own_builder
 
@@ -58,7 +59,7 @@ class Versions:
         """For the beginning of a task: refuses to compute if this process has other versions.
 
         Raises:
-          ConfigError: one line that says what differs, and where.
+          RunLostError: one line that says what differs, and where.
         """
         _refuse_other(self, versions(self.own_model), socket.gethostname())
 
@@ -67,7 +68,7 @@ class Versions:
 def versions(own_model: str = "") -> Versions:
     """Those of this process, as they were at its first call. Raises ValueError if the model can't be imported."""
     own_code = _digest([_file_of(own_model)]) if own_model else ""
-    return Versions(_source_digest(Path(discreet.__file__).parent), torch.__version__, own_model, own_code)
+    return Versions(source_digest(Path(discreet.__file__).parent), torch.__version__, own_model, own_code)
 
 
 @dataclass
@@ -87,7 +88,7 @@ class RayCluster:
         """Asks the nodes that have joined since the last call for their versions: before each round.
 
         Raises:
-          ConfigError: a node has another version of something, lacks it, or does not tell.
+          RunLostError: a node has another version of something, lacks it, or does not tell.
         """
         joined = {node: name for node, name in _alive().items() if node not in self.checked}
         asked = {node: _ask(node, self.versions.own_model) for node in joined}
@@ -96,7 +97,7 @@ class RayCluster:
                 _refuse_other(self.versions, ray.get(answer, timeout=TELL_SECONDS), joined[node])
             except RayError as error:
                 if node in _alive():
-                    raise ConfigError(f"the Ray node {joined[node]} can't run this: {_reason(error)}") from error
+                    raise RunLostError(f"the Ray node {joined[node]} can't run this: {_reason(error)}") from error
             else:
                 self.checked.add(node)
 
@@ -139,7 +140,10 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
 
 def _checked(here: Versions) -> RayCluster:
     cluster = RayCluster(here)
-    cluster.check_nodes()
+    try:
+        cluster.check_nodes()
+    except RunLostError as error:
+        raise ConfigError(str(error)) from error
     return cluster
 
 
@@ -225,7 +229,7 @@ def _refuse_other(expected: Versions, found: Versions, where: str) -> None:
         (f"the file of model.name={expected.own_model}", expected.own_code, found.own_code),
     ):
         if one != other:
-            raise ConfigError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
+            raise RunLostError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
 
 
 def _reason(error: BaseException) -> str:
@@ -234,7 +238,8 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(told).split()) or type(told).__name__
 
 
-def _source_digest(package: Path) -> str:
+def source_digest(package: Path) -> str:
+    """What tells one version of a package's modules from another; what a wheel packs beside them is left out."""
     packed = package / PACKED.name
     return _digest([path for path in sorted(package.rglob("*.py")) if packed not in path.parents], package)
 

@@ -1,0 +1,96 @@
+"""A cluster is found, checked, and left or ended: what is not the same everywhere does not compute."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+import ray
+
+from discreet.config import ConfigError
+from discreet.federated.run_lost import RunLostError
+from discreet.simulation import ray_cluster
+from discreet.simulation.ray_cluster import connected, source_digest, versions
+
+HERE = versions()
+OTHERS = {
+    "Discreet's code": replace(HERE, discreet="0"),
+    "PyTorch": replace(HERE, torch="1.0+cpu"),
+    "the file of model.name=examples.own.model:build": replace(versions("examples.own.model:build"), own_code="0"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_task_does_not_begin_where_something_differs(what: str) -> None:
+    with pytest.raises(RunLostError, match=rf"^the Ray node \S+ has another version of {what}: \S+ there, \S+ here$"):
+        OTHERS[what].check()
+    HERE.check()
+
+
+def test_a_word_of_the_source_changes_its_digest_and_what_a_wheel_adds_does_not(tmp_path: Path) -> None:
+    for name, text in {"a.py": "x = 1\n", "below/b.py": "y = 2\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = source_digest(tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "conf.py").write_text("packed")
+    assert source_digest(tmp_path) == before
+    (tmp_path / "below" / "b.py").write_text("y = 3\n")
+    assert source_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:first", ":6379"])
+def test_an_address_that_names_no_head_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^ray\.address must be null, auto or host:port"), connected(address):
+        pass
+
+
+@pytest.mark.parametrize("named", ["setting", "RAY_ADDRESS"])
+def test_a_cluster_that_is_not_there_is_refused_at_once(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:  # a port that nobody listens on
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with (
+            pytest.raises(ConfigError, match=rf"^ray\.address={address} can't be reached"),
+            connected(address if named == "setting" else "auto"),
+        ):
+            pass
+
+
+def test_what_ray_says_of_a_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1\n    Python: 3.11.7\n")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray_cluster, "_reach", lambda _: None)
+    with (
+        pytest.raises(ConfigError, match=r"can't be joined: Version mismatch: The .* with: Ray: 2.1 Python: 3.11.7$"),
+        connected("10.0.0.1:6379"),
+    ):
+        pass
+
+
+def test_a_signal_that_comes_while_ray_connects_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+
+    def take_signals(*_: object, **__: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", take_signals)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SystemExit), connected(None):
+            pass
+        assert heard == [signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        assert len(heard) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
