@@ -35,6 +35,7 @@ from discreet.places import PACKED
 from discreet.tasks.models import own_builder
 
 ANY = "auto"
+RETRIES = 3  # of a task whose process or machine was lost
 REACH_SECONDS = 10.0  # a machine that answers at all takes a connection in less
 TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it can tell its versions
 
@@ -97,7 +98,7 @@ class RayCluster:
                 _refuse_other(self.versions, ray.get(answer, timeout=TELL_SECONDS), joined[node])
             except RayError as error:
                 if node in _alive():
-                    raise RunLostError(f"the Ray node {joined[node]} can't run this: {_reason(error)}") from error
+                    raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
             else:
                 self.checked.add(node)
 
@@ -130,7 +131,7 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
     elif address is None:
         # What Ray writes, logs and data that do not fit into memory, goes with it.
         with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder, _ended():
-            _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, _temp_dir=folder)
+            _start(folder)
             yield _checked(here)
     else:
         with _ended():
@@ -155,6 +156,13 @@ def _ended() -> Iterator[None]:
         ray.shutdown()
 
 
+def _start(folder: str) -> None:
+    try:
+        _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, _temp_dir=folder)
+    except Exception as error:  # Ray has no class of its own for a process that did not start
+        raise ConfigError(f"engine=ray can't start Ray on this machine: {one_line(error)}") from error
+
+
 def _join(address: str) -> None:
     named = os.environ.get("RAY_ADDRESS", ANY) if address == ANY else address
     if named != ANY:
@@ -162,7 +170,7 @@ def _join(address: str) -> None:
     try:
         _connect(named)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"ray.address={address} can't be joined: {_reason(error.__cause__ or error)}") from error
+        raise ConfigError(f"ray.address={address} can't be joined: {one_line(error.__cause__ or error)}") from error
 
 
 def _reach(address: str) -> None:
@@ -177,6 +185,8 @@ def _reach(address: str) -> None:
 
 
 def _connect(address: str, **settings: Any) -> None:
+    # Ray repeats a task that is too large for the memory for ever, unless this is set where tasks are submitted.
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     with _own_sigterm(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of Ray: what it may change one day
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **settings)
@@ -232,8 +242,8 @@ def _refuse_other(expected: Versions, found: Versions, where: str) -> None:
             raise RunLostError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
 
 
-def _reason(error: BaseException) -> str:
-    """In one line, what was raised; of a task, what it raised there."""
+def one_line(error: BaseException) -> str:
+    """What was raised, in one line; of a task, what it raised there."""
     told = error.cause if isinstance(error, RayTaskError) else error
     return " ".join(str(told).split()) or type(told).__name__
 

@@ -20,11 +20,12 @@ from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from discreet.client_settings import ConfigError
+from discreet.federated.run_lost import RunLostError
 from discreet.federated.transport import Replies
 from discreet.settings import RayConfig
 from discreet.simulation.client_examples import read_only
-from discreet.simulation.ray_cluster import RayCluster, Versions
-from discreet.simulation.workers import QUEUED, Train, Work, WorkerKilled, with_values
+from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
+from discreet.simulation.workers import QUEUED, Train, Work, with_values
 
 Made = tuple[Replies, NDArray[Any]]  # replies without their sum, and the sum
 
@@ -63,7 +64,7 @@ class RayWorkers(Generic[Work]):
         device = "cuda" if num_gpus else "cpu"
         # In a container, so that a process fetches the trainer once, not each task.
         self._trainer = _Held(ray.put(trainer), device, cluster.versions)
-        self._train = ray.remote(num_cpus=1, num_gpus=num_gpus)(_train)
+        self._train = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=RETRIES, retry_exceptions=False)(_train)
         self._params: ray.ObjectRef[Any] = ray.put(None)  # until work begins
         self._waiting: list[ray.ObjectRef[Made]] = []
         self.count = 1
@@ -91,7 +92,7 @@ class RayWorkers(Generic[Work]):
         """The replies of a piece of work.
 
         Raises:
-          WorkerKilled: the process or the machine that had it is gone, again and again.
+          RunLostError: the processes or machines that had it were lost, more than `RETRIES` times.
         """
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
@@ -100,7 +101,10 @@ class RayWorkers(Generic[Work]):
         except RayTaskError as error:
             raise error.cause from error
         except RayError as error:
-            raise WorkerKilled from error
+            raise RunLostError(
+                "Ray gave up a chunk of clients, whose processes or machines were lost one after the other: is there"
+                f" enough memory? {one_line(error)}"
+            ) from error
         return with_values(replies, read_only(values))
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from discreet.federated.run_lost import RunLostError
 from discreet.federated.transport import Replies
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
@@ -38,7 +39,7 @@ Train = Callable[[Tensor, Work], Replies]
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 
 
-class WorkerKilled(RuntimeError):
+class WorkerKilled(RunLostError):
     """A worker is gone before it answered."""
 
     def __init__(self) -> None:

@@ -1,0 +1,67 @@
+"""However a run ends, nothing of the Ray cluster that it started goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MARK = "DISCREET_TEST_OF_ENDING"
+SECONDS = 60.0
+DRIVER = """
+import time
+from pathlib import Path
+import ray
+from discreet.deployment.interruption import ending
+from discreet.simulation.ray_cluster import connected
+
+def busy(file):
+    Path(file).touch()
+    time.sleep(600)
+
+with ending(lambda reason: "told"), connected(None):
+    task = ray.remote(num_cpus=1)(busy).remote("begun")
+    while not Path("begun").exists():
+        time.sleep(0.1)
+    print("ready", flush=True)
+    ray.get(task)
+"""
+
+
+def left(mark: str) -> list[Path]:
+    """The processes that have a mark in their environment, which Ray's inherit."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}\0".encode() in (process / "environ").read_bytes():
+                found.append(process)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: tmp_path.name}
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        assert len(left(tmp_path.name)) > 2
+        driver.send_signal(number)
+        assert driver.wait(SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + SECONDS
+    while left(tmp_path.name):
+        assert time.monotonic() < deadline, "processes of the cluster are left"
+        time.sleep(0.1)

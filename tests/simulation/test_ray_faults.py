@@ -1,0 +1,150 @@
+"""A process or a machine is killed in the middle of a round: the run is the undisturbed one, and nobody pays twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.cluster_utils import Cluster
+
+from discreet.config import load_config
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.run_lost import RunLostError
+from discreet.simulation import ray_workers
+from discreet.simulation.in_process import simulate
+from discreet.simulation.ray_cluster import RayCluster, connected
+from discreet.simulation.ray_workers import RayWorkers
+from tests.simulation.lost_processes import Dying
+from tests.simulation.test_cohort import charges
+
+RUN = (
+    *("rounds=3", "data.num_clients=5", "training.epochs=1", "training.batch_size=64", "model.name=linear"),
+    *("sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn", "privacy.delta=1e-3"),
+    *("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9", "privacy.user.noise_multiplier=1"),
+)
+SEEDED = "seed=64019"
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves files of its processes to the collector.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+FEW_PROCESSES = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+SMALL_NODE = {"num_cpus": 1, "object_store_memory": 2**27}
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Cluster]:
+    """Two machines of one CPU each."""
+    found = Cluster(initialize_head=True, head_node_args=SMALL_NODE | FEW_PROCESSES)
+    found.add_node(**SMALL_NODE)
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(machines: Cluster) -> Iterator[RayCluster]:
+    with connected(machines.address) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
+def run(folder: Path, *words: str) -> tuple[Any, ...]:
+    """What a run leaves: its model, what its clients were charged, and its rows."""
+    simulate(load_config([*RUN, *words, f"output_dir={folder}"]))
+    found = RunFolder(folder)
+    checkpoint = found.load_checkpoint()
+    assert checkpoint is not None
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in found.read_metrics()]
+    return checkpoint.params.tolist(), charges(found), rows
+
+
+def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
+    """Every run that starts now loses what the fault says; the trainers that it had."""
+    planted: list[Dying] = []
+
+    def workers_on(cluster: RayCluster, _: object) -> Any:
+        def of(trainer: Any) -> Any:
+            planted.append(Dying(trainer, folder, **fault))
+            return RayWorkers(planted[0], cluster=cluster)
+
+        return of
+
+    patch.setattr(ray_workers, "workers_on", workers_on)
+    return planted
+
+
+@pytest.mark.parametrize("machine", [False, True], ids=["process", "machine"])
+def test_a_lost_process_or_machine_changes_no_number(
+    machine: bool, cluster: RayCluster, machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(tmp_path / "undisturbed", SEEDED, "engine=batched")
+    cluster.check_nodes()
+    assert cluster.cpus == 2
+    planted = plant(tmp_path, monkeypatch, machine=machine, head=machines.head_node.node_id)
+    assert run(tmp_path / "disturbed", SEEDED, "engine=ray") == undisturbed
+    assert len(planted[0].lost()) == 1
+    if machine:
+        assert cluster.cpus == 1
+        (gone,) = machines.worker_nodes
+        machines.remove_node(gone, allow_graceful=False)
+        machines.add_node(**SMALL_NODE)
+        assert cluster.cpus == 2
+
+
+def test_a_chunk_that_is_lost_again_and_again_ends_the_run_which_can_go_on(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(tmp_path / "undisturbed", SEEDED, "engine=batched")
+    with monkeypatch.context() as patch:
+        planted = plant(tmp_path, patch, always=True)
+        with pytest.raises(RunLostError, match=r"^Ray gave up a chunk of clients, .*: is there enough memory\? \S.*$"):
+            run(tmp_path / "disturbed", SEEDED, "engine=ray")
+    # Two chunks were lost again and again until the first of them was given up.
+    assert 1 + ray_workers.RETRIES <= len(planted[0].lost()) <= 2 * (1 + ray_workers.RETRIES)
+    params, charged, rows = run(tmp_path / "disturbed", SEEDED, "engine=ray", "resume=true")
+    assert (params, len(rows)) == (undisturbed[0], 3)
+    again = [row for row in undisturbed[1] if row[0] == 2]
+    assert charged == sorted([*undisturbed[1], *again])
+
+
+def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise of DP-SGD on 60 parameters, twice the same by chance: less than once in 10^20 runs."""
+    seen: list[list[float]] = []
+    result = RayWorkers.result
+
+    def watched(self: Any) -> Any:
+        replies = result(self)
+        seen.append(replies.part.values.tolist())
+        return replies
+
+    planted = plant(tmp_path, monkeypatch)
+    monkeypatch.setattr(RayWorkers, "result", watched)
+    _, charged, rows = run(tmp_path / "run", "engine=ray")
+    assert len(seen) == 6  # three rounds of two chunks, each once
+    (lost,) = planted[0].lost()
+    assert lost not in seen
+    assert sorted((row[0], row[2]) for row in charged) == [(n, f"{c}") for n in (1, 2, 3) for c in range(5)]
+    assert [row["replies"] for row in rows] == [5, 5, 5]
+
+
+def test_a_node_that_has_something_else_is_refused_by_name(cluster: RayCluster) -> None:
+    here = cluster.versions
+    for other, said in (
+        (replace(here, torch="1.0"), r"another version of PyTorch: \S+ there, 1\.0 here"),
+        (replace(here, own_model="nowhere:build"), r"can't run this: model\.name: 'nowhere' of nowhere:build can't be"),
+    ):
+        with pytest.raises(RunLostError, match=rf"^the Ray node \S+ .*{said}"):
+            RayCluster(other).check_nodes()
