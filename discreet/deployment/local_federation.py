@@ -101,6 +101,7 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a node compiles an app once, not for every message
         self.authority = self.secrets / "ca.crt"
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:

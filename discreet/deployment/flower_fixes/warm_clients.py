@@ -8,6 +8,7 @@ it. No module of the app is loaded beforehand: what runs is the code that came w
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
@@ -19,9 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flwr.cli.install import install_from_fab
+from flwr.common.config import get_flwr_home
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.superexec.executor import SubprocessExecutor
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.supernode.runtime import run_clientapp as clientapps
 
 from discreet.deployment.flower_fixes.applies import applies
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
@@ -29,11 +33,12 @@ from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
     *("flwr.supernode.cli.flwr_clientapp", "httpcore", "torch", "torch.fx.experimental.symbolic_shapes"),
-    *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3"),
+    *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3", "Crypto.Protocol.SecretSharing"),
+    *("cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 OURS = "discreet"  # forgotten: the bundle of an app brings its own
-REPLACED = (SubprocessExecutor.launch, flwr_clientapp, run_clientapp)
-EXPECTED = "2c846da98195"
+REPLACED = (SubprocessExecutor.launch, flwr_clientapp, clientapps.run_clientapp, install_from_fab)
+EXPECTED = "6c98858d0b65"
 LOOK_SECONDS = 1.0
 
 
@@ -42,11 +47,19 @@ def command(path: Path) -> list[str]:
     return [sys.executable, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
 
 
+def install_once(fab_file: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
+    """The folder of an app, which is installed if it is not there; in place of Flower's `install_from_fab`."""
+    name = f"*.{hashlib.sha256(fab_file).hexdigest()[:FAB_HASH_TRUNCATION]}"
+    installed = (get_flwr_home() / APP_DIR).glob(name)
+    return next(installed, None) or install_from_fab(fab_file, install_dir, skip_prompt)
+
+
 def load() -> None:
     """Imports what ClientApps need. No library starts a thread meanwhile, whose locks a fork would leave behind."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in LOADED:
         importlib.import_module(name)
+    clientapps.__dict__["install_from_fab"] = install_once
     look_for_objects_soon()
     for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
         del sys.modules[name]
