@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flwr.cli.install import install_from_fab
-from flwr.common.config import get_flwr_home
 from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.superexec.executor import SubprocessExecutor
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp as clientapps
 
