@@ -14,11 +14,13 @@ pytest.importorskip("ray")
 import ray
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
+from discreet.cli import tune
 from discreet.cli.simulate import main
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder, state_of
+from discreet.privacy.selection import TrialCount
 from discreet.simulation import runs_on_ray
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
@@ -85,6 +87,16 @@ def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_l
 
 
 @pytest.mark.usefixtures("cluster")
+def test_chunks_of_runs_side_by_side_are_tasks_of_the_same_cluster(tmp_path: Path) -> None:
+    words = (*SMALL, "seed=5501", "engine=ray")
+    tally = run(*(job(tmp_path / f"run{number}", simulate, *words) for number in range(3)))
+    assert tally.failed == []
+    done = [RunFolder(tmp_path / f"run{number}").load_checkpoint() for number in range(3)]
+    alone = simulate(load_config([*words, f"output_dir={tmp_path / 'alone'}"])).checkpoint
+    assert [each.params.tolist() if each else None for each in done] == [alone.params.tolist()] * 3
+
+
+@pytest.mark.usefixtures("cluster")
 def test_runs_side_by_side_charge_an_account_what_all_of_them_cost(tmp_path: Path) -> None:
     path = tmp_path / "people.db"
     create_account(path, Population("people", 20, ADJACENCIES[0], 1e-3))
@@ -96,7 +108,24 @@ def test_runs_side_by_side_charge_an_account_what_all_of_them_cost(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_side_by_side_give_the_choice_of_trials_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
+    chosen = []
+    for number in "12":
+        output = tmp_path / number
+        words = (*SMALL, "seed=5501", "server.learning_rate=0.5,1,2")
+        assert tune.main(["--output", str(output), "--jobs", number, *words]) == 0
+        assert [path.name for path in output.iterdir()] == ["chosen"]
+        checkpoint = RunFolder(output / "chosen").load_checkpoint()
+        assert checkpoint is not None
+        chosen.append(checkpoint.params.tolist())
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     tally = run(job(tmp_path / "one", fail), job(tmp_path / "two", simulate))
     assert tally.failed == [("one", "TypeError: the loss is no tensor")]
     assert str(tally) == "2 of 2 runs, 1 failed"
