@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.run_folder import CONFIG, RunFolder, note_interruption, only_writer
+from discreet.federated.run_lost import RunLostError
 from discreet.settings import RunConfig
 
 logger = logging.getLogger("discreet")
 
-TOLD = (ConfigError, LedgerError)  # they say in one line what is wrong, and where
+TOLD = (ConfigError, LedgerError, RunLostError)  # they say in one line what is wrong, and where
 # What a run may meet, in code of one's own too. Anything else is no failure of a run: it ends them all.
 FAILURES = (
     *(ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError),

@@ -82,7 +82,7 @@ class Ticket:
     known: bool
 
     def prepare(self) -> None:
-        """Raises ConfigError or LedgerError if the run can't be done on this machine."""
+        """Raises ConfigError, LedgerError or RunLostError if the run can't be done on this machine."""
         self.place.check()
         self.versions.check()
         _refuse_account(self.job.config, {_machine()}, self.place.machine)
