@@ -145,9 +145,25 @@ def test_a_machine_that_joined_is_used_from_the_next_round_and_one_that_is_lost_
     assert found.checks == [2, 6, 4]
 
 
-def test_tasks_ask_for_gpus_of_a_cluster_that_has_some(cluster: RayCluster) -> None:
+def test_tasks_ask_for_gpus_of_a_cluster_that_has_some() -> None:
+    without: Any = Growing([])
     with pytest.raises(ConfigError, match=r"ray\.num_gpus must be 0 on this cluster, which has no GPU \(got 0\.5\)"):
-        RayWorkers(Scaled(), cluster=cluster, num_gpus=0.5)
+        RayWorkers(Scaled(), cluster=without, num_gpus=0.5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
+def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_path: Path) -> None:
+    ends = []
+    for words in (["engine=batched"], ["engine=ray", "ray.num_gpus=0.5"]):
+        folder = f"output_dir={tmp_path / words[0]}"
+        ends.append(simulate(load_config([*SMALL, *RUNS["user level"], *words, folder])).checkpoint.params)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
+
+
+def test_an_engine_moves_with_all_that_its_clients_read() -> None:
+    some = Clients("logistic_regression", (4,), (30, 3))
+    moved = Engine(some.shared, Same(), some.layers, chunk=1, workers=1).on(torch.device("meta"))
+    assert (moved.data.inputs.device.type, moved.data.targets.device.type, moved.chunk) == ("meta", "meta", 1)
 
 
 @pytest.mark.parametrize(
