@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.server_watch import Watch
 from discreet.cli.benchmark import table_of
 from discreet.deployment.local_federation import Federation, federation_of, wait_until
-from discreet.deployment.superlink import server_apps
 from discreet.federated.run_folder import RunFolder
 from examples.million import million
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 MODEL = f"{million.__module__}:{million.__name__}"
 PATIENCE_SECONDS = 3600.0
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.25
 WARM_UP = 1  # the first round of a run installs the app on every node
 EXAMPLES = 30  # of each node
 CLASSES = 10  # of the task digits
@@ -84,10 +84,18 @@ def row_of(
 
 def _floor(federation: Federation, *, nodes: int, rounds: int) -> dict[str, Any]:
     size = sum(parameter.numel() for parameter in million((1, 8, 8), CLASSES).parameters())
-    words = (f"nodes={nodes}", f"rounds={rounds + WARM_UP}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
-    folder, memory = _finish(federation, lambda: federation.run("floor", *words, app=EMPTY_APP))
-    facts = json.loads(folder.path.with_suffix(".json").read_text())
-    return {"seconds": facts["seconds"][WARM_UP:], "replies": facts["replies"][WARM_UP:], "memory": memory}
+    facts, watch = floor_rounds(federation, nodes=nodes, rounds=rounds + WARM_UP, size=size)
+    return {"seconds": facts["seconds"][WARM_UP:], "replies": facts["replies"][WARM_UP:], "memory": watch.peaks}
+
+
+def floor_rounds(
+    federation: Federation, *, nodes: int, rounds: int, size: int, name: str = "floor"
+) -> tuple[dict[str, Any], Watch]:
+    """Rounds with nodes that do nothing: what the ServerApp of `empty_app` wrote, and what was seen of the server."""
+    words = (f"nodes={nodes}", f"rounds={rounds}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
+    folder, watch = _finish(federation, lambda: federation.run(name, *words, app=EMPTY_APP))
+    facts: dict[str, Any] = json.loads(folder.path.with_suffix(".json").read_text())
+    return facts, watch
 
 
 def discreet_rounds(federation: Federation, *, nodes: int, rounds: int, more: Sequence[str] = ()) -> dict[str, Any]:
@@ -98,52 +106,25 @@ def discreet_rounds(federation: Federation, *, nodes: int, rounds: int, more: Se
     patient = f"server.round_timeout={PATIENCE_SECONDS}"
     name = "secure" if more else "discreet"
     given = (*words, *light, *privacy, *more, patient)
-    folder, memory = _finish(federation, lambda: federation.run(name, *given))
+    folder, watch = _finish(federation, lambda: federation.run(name, *given))
     measured = folder.read_metrics()[WARM_UP:]
     seconds, replies = [row["seconds"] or 0.0 for row in measured], [int(row["replies"] or 0) for row in measured]
-    return {"seconds": seconds, "replies": replies, "memory": memory}
+    return {"seconds": seconds, "replies": replies, "memory": watch.peaks}
 
 
-def _finish(federation: Federation, start: Callable[[], RunFolder]) -> tuple[RunFolder, dict[str, int]]:
-    """Runs to the end, and looks at the memory meanwhile: a process that is gone can't be asked for its peak."""
-    folder, peaks = start(), dict[str, int]()
+def _finish(federation: Federation, start: Callable[[], RunFolder]) -> tuple[RunFolder, Watch]:
+    """Runs to the end, and looks at the server meanwhile."""
+    folder, watch = start(), Watch(federation)
     process = federation.processes[f"run-{folder.path.name}"]
 
     def over() -> bool:
         ended = process.poll() is not None
-        for name, pid in _server_processes(federation):
-            peaks[name] = max(peaks.get(name, 0), peak_memory(pid))
+        watch.look()
         return ended
 
     log = federation.log(f"run-{folder.path.name}")
     wait_until(over, PATIENCE_SECONDS, f"{folder.path.name} is over; see {log}", every=LOOK_SECONDS)
-    return folder, peaks
-
-
-def _server_processes(federation: Federation) -> Iterator[tuple[str, int]]:
-    starter = federation.processes["superlink"].pid
-    yield "gate", federation.processes["gate"].pid
-    for child in children_of(starter):
-        yield "link", child
-    for app in server_apps(starter):
-        yield "app", app
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that a process has started itself; none if the system has no /proc."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def peak_memory(pid: int) -> int:
-    """The largest resident memory of a process so far, in bytes; 0 if it can't be read."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    return folder, watch
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+import random
+import struct
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -11,7 +14,13 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """An update of the size of the parameters, without any work."""
-    parameters = message.content.array_records["parameters"]["parameters"]
+    return Message(answer_to(message), reply_to=message)
+
+
+def answer_to(message: Message) -> RecordDict:
+    """What was sent, with another last value: a SuperLink that is sent the same content twice takes it once."""
+    sent = message.content.array_records["parameters"]["parameters"]
+    update = Array(sent.dtype, sent.shape, sent.stype, sent.data[:-4] + struct.pack("<f", random.random()))
     numbers: dict[str, int | float | list[int] | list[float]] = {
         "round": int(message.metadata.group_id),
         "below": 1,
@@ -19,5 +28,4 @@ def train(message: Message, context: Context) -> Message:
         "epsilon_local": 0.0,
         "epsilon_local_pure": 0.0,
     }
-    content = RecordDict({"update": ArrayRecord({"update": parameters}), "reply": MetricRecord(numbers)})
-    return Message(content, reply_to=message)
+    return RecordDict({"update": ArrayRecord({"update": update}), "reply": MetricRecord(numbers)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,20 +21,20 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds with every node; writes seconds and replies to a file."""
+    """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
     run, timeout = OwnMessages(client_settings(RunConfig())), float(settings["timeout"])
     exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
-    seconds, replies = [], []
+    replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):
-        started, total, count = time.monotonic(), torch.zeros(size), 0
+        total, count, params = torch.zeros(size), 0, torch.full((size,), float(number))
         cohort = exchange.members()
-        for reply in exchange.ask(round_number=number, params=torch.ones(size), clip_norm=1.0, cohort=cohort):
+        for reply in exchange.ask(round_number=number, params=params, clip_norm=1.0, cohort=cohort):
             if isinstance(reply, TrainReply):
                 total, count = total.add_(reply.update), count + 1
-        seconds.append(time.monotonic() - started)
+        ends.append(time.monotonic())
         replies.append(count)
-        print(f"round {number}/{rounds}  replies {count}  {seconds[-1]:.2f} s", flush=True)
-    facts = {"seconds": seconds, "replies": replies}
+        print(f"round {number}/{rounds}  replies {count}  {ends[-1] - ends[-2]:.2f} s", flush=True)
+    facts = {"seconds": [end - start for start, end in pairwise(ends)], "replies": replies, "ends": ends}
     Path(settings["output_dir"].strip("'")).with_suffix(".json").write_text(json.dumps(facts))

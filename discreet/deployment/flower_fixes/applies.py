@@ -11,7 +11,10 @@ import os
 logger = logging.getLogger("discreet.flower_fixes")
 
 SWITCH = "DISCREET_FLOWER_FIXES"
-NAMES = ("database_patience", "supernode_replies", "supernode_pauses", "object_pauses", "warm_clients")
+NAMES = (
+    *("database_patience", "unread_messages", "supernode_replies", "supernode_pauses", "object_pauses"),
+    "warm_clients",
+)
 VERSIONS = ("1.41", "1.42")
 
 

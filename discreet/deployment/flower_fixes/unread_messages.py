@@ -1,0 +1,56 @@
+"""Deletes from a SuperLink's state what nobody will read any more, round by round.
+
+Flower deletes the content of a message when its receiver confirms that it has it, and the rest when a node calls after
+the end of the run. So what was sent to a node that is gone stays, and so does a reply that came when nobody looked for
+it any more: as much as a model, for each round in which that happens, until the run is over. Here the content goes with
+the message, and messages go when their time is over: Discreet gives each message its round's time.
+"""
+
+from __future__ import annotations
+
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.date import now
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from sqlalchemy import select
+
+from discreet.deployment.flower_fixes.applies import applies
+
+REPLACED = (
+    *(SqlLinkState.delete_messages, SqlLinkState.start_session, SqlLinkState.get_message_res),
+    *(SqlLinkState.store_message_res, SqlObjectStore.delete, MessageIns, MessageRes),
+)
+EXPECTED = "7adf6dd98177"
+
+delete_rows, begin_session = SqlLinkState.delete_messages, SqlLinkState.start_session
+
+
+def delete_messages(state: SqlLinkState, message_ins_ids: set[str]) -> None:
+    """Flower's function of this name, and the content too: of the messages, and of replies that nobody has read."""
+    with state.session() as session:
+        messages = select(MessageIns.message_id).where(
+            MessageIns.message_id.in_(message_ins_ids), MessageIns.dst_node_id != SUPERLINK_NODE_ID
+        )
+        replies = select(MessageRes.message_id).where(
+            MessageRes.reply_to_message_id.in_(message_ins_ids), MessageRes.delivered_at == ""
+        )
+        contents = [*session.scalars(messages), *session.scalars(replies)]
+        delete_rows(state, message_ins_ids)
+        for name in contents:
+            state.object_store.delete(str(name))
+
+
+def start_session(state: SqlLinkState, run_id: int) -> str:
+    """Flower's function of this name: somebody is about to send. First all messages go whose time is over."""
+    over = select(MessageIns.message_id).where(MessageIns.created_at + MessageIns.ttl <= now().timestamp())
+    with state.session() as session:
+        state.delete_messages({str(name) for name in session.scalars(over)})
+    return begin_session(state, run_id)
+
+
+def forget_unread_messages() -> None:
+    """Makes the SuperLink that this process becomes do so."""
+    if applies("unread_messages", *REPLACED, expected=EXPECTED):
+        SqlLinkState.delete_messages = delete_messages  # type: ignore[method-assign]
+        SqlLinkState.start_session = start_session  # type: ignore[method-assign]

@@ -1,0 +1,188 @@
+"""A SuperLink's state stays as small as its open messages: what nobody will read any more goes, with its content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.utils import uint64_to_int64
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:No path_separator found:DeprecationWarning"
+)  # Flower's settings of alembic
+
+CONTENT = 200_000  # bytes of a message
+HOUR = 3600.0
+
+
+def content() -> RecordDict:
+    """Never the same twice: a SuperLink keeps what is the same once."""
+    return RecordDict({"update": ArrayRecord({"update": Array(np.random.default_rng().random(CONTENT // 8))})})
+
+
+@dataclass
+class Link:
+    """A SuperLink's state in a file, as its server and its nodes use it."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.store = SqlObjectStore(str(self.path))
+        self.store.initialize()
+        self.state = SqlLinkState(str(self.path), NoOpFederationManager(), self.store)
+        self.state.initialize()
+        words = {"fab_id": None, "fab_version": None, "fab_hash": None, "override_config": {}}
+        more = {"federation_id": NOOP_FEDERATION_ID, "federation_config": None, "flwr_aid": None}
+        self.run = self.state.create_run(**words, **more, primary_task_type=TaskType.SERVER_APP)
+
+    def join(self, name: str) -> int:
+        node = self.state.create_node("", "", name.encode(), 1e6)
+        assert self.state.activate_node(node, 1e6)
+        return node
+
+    def send(self, node: int) -> str:
+        metadata = Metadata(
+            **{"run_id": self.run, "message_id": "", "src_node_id": SUPERLINK_NODE_ID, "dst_node_id": node},
+            **{"reply_to_message_id": "", "group_id": "1", "created_at": now().timestamp(), "ttl": HOUR / 2},
+            message_type="train",
+        )
+        return self._put(make_message(metadata=metadata, content=content()))
+
+    def _put(self, message: Message) -> str:
+        message.metadata.__dict__["_message_id"] = message.object_id
+        session = self.state.start_session(self.run)
+        parts = get_all_nested_objects(message)
+        stored, _ = self.state.store_message_and_object_tree(message, get_object_tree(message), session)
+        for name, part in parts.items():
+            assert not stored or self.state.store_object(self.run, session, name, part.deflate())
+        return message.object_id if stored else ""
+
+    def take(self, node: int) -> Message:
+        """What a node does when it is asked: it confirms that it has the message."""
+        (message,) = self.state.get_message_ins(node, limit=1)
+        self.store.delete(message.metadata.message_id)
+        return message
+
+    def reply(self, message: Message) -> str:
+        return self._put(Message(content(), reply_to=message))
+
+    def read(self, *asked: str) -> list[str]:
+        """The replies that are there, as the server gets them, read and confirmed."""
+        request = PullAppMessagesRequest(message_ids=asked)
+        found = runtime_handlers.pull_messages(request, self.state, Task(run_id=self.run))
+        names = [message.metadata.message_id for message in found.messages_list]
+        assert all(self.store.get(name) for name in names)
+        for name in names:
+            self.store.delete(name)
+        return names
+
+    def wait_an_hour(self) -> None:
+        """Every message grows older by that."""
+        self.state.query("UPDATE message_ins SET created_at = created_at - :hour", {"hour": HOUR})
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.path.parent.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replacement is made, for one test."""
+    for name in ("delete_messages", "start_session"):
+        monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
+    forget_unread_messages()
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
+    """One for all small tests, which leave nothing: making one takes a second."""
+    return Link(tmp_path_factory.mktemp("link") / "superlink.db")
+
+
+def round_with_losses(link: Link, nodes: list[int]) -> None:
+    """Of three nodes one answers in time, one is gone, and the answer of the third comes when nobody looks for it."""
+    asked = [link.send(node) for node in nodes]
+    link.reply(link.take(nodes[0]))
+    assert len(link.read(*asked)) == 1
+    link.reply(link.take(nodes[2]))
+    link.wait_an_hour()
+
+
+def sizes_of(link: Link, *, rounds: int) -> list[int]:
+    """The files' size after each round."""
+    nodes, sizes = [link.join(name) for name in "abc"], []
+    for _ in range(rounds):
+        round_with_losses(link, nodes)
+        sizes.append(link.size())
+    return sizes
+
+
+def test_thirty_rounds_with_losses_take_no_more_room_than_five(tmp_path: Path) -> None:
+    sizes = sizes_of(Link(tmp_path / "superlink.db"), rounds=30)
+    assert sizes[29] <= 1.1 * sizes[4]
+
+
+def test_with_flowers_own_state_they_take_more_with_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    sizes = sizes_of(Link(tmp_path / "superlink.db"), rounds=10)
+    assert sizes[9] - sizes[4] > 5 * 2 * CONTENT  # of each round the message to a node that is gone, and a late reply
+
+
+def test_a_message_that_was_answered_leaves_nothing(link: Link) -> None:
+    node = link.join("answers")
+    asked = link.send(node)
+    link.reply(link.take(node))
+    link.read(asked)
+    assert len(link.store) == 0
+
+
+def test_a_message_to_a_node_that_has_left_leaves_nothing(link: Link) -> None:
+    node = link.join("leaves")
+    asked = link.send(node)
+    link.state.query("UPDATE node SET online_until = 1 WHERE node_id = :node", {"node": uint64_to_int64(node)})
+    assert len(link.read(asked)) == 1  # that it has left
+    assert len(link.store) == 0
+
+
+def test_a_reply_that_is_being_read_is_there_until_it_was(link: Link) -> None:
+    node = link.join("is read")
+    asked = link.send(node)
+    reply = link.reply(link.take(node))
+    request = PullAppMessagesRequest(message_ids=[asked])
+    runtime_handlers.pull_messages(request, link.state, Task(run_id=link.run))
+    link.state.start_session(link.run)
+    assert link.store.get(reply)
+    link.store.delete(reply)
+
+
+def test_a_message_whose_time_is_not_over_stays(link: Link) -> None:
+    node = link.join("takes")
+    asked = link.send(node)
+    link.state.start_session(link.run)
+    assert link.take(node).metadata.message_id == asked
+
+
+def test_a_reply_to_a_message_whose_time_is_over_is_not_taken(link: Link) -> None:
+    node = link.join("late")
+    link.send(node)
+    message = link.take(node)
+    link.wait_an_hour()
+    assert link.reply(message) == ""
+    assert len(link.store) == 0
