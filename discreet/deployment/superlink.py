@@ -48,6 +48,11 @@ def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> li
     ]
 
 
+def environment() -> dict[str, str]:
+    """Of the SuperLink's process, and of the ServerApps that it starts: this one's, which wins over `RETURNED_FROM`."""
+    return RETURNED_FROM | os.environ
+
+
 def write_connection(home: Path, *, address: str, authority: Path) -> None:
     """Flower's connection file, so that `flwr ... deployment` works where this runs."""
     home.mkdir(parents=True, exist_ok=True)
@@ -122,7 +127,7 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: asked.set())
     command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
     # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
-    process = subprocess.Popen(command, start_new_session=True, env=RETURNED_FROM | dict(os.environ))
+    process = subprocess.Popen(command, start_new_session=True, env=environment())
     try:
         _serve(process, arguments, asked)
     finally:

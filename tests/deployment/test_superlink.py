@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
 from discreet.deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
 from discreet.deployment.processes import STARTER, below
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.superlink import RETURNED_FROM, environment, server_apps
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +25,18 @@ def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store.initialize()
     assert store.query("PRAGMA busy_timeout") == [{"timeout": 1000 * WAIT_SECONDS}]
     assert {name for name, _ in sql_mixin.SQLITE_PRAGMAS} == {name for name, _ in before}
+
+
+@pytest.mark.parametrize("given", [None, "4194304"])
+def test_freed_memory_goes_back_to_the_system_unless_the_environment_says_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = RETURNED_FROM
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+    process = subprocess.run(["printenv", name], env=environment(), capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == (given or "131072")
 
 
 @pytest.mark.slow
