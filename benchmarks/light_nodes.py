@@ -20,8 +20,6 @@ from benchmarks.empty_app.empty_client import answer_to
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.raw_node import raw_node
 
-PAUSE_SECONDS = 3.0  # between two looks for a message, as a SuperNode that has been idle for a while
-
 
 def main(words: Sequence[str]) -> int:
     """Answers until it is told to end."""
@@ -29,6 +27,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--ready", type=Path, required=True, help="a file that is made when all nodes are let in")
+    parser.add_argument("--pause", type=float, required=True, help="seconds between two looks of a node for a message")
     parser.add_argument("keys", type=Path, nargs="+", help="private keys, one for each node")
     arguments = parser.parse_args(words)
     asked = threading.Event()
@@ -36,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     look_for_objects_soon()
     with ExitStack() as nodes:
         for key in arguments.keys:
-            words_of_node = {"authority": arguments.authority, "key": key, "pause": PAUSE_SECONDS}
+            words_of_node = {"authority": arguments.authority, "key": key, "pause": arguments.pause}
             nodes.enter_context(raw_node(arguments.superlink, behaviour=answer_to, **words_of_node))
         arguments.ready.touch()
         asked.wait()

@@ -2,9 +2,9 @@
 load`, or `python -m benchmarks.load_speed --nodes 4 40 --sizes 100000 5000000 --out docs/results/load.csv`.
 
 The federation of `benchmarks.deployment_speed` (a SuperLink, a gate, TLS, node keys), with nodes that do nothing: by
-default those of `benchmarks.light_nodes`, which a server can't tell from SuperNodes; with `--supernodes` a SuperNode
-process each. Processor seconds of the server's three processes are measured beside the clock, which other programs on
-the machine disturb more.
+default those of `benchmarks.light_nodes`, which a server can't tell from SuperNodes; with `--kind supernode` a
+SuperNode process each. Processor seconds of the server's three processes are measured beside the clock, which other
+programs on the machine disturb more.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import csv
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.supernode.fleet_http_connection import http_request_response
 from rich.console import Console
 
 from benchmarks.deployment_speed import MEBIBYTE, PATIENCE_SECONDS, WARM_UP, floor_rounds, make_data
-from benchmarks.light_nodes import PAUSE_SECONDS
 from benchmarks.server_watch import PARTS, Watch
 from discreet.cli.benchmark import table_of
 from discreet.deployment.local_federation import Federation, federation_of, make_secrets, wait_until
 
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
 KINDS = ("light", "supernode")
+PAUSE_SECONDS = 3.0  # between two looks of a light node for a message; a SuperNode's are 0.5 to 3 s
 
 Row = dict[str, Any]
 
@@ -48,19 +51,25 @@ def rows(
 def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int, kind: str) -> Iterator[Row]:
     """Starts a federation, and measures it with each size, the smallest first: memory that was used is kept."""
     with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder), kind=kind) as federation:
+        first = WARM_UP if kind == "supernode" else 0  # of light nodes no first round installs anything
         for size in sorted(sizes):
             watch = Watch(federation)
             watch.forget_peaks()
             before = watch.traffic()
-            facts, watch = floor_rounds(
-                federation, nodes=nodes, rounds=rounds + WARM_UP, size=size, name=f"floor-{size}"
-            )
-            traffic = (watch.traffic() - before) / (rounds + WARM_UP)
-            for row in _rounds(facts, watch):
-                yield {"kind": kind, "nodes": nodes, "parameters": size, **row, "bytes": traffic}
+            facts, watch = floor_rounds(federation, nodes=nodes, rounds=rounds + first, size=size, name=f"floor-{size}")
+            traffic = (watch.traffic() - before) / (rounds + first)
+            for row in _rounds(facts, watch, first=first):
+                yield {
+                    "kind": kind,
+                    "pause": PAUSE_SECONDS,
+                    "nodes": nodes,
+                    "parameters": size,
+                    **row,
+                    "bytes": traffic,
+                }
 
 
-def _rounds(facts: dict[str, Any], watch: Watch) -> Iterator[Row]:
+def _rounds(facts: dict[str, Any], watch: Watch, *, first: int) -> Iterator[Row]:
     ends = facts["ends"]
     whole = {
         **{f"{name}_mib": watch.peaks.get(name, 0) / MEBIBYTE for name in PARTS},
@@ -68,11 +77,34 @@ def _rounds(facts: dict[str, Any], watch: Watch) -> Iterator[Row]:
         "log_peak_mib": max(look.log for look in watch.looks) / MEBIBYTE,
         "load": os.getloadavg()[0],
     }
-    for number in range(WARM_UP, len(ends) - 1):
+    for number in range(first, len(ends) - 1):
         start, end = ends[number], ends[number + 1]
         processor = {f"{name}_seconds": used for name, used in watch.processor_between(start, end).items()}
         numbers = {"round": number + 1, "replies": facts["replies"][number], "seconds": end - start}
         yield {**numbers, **processor, "database_mib": watch.database_at(end) / MEBIBYTE, **whole}
+
+
+def poll_row(calls: int) -> Row:
+    """Processor milliseconds of the gate and of the SuperLink for a node's call that finds no message."""
+    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), ["node-0"]) as federation:
+        private = load_ssh_private_key((federation.secrets / "nodes" / "node-0.key").read_bytes(), None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise TypeError("keys of nodes are on an elliptic curve")
+        address, authority = f"127.0.0.1:{federation.gate_port}", federation.authority.read_bytes()
+        with http_request_response(address, False, authority, (private, private.public_key())) as connection:
+            used = [seconds_of(federation, connection[1], count) for count in (calls // 10, calls)][1]
+    return {"calls": calls, **{f"{name}_ms": 1000 * used[name] / calls for name in ("gate", "link")}}
+
+
+def seconds_of(federation: Federation, call: Callable[[], object], calls: int) -> dict[str, float]:
+    """Processor seconds of each part of the server while something calls it so many times, one after the other."""
+    watch = Watch(federation)
+    watch.look()
+    for _ in range(calls):
+        call()
+    watch.look()
+    before, after = watch.looks
+    return {name: after.processor[name] - before.processor[name] for name in PARTS}
 
 
 @contextmanager
@@ -83,10 +115,16 @@ def _federation(nodes: int, folder: Path, *, kind: str) -> Iterator[Federation]:
             yield federation
         return
     names = [f"node-{number}" for number in range(nodes)]
+    with _server(folder, names) as federation:
+        start_light_nodes(federation, names)
+        yield federation
+
+
+@contextmanager
+def _server(folder: Path, names: Sequence[str]) -> Iterator[Federation]:
     federation = Federation(folder, make_secrets(folder / "secrets", names), pause=PAUSE_SECONDS)
     try:
         federation.start_superlink()
-        start_light_nodes(federation, names)
         yield federation
     finally:
         federation.stop()
@@ -97,7 +135,7 @@ def start_light_nodes(federation: Federation, names: Sequence[str]) -> None:
     ready = federation.folder / "nodes-ready"
     command = [
         *(sys.executable, "-m", "benchmarks.light_nodes", "--superlink", f"127.0.0.1:{federation.gate_port}"),
-        *("--authority", str(federation.authority), "--ready", str(ready)),
+        *("--authority", str(federation.authority), "--ready", str(ready), "--pause", str(PAUSE_SECONDS)),
         *(str(federation.secrets / "nodes" / f"{name}.key") for name in names),
     ]
     process = federation.start("nodes", command)
@@ -109,12 +147,13 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load_speed", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="parameters of the model")
-    parser.add_argument("--rounds", type=int, default=3, help="of each point, after a first one that is not counted")
+    parser.add_argument("--rounds", type=int, default=3, help="of each point; of SuperNodes after a first one")
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="light: threads of one process")
     parser.add_argument("--out", type=Path, help="add a row a point there, as CSV")
+    parser.add_argument("--polls", type=int, metavar="CALLS", help="instead: what a call costs that finds no message")
     arguments = parser.parse_args(words)
-    found = []
-    for nodes in arguments.nodes:
+    found = [] if arguments.polls is None else [poll_row(arguments.polls)]
+    for nodes in arguments.nodes if arguments.polls is None else ():
         for row in rows_of(nodes, arguments.sizes, rounds=arguments.rounds, kind=arguments.kind):
             found.append(row)
             if arguments.out:

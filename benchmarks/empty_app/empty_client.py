@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -18,9 +17,11 @@ def train(message: Message, context: Context) -> Message:
 
 
 def answer_to(message: Message) -> RecordDict:
-    """What was sent, with another last value: a SuperLink that is sent the same content twice takes it once."""
+    """The values that were sent, in another order: a SuperLink that is sent the same content twice takes it once."""
     sent = message.content.array_records["parameters"]["parameters"]
-    update = Array(sent.dtype, sent.shape, sent.stype, sent.data[:-4] + struct.pack("<f", random.random()))
+    head, values = sent.data[: -4 * sent.shape[0]], sent.data[-4 * sent.shape[0] :]
+    first = 4 * random.randrange(1, sent.shape[0])
+    update = Array(sent.dtype, sent.shape, sent.stype, head + values[first:] + values[:first])
     numbers: dict[str, int | float | list[int] | list[float]] = {
         "round": int(message.metadata.group_id),
         "below": 1,

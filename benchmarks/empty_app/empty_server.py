@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
     replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):
-        total, count, params = torch.zeros(size), 0, torch.full((size,), float(number))
+        total, count, params = torch.zeros(size), 0, torch.rand(size)
         cohort = exchange.members()
         for reply in exchange.ask(round_number=number, params=params, clip_norm=1.0, cohort=cohort):
             if isinstance(reply, TrainReply):
