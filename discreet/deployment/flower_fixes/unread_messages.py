@@ -13,7 +13,6 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.date import now
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
-from sqlalchemy import select
 
 from discreet.deployment.flower_fixes.applies import applies
 
@@ -23,34 +22,36 @@ REPLACED = (
 )
 EXPECTED = "7adf6dd98177"
 
+# A message to the server itself is read when its row is gone, and so is a reply that somebody has asked for.
+CONTENTS = (
+    "SELECT message_id FROM message_ins WHERE message_id = :message AND dst_node_id != :server UNION ALL "
+    "SELECT message_id FROM message_res WHERE reply_to_message_id = :message AND delivered_at = ''"
+)
+OVER = "SELECT message_id FROM message_ins WHERE created_at + ttl <= :now"
+
 delete_rows, begin_session = SqlLinkState.delete_messages, SqlLinkState.start_session
 
 
 def delete_messages(state: SqlLinkState, message_ins_ids: set[str]) -> None:
     """Flower's function of this name, and the content too: of the messages, and of replies that nobody has read."""
-    with state.session() as session:
-        messages = select(MessageIns.message_id).where(
-            MessageIns.message_id.in_(message_ins_ids), MessageIns.dst_node_id != SUPERLINK_NODE_ID
-        )
-        replies = select(MessageRes.message_id).where(
-            MessageRes.reply_to_message_id.in_(message_ins_ids), MessageRes.delivered_at == ""
-        )
-        contents = [*session.scalars(messages), *session.scalars(replies)]
+    with state.session():
+        asked = [{"message": name, "server": SUPERLINK_NODE_ID} for name in message_ins_ids]
+        contents = [row["message_id"] for one in asked for row in state.query(CONTENTS, one)]
         delete_rows(state, message_ins_ids)
         for name in contents:
-            state.object_store.delete(str(name))
+            state.object_store.delete(name)
 
 
 def start_session(state: SqlLinkState, run_id: int) -> str:
     """Flower's function of this name: somebody is about to send. First all messages go whose time is over."""
-    over = select(MessageIns.message_id).where(MessageIns.created_at + MessageIns.ttl <= now().timestamp())
-    with state.session() as session:
-        state.delete_messages({str(name) for name in session.scalars(over)})
+    with state.session():
+        over = state.query(OVER, {"now": now().timestamp()})
+        state.delete_messages({row["message_id"] for row in over})
     return begin_session(state, run_id)
 
 
 def forget_unread_messages() -> None:
     """Makes the SuperLink that this process becomes do so."""
     if applies("unread_messages", *REPLACED, expected=EXPECTED):
-        SqlLinkState.delete_messages = delete_messages  # type: ignore[method-assign]
-        SqlLinkState.start_session = start_session  # type: ignore[method-assign]
+        SqlLinkState.delete_messages = delete_messages  # type: ignore[method-assign, assignment]
+        SqlLinkState.start_session = start_session  # type: ignore[method-assign, assignment]
