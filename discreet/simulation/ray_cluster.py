@@ -185,7 +185,7 @@ def _reach(address: str) -> None:
 
 
 def _connect(address: str, **settings: Any) -> None:
-    # Ray repeats a task that is too large for the memory for ever, unless this is set where tasks are submitted.
+    # A task that Ray kills because the memory is full, while others run there, has a count of tries of its own.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     with _own_sigterm(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of Ray: what it may change one day
