@@ -12,7 +12,7 @@ COPY constraints.txt pyproject.toml wheel[s] /src/
 RUN python -m venv --without-pip /opt/venv \
  && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; \
 print(*p['dependencies'], *e['deployment'], *e['simulation'], sep='\n')" \
-    | sed 's/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
+    | sed '/^ray/d; s/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
  && if ls torch-*.whl >/dev/null 2>&1; then torch=$(ls torch-*.whl); else torch="torch ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX}"; fi \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
