@@ -27,7 +27,7 @@ from scipy.optimize import nnls
 
 from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
 
-POLL_SECONDS = 0.0251  # of the processor, for a call that finds no message: `benchmarks.load_speed --polls 200`
+POLL_SECONDS = 0.01415  # of the processor, for a call that finds no message: `benchmarks.load_speed --polls 200`
 MILLION = 1e6
 
 Row = dict[str, float]
