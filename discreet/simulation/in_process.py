@@ -32,7 +32,6 @@ from discreet.settings import client_settings
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.data_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
-from discreet.tasks.models import OWN
 from discreet.value_rules import Rule
 
 logger = logging.getLogger("discreet")
@@ -191,10 +190,9 @@ def batched(session: Session, held: ExitStack) -> BatchedTransport:
 
 def _on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
     """Tasks of a cluster. Ray takes seconds to import: only who asks for it has to wait."""
-    from discreet.simulation.ray_cluster import connected
+    from discreet.simulation.ray_cluster import connected, own_model_of
     from discreet.simulation.ray_workers import workers_on
 
-    own_model = config.model.name if OWN in config.model.name else ""
-    cluster = held.enter_context(connected(config.ray.address, own_model=own_model))
+    cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
     logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
     return workers_on(cluster, config.ray)

@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,7 +32,8 @@ import discreet
 from discreet.client_settings import ConfigError
 from discreet.federated.run_lost import RunLostError
 from discreet.places import PACKED
-from discreet.tasks.models import own_builder
+from discreet.settings import RunConfig
+from discreet.tasks.models import OWN, own_builder
 
 ANY = "auto"
 RETRIES = 3  # of a task whose process or machine was lost
@@ -91,13 +92,13 @@ class RayCluster:
         Raises:
           RunLostError: a node has another version of something, lacks it, or does not tell.
         """
-        joined = {node: name for node, name in _alive().items() if node not in self.checked}
-        asked = {node: _ask(node, self.versions.own_model) for node in joined}
+        joined = {node: name for node, name in alive().items() if node not in self.checked}
+        asked = {node: ask(node, _tell, self.versions.own_model) for node in joined}
         for node, answer in asked.items():
             try:
                 _refuse_other(self.versions, ray.get(answer, timeout=TELL_SECONDS), joined[node])
             except RayError as error:
-                if node in _alive():
+                if node in alive():
                     raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
             else:
                 self.checked.add(node)
@@ -111,6 +112,16 @@ class RayCluster:
     def gpus(self) -> int:
         """How many GPUs it may use there."""
         return _total("GPU")
+
+    def check_gpus(self, num_gpus: float) -> None:
+        """Raises ConfigError if a task asks for a share of a GPU, and there is none."""
+        if num_gpus and not self.gpus:
+            raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
+
+
+def own_model_of(config: RunConfig) -> str:
+    """The name of the model of one's own that a run builds, for `connected`; empty if it is one of Discreet's."""
+    return config.model.name if OWN in config.model.name else ""
 
 
 @contextmanager
@@ -209,7 +220,7 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _alive() -> dict[str, str]:
+def alive() -> dict[str, str]:
     """The names of nodes, by their numbers in Ray."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in _nodes()}
 
@@ -222,10 +233,11 @@ def _total(resource: str) -> int:
     return int(sum(node["Resources"].get(resource, 0) for node in _nodes()))
 
 
-def _ask(node: str, own_model: str) -> Any:
+def ask(node: str, function: Callable[..., Any], *args: object) -> Any:
+    """A task on that node and no other, beside whatever runs there: what `ray.get` gives is the function's value."""
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    tell: Any = ray.remote(_tell)
-    return tell.options(num_cpus=0, scheduling_strategy=there).remote(own_model)
+    task: Any = ray.remote(function)
+    return task.options(num_cpus=0, scheduling_strategy=there).remote(*args)
 
 
 def _tell(own_model: str) -> Versions:

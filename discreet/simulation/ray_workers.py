@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from discreet.client_settings import ConfigError
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.transport import Replies
 from discreet.settings import RayConfig
@@ -59,8 +58,7 @@ class RayWorkers(Generic[Work]):
 
     def __init__(self, trainer: Trainer[Work], *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
         self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
-        if num_gpus and not cluster.gpus:
-            raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
+        cluster.check_gpus(num_gpus)
         device = "cuda" if num_gpus else "cpu"
         # In a container, so that a process fetches the trainer once, not each task.
         self._trainer = _Held(ray.put(trainer), device, cluster.versions)

@@ -20,7 +20,6 @@ from pathlib import Path
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
@@ -28,8 +27,7 @@ from discreet.federated.run_folder import RunFolder, only_writer
 from discreet.logs import log_to
 from discreet.settings import RunConfig
 from discreet.simulation.job import TOLD, Ended, Job, first_line
-from discreet.simulation.ray_cluster import RayCluster, Versions, connected, versions
-from discreet.tasks.models import OWN
+from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 
 logger = logging.getLogger("discreet")
 
@@ -105,9 +103,9 @@ def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ende
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
     """
-    address, names = jobs[0].config.ray.address, [_own_model(job.config) for job in jobs]
+    address, names = jobs[0].config.ray.address, [own_model_of(job.config) for job in jobs]
     with connected(address, own_model=max(names)) as cluster:
-        _refuse_gpus(jobs, cluster)
+        cluster.check_gpus(max(job.config.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
         with _place(shared, jobs, is_own=address is None) as place:
             _do(deque(jobs), _Tasks(place), at_a_time, ended)
@@ -133,7 +131,7 @@ class _Tasks:
 
     def start(self, job: Job, restarts: int = 0) -> None:
         known = restarts > 0 or _knows(job.folder)
-        ticket = Ticket(job, self.place, versions(_own_model(job.config)), known)
+        ticket = Ticket(job, self.place, versions(own_model_of(job.config)), known)
         num_gpus = 0.0 if job.config.engine == "ray" else job.config.ray.num_gpus
         task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
         self.running[task.remote(ticket)] = job, restarts
@@ -216,8 +214,7 @@ def _place(shared: Path, jobs: Sequence[Job], *, is_own: bool) -> Iterator[Place
     if is_own:
         yield Place(Path.cwd(), shared, None, _machine())
         return
-    found = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in found if node["Alive"]}
+    nodes = alive()
     for job in jobs:
         _refuse_account(job.config, {*nodes.values()}, _machine())
     place = Place(Path.cwd(), shared, f".seen-{secrets.token_hex(8)}", _machine())
@@ -233,10 +230,8 @@ def _place(shared: Path, jobs: Sequence[Job], *, is_own: bool) -> Iterator[Place
 
 def _look(place: Place, node: str, name: str) -> None:
     """Raises ConfigError if a node does not see the shared folder, or this machine not what the node writes there."""
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(Place.answer).options(num_cpus=0, scheduling_strategy=strategy)
     try:
-        answer = ray.get(task.remote(place), timeout=LOOK_SECONDS)
+        answer = ray.get(ask(node, Place.answer, place), timeout=LOOK_SECONDS)
     except RayTaskError as error:
         raise ConfigError(first_line(error.cause)) from error
     except RayError as error:
@@ -247,10 +242,6 @@ def _look(place: Place, node: str, name: str) -> None:
 
 def _machine() -> str:
     return socket.gethostname()
-
-
-def _own_model(config: RunConfig) -> str:
-    return config.model.name if OWN in config.model.name else ""
 
 
 def _ledgers(folder: RunFolder) -> list[DurableLedger]:
@@ -270,12 +261,6 @@ def _knows(folder: RunFolder) -> bool:
     except LedgerError:
         return False
     return True
-
-
-def _refuse_gpus(jobs: Sequence[Job], cluster: RayCluster) -> None:
-    most = max(job.config.ray.num_gpus for job in jobs)
-    if most and not cluster.gpus:
-        raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {most})")
 
 
 def _refuse_account(config: RunConfig, machines: set[str], allowed: str) -> None:

@@ -128,6 +128,8 @@ class Growing:
     cpus: int = 0
     checks: list[int] = field(default_factory=list)
 
+    check_gpus = RayCluster.check_gpus
+
     def check_nodes(self) -> None:
         self.cpus = self.turns.pop(0)
         self.checks.append(self.cpus)
