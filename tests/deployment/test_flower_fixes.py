@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supernode import start_client_internal
 
-from discreet.deployment.flower_fixes import patient_superlink, patient_supernode, warm_clients
+from discreet.deployment.flower_fixes import patient_superlink, patient_supernode, short_calls, warm_clients
 from discreet.deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
@@ -34,6 +35,8 @@ class Fix:
 FIXES = {
     "database_patience": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["busy_timeout"]),
     "unread_messages": Fix(forget_unread_messages, lambda: (SqlLinkState.delete_messages, SqlLinkState.start_session)),
+    "call_layers": Fix(short_calls.shorten_calls, lambda: [layer.__call__ for layer in short_calls.CONCERNS]),
+    "task_marks": Fix(short_calls.shorten_calls, lambda: SqlCoreState._cleanup_expired_task_tokens),
     "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
     "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
     "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
@@ -48,6 +51,9 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     for name in ("delete_messages", "start_session"):
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
+    monkeypatch.setattr(SqlCoreState, "_cleanup_expired_task_tokens", SqlCoreState._cleanup_expired_task_tokens)
+    for layer in short_calls.CONCERNS:
+        monkeypatch.setattr(layer, "__call__", layer.__call__)
     for function in (pull_objects, pull_and_inflate_object_from_tree):
         monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__ or {}))
 

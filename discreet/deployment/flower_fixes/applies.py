@@ -12,8 +12,8 @@ logger = logging.getLogger("discreet.flower_fixes")
 
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
-    *("database_patience", "unread_messages", "supernode_replies", "supernode_pauses", "object_pauses"),
-    "warm_clients",
+    *("database_patience", "unread_messages", "call_layers", "task_marks"),
+    *("supernode_replies", "supernode_pauses", "object_pauses", "warm_clients"),
 )
 VERSIONS = ("1.41", "1.42")
 

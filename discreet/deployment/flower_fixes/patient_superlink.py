@@ -1,4 +1,4 @@
-"""`flower-superlink` with more patience for its database, which it keeps small, and the same words.
+"""`flower-superlink` with more patience for its database, which it keeps small, shorter calls, and the same words.
 
 Flower lets a writer wait 5 s for the others. With 20 nodes that reply at once on two cores that was too short: the call
 failed with "database is locked", and the process that starts ServerApps ended for good.
@@ -15,6 +15,7 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 
 from discreet.deployment.flower_fixes.applies import applies
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+from discreet.deployment.flower_fixes.short_calls import shorten_calls
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
 
 WAIT_SECONDS = 120
@@ -40,5 +41,6 @@ if __name__ == "__main__":
 
     be_patient()
     forget_unread_messages()
+    shorten_calls()
     start_server_apps_patiently()
     flower_superlink()
