@@ -18,7 +18,6 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.corestate_models import Task
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.main import _get_middleware
-from sqlalchemy import update
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -110,7 +109,7 @@ class Link:
 
     def let_time_pass(self) -> None:
         with self.state.session() as session:
-            session.execute(update(Task).values(active_until=now() - timedelta(seconds=1)))
+            session.query(Task).update({Task.active_until: now() - timedelta(seconds=1)})
 
     def status(self) -> tuple[str, str]:
         found = self.state.get_run_status({self.run})[self.run]

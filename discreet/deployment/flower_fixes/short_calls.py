@@ -18,7 +18,6 @@ from flwr.supercore.state.schema.corestate_models import Task
 from flwr.superlink.routers.control import middlewares as control
 from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from sqlalchemy import select
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from discreet.deployment.flower_fixes.applies import applies
@@ -65,8 +64,8 @@ def mark_tasks_that_are_over(state: SqlCoreState) -> None:
     """
     if state._session_scope not in (_current_sessions.get() or {}):
         with state.session() as session:
-            over = select(Task.task_id).where(Task.token.is_not(None), Task.active_until < now())
-            if session.scalar(over.limit(1)) is None:
+            over = session.query(Task.task_id).filter(Task.token.is_not(None), Task.active_until < now())
+            if over.first() is None:
                 return
     mark_tasks(state)
 
