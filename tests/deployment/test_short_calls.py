@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 from flwr.common.constant import Status, SubStatus
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.date import now
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.corestate_models import Task
-from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.main import _get_middleware
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,6 +20,7 @@ from starlette.routing import Route
 
 from discreet.deployment.flower_fixes import short_calls
 from discreet.deployment.flower_fixes.short_calls import CONCERNS, CONTROL, FLEET, PATHS, RUNTIME, shorten_calls
+from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:No path_separator found:DeprecationWarning"
@@ -89,19 +85,7 @@ def test_who_calls_is_still_asked(path: str, status: int) -> None:
     assert len(reached) == 1
 
 
-@dataclass
-class Link:
-    path: Path
-
-    def __post_init__(self) -> None:
-        store = SqlObjectStore(str(self.path))
-        store.initialize()
-        self.state = SqlLinkState(str(self.path), NoOpFederationManager(), store)
-        self.state.initialize()
-        words = {"fab_id": None, "fab_version": None, "fab_hash": None, "override_config": {}}
-        more = {"federation_id": NOOP_FEDERATION_ID, "federation_config": None, "flwr_aid": None}
-        self.run = self.state.create_run(**words, **more, primary_task_type=TaskType.SERVER_APP)
-
+class Link(LinkState):
     def start(self) -> None:
         task = self.state.get_run_info(run_ids=[self.run])[0].primary_task_id
         assert self.state.claim_task(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,13 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.utils import uint64_to_int64
-from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
+from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:No path_separator found:DeprecationWarning"
@@ -36,20 +33,8 @@ def content() -> RecordDict:
     return RecordDict({"update": ArrayRecord({"update": Array(np.random.default_rng().random(CONTENT // 8))})})
 
 
-@dataclass
-class Link:
-    """A SuperLink's state in a file, as its server and its nodes use it."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        self.store = SqlObjectStore(str(self.path))
-        self.store.initialize()
-        self.state = SqlLinkState(str(self.path), NoOpFederationManager(), self.store)
-        self.state.initialize()
-        words = {"fab_id": None, "fab_version": None, "fab_hash": None, "override_config": {}}
-        more = {"federation_id": NOOP_FEDERATION_ID, "federation_config": None, "flwr_aid": None}
-        self.run = self.state.create_run(**words, **more, primary_task_type=TaskType.SERVER_APP)
+class Link(LinkState):
+    """As its server and its nodes use it."""
 
     def join(self, name: str) -> int:
         node = self.state.create_node("", "", name.encode(), 1e6)

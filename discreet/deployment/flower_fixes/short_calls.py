@@ -36,6 +36,7 @@ CONCERNS = {
     FleetEventLogMiddleware: FLEET,
 }
 LAYERS_EXPECTED, MARKS_EXPECTED = "030c4f25a26d", "98e7fb627601"
+OTHERS = {layer: tuple(path for path in PATHS if path != concern) for layer, concern in CONCERNS.items()}
 PREDICATES = (control._is_control_path, sorted(control.CONTROL_SENSITIVE_ROUTE_KEYS))
 TASKS = (SqlCoreState._cleanup_expired_task_tokens, SqlLinkState.get_run_status, SqlMixin.session)
 
@@ -49,9 +50,7 @@ async def call(layer: BaseHTTPMiddleware, scope: Scope, receive: Receive, send: 
     With a path before the application's own Flower's middlewares and its routes may see different paths: then each
     middleware decides for itself.
     """
-    path = scope.get("path", "")
-    others = tuple(other for other in PATHS if other != CONCERNS[type(layer)])
-    if scope["type"] == "http" and not scope.get("root_path") and path.startswith(others):
+    if scope["type"] == "http" and not scope.get("root_path") and scope["path"].startswith(OTHERS[type(layer)]):
         await layer.app(scope, receive, send)
     else:
         await full_call(layer, scope, receive, send)
