@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 from flwr.app import Message, MessageType, RecordDict
@@ -26,6 +27,7 @@ logger = logging.getLogger("discreet")
 NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
+PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
 
 
@@ -215,25 +217,30 @@ class GridTransport:
         self, contents: Iterable[tuple[int, RecordDict]], sending: Sending
     ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
         """Sends the messages; returns whose reply is waited for, by the number of the message."""
-        cohort, messages = [], []
+        waiting: dict[str, int] = {}
+        contents = iter(contents)
+        while some := list(islice(contents, PUSH_AT_ONCE)):
+            for number, (client, _) in zip(self._pushed(some, sending), some, strict=True):
+                if number:
+                    waiting[number] = client
+                else:
+                    yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
+        return waiting
+
+    def _pushed(self, contents: Sequence[tuple[int, RecordDict]], sending: Sending) -> list[str | None]:
+        """The numbers of these messages; None for one that was not taken."""
+        messages = []
         for client, content in contents:
-            cohort.append(client)
             node = self.nodes[client % len(self.nodes)] if self.virtual else client
             messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
-        numbers = list(self.grid.push_messages(messages)) if messages else []
-        if len(numbers) != len(cohort):
+        numbers = list(self.grid.push_messages(messages))
+        if len(numbers) != len(messages):
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             raise MessagesTooLarge(
                 f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what stands "
-                "before the SuperLink, or take a smaller model or cohort"
+                "before the SuperLink, or take a smaller model"
             )
-        waiting: dict[str, int] = {}
-        for number, client in zip(numbers, cohort, strict=True):
-            if number:
-                waiting[number] = client
-            else:
-                yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
-        return waiting
+        return numbers
 
     def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
         """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""

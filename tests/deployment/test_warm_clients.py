@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,30 @@ START_SECONDS = 120.0
 OF_THE_APP = ("client_app", "discreet", "strategies", "server_app", "scripts")
 
 # A parent of its own, so that a test can end it.
-PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]]); sys.stdin.read()"
+PARENT = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A process that serves, its parent, and where it listens."""
+
+    number: int
+    parent: subprocess.Popen[str]
+    path: Path
 
 
 @pytest.fixture(scope="module")
-def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The parent of a process that serves, and where that listens."""
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
+    """As a node starts it, by people who say nothing of threads."""
     path = tmp_path_factory.mktemp("warm") / "clients"
-    words = [sys.executable, "-c", PARENT, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
-    with subprocess.Popen(words, cwd=REPOSITORY, stdin=subprocess.PIPE) as parent:
+    words = [sys.executable, "-c", PARENT, *warm_clients.command(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    silent = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    with subprocess.Popen(words, cwd=REPOSITORY, env=silent, text=True, **pipes) as parent:
+        assert parent.stdout is not None
+        number = int(parent.stdout.readline())
         wait_until(path.exists, START_SECONDS, "it listens")
-        yield parent, path
+        yield Listening(number, parent, path)
         parent.kill()
 
 
@@ -44,19 +58,21 @@ def run(path: Path | None, folder: Path, *words: str) -> subprocess.CompletedPro
 
 
 def test_words_output_and_exit_code_are_those_of_flowers_command(
-    listening: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
+    listening: Listening, tmp_path: Path
 ) -> None:
-    _, path = listening
-    helped, refused = run(path, tmp_path, "--help"), run(path, tmp_path, "--no-such-word")
+    helped, refused = (run(listening.path, tmp_path, word) for word in ("--help", "--no-such-word"))
     assert helped.returncode == 0
     assert "Run a Flower ClientApp" in helped.stdout
     assert refused.returncode == 2
     assert "flwr-clientapp: error:" in refused.stderr
 
 
-def test_each_message_has_a_process_of_its_own(listening: tuple[subprocess.Popen[bytes], Path]) -> None:
-    _, path = listening
-    assert [hand_over(str(path), ["--no-such-word"]) for _ in range(3)] == [2, 2, 2]
+def test_each_message_has_a_process_of_its_own(listening: Listening) -> None:
+    assert [hand_over(str(listening.path), ["--no-such-word"]) for _ in range(3)] == [2, 2, 2]
+
+
+def test_what_forks_has_one_thread(listening: Listening) -> None:
+    assert len(os.listdir(f"/proc/{listening.number}/task")) == 1
 
 
 def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
@@ -68,16 +84,15 @@ def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stdout) == (7, "own word\n")
 
 
-def test_no_module_of_the_app_is_loaded_beforehand_all_that_it_imports_is_and_no_thread_runs() -> None:
+def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() -> None:
     code = (
-        "import os, sys; from discreet.deployment.flower_fixes.warm_clients import load; load(); "
+        "import sys; from discreet.deployment.flower_fixes.warm_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
-        "print(len(os.listdir('/proc/self/task'))); "
         "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "
         f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - sys.stdlib_module_names)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n1\nset()\n"
+    assert ran.stdout == "[]\nset()\n"
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
@@ -90,8 +105,7 @@ def test_an_app_is_unpacked_once_and_another_one_anew(tmp_path: Path, monkeypatc
     assert warm_clients.install_once(fab + b"other") == "anew"
 
 
-def test_it_ends_with_the_process_that_started_it(listening: tuple[subprocess.Popen[bytes], Path]) -> None:
-    parent, path = listening
-    parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: not path.exists(), START_SECONDS, "it has ended")
-    assert hand_over(str(path), []) is None
+def test_it_ends_with_the_process_that_started_it(listening: Listening) -> None:
+    listening.parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not listening.path.exists(), START_SECONDS, "it has ended")
+    assert hand_over(str(listening.path), []) is None

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.grid_transport import GridTransport, VirtualClients
+from discreet.federated.grid_transport import GridTransport, Sending, VirtualClients
 from discreet.federated.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
 from discreet.federated.round import CohortSampling
 from discreet.federated.server_messages import OwnMessages
@@ -139,6 +139,26 @@ def test_a_message_that_is_not_taken_costs_one_reply() -> None:
             return ["", *super().push_messages(messages)[1:]]
 
     assert kinds(ask(PartlyFullGrid({1: good, 2: good}), [1, 2])) == ["error", "good"]
+
+
+def test_requests_are_made_and_sent_a_few_at_a_time() -> None:
+    made, pushed = list[int](), list[tuple[int, int]]()
+
+    class WatchedGrid(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            pushed.append((len(list(messages)), len(made)))
+            return super().push_messages(messages)
+
+    def request(client: int) -> tuple[int, RecordDict]:
+        made.append(client)
+        return client, RecordDict()
+
+    cohort = range(1, 11)
+    grid = WatchedGrid(dict.fromkeys(cohort, lambda _: RecordDict()))
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=5.0, population_size=len(cohort))  # type: ignore[arg-type]
+    replies = list(transport.exchange(map(request, cohort), Sending(MessageType.TRAIN, "1", 1, "nothing")))
+    assert pushed == [(4, 4), (4, 8), (2, 10)]
+    assert [client for client, _ in replies] == list(cohort)
 
 
 def test_an_empty_cohort_asks_nobody() -> None:

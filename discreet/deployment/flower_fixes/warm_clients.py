@@ -43,8 +43,9 @@ LOOK_SECONDS = 1.0
 
 
 def command(path: Path) -> list[str]:
-    """What starts this, listening at `path`."""
-    return [sys.executable, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
+    """What starts this, listening at `path`. OpenBLAS starts no thread, whose locks a fork would leave behind."""
+    words = [sys.executable, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
+    return ["env", "OPENBLAS_NUM_THREADS=1", *words]
 
 
 def install_once(fab_file: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
@@ -55,8 +56,7 @@ def install_once(fab_file: bytes, install_dir: Path | None = None, skip_prompt: 
 
 
 def load() -> None:
-    """Imports what ClientApps need. No library starts a thread meanwhile, whose locks a fork would leave behind."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    """Imports what ClientApps need."""
     for name in LOADED:
         importlib.import_module(name)
     clientapps.__dict__["install_from_fab"] = install_once
