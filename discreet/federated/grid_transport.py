@@ -227,7 +227,7 @@ class GridTransport:
                     yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
         return waiting
 
-    def _pushed(self, contents: Sequence[tuple[int, RecordDict]], sending: Sending) -> list[str | None]:
+    def _pushed(self, contents: Sequence[tuple[int, RecordDict]], sending: Sending) -> Sequence[str | None]:
         """The numbers of these messages; None for one that was not taken."""
         messages = []
         for client, content in contents:

@@ -57,9 +57,7 @@ def run(path: Path | None, folder: Path, *words: str) -> subprocess.CompletedPro
     return subprocess.run([COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
 
 
-def test_words_output_and_exit_code_are_those_of_flowers_command(
-    listening: Listening, tmp_path: Path
-) -> None:
+def test_words_output_and_exit_code_are_those_of_flowers_command(listening: Listening, tmp_path: Path) -> None:
     helped, refused = (run(listening.path, tmp_path, word) for word in ("--help", "--no-such-word"))
     assert helped.returncode == 0
     assert "Run a Flower ClientApp" in helped.stdout
