@@ -38,10 +38,11 @@ class EagerGrid:
         return range(1, self.clients + 1)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        self.sent = {f"m{number}": message for number, message in enumerate(messages)}
-        for name, message in self.sent.items():
+        new = {f"m{number}": message for number, message in enumerate(messages, len(self.sent))}
+        for name, message in new.items():
             message.metadata.__dict__["_message_id"] = name
-        return list(self.sent)
+        self.sent |= new
+        return list(new)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.reply(self.sent[name]) for name in message_ids]
