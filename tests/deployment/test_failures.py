@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from discreet.cli.status import status_facts
 from discreet.client.nodes import node_client, share_of
 from discreet.config import load_config
+from discreet.deployment.certificates import PEERS_FILE
 from discreet.deployment.flower_run import free_port
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.deployment.raw_node import Behaviour, raw_node
@@ -85,7 +86,8 @@ def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(
 ) -> None:
     join("late", silent)
     strangers = make_secrets(federation.folder / "strangers", ["stranger"])
-    key = ("--key", str(strangers / "nodes" / "stranger.key"))
+    own_list = ("--peers", str(strangers / "public" / PEERS_FILE))  # with another one it would not even start
+    key = ("--key", str(strangers / "nodes" / "stranger.key"), *own_list)
     wrong_authority = ("--authority", str(strangers / "ca.crt"))
     no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.gate_port}"]
     no_key = [*no_tls, "--root-certificates", str(federation.authority), "--max-retries", "1"]
