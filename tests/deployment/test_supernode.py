@@ -13,7 +13,6 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
-from discreet.deployment.flower_fixes import warm_clients
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
@@ -136,7 +135,8 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
-    assert started == [warm_clients.command(Path(os.environ[SOCKET_VARIABLE]))]
+    assert started[0][3:6] == ["-m", "discreet.deployment.flower_fixes.warm_clients", "--socket"]
+    assert os.environ[SOCKET_VARIABLE] == started[0][6]
     found = shutil.which("flwr-clientapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"
