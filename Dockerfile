@@ -31,7 +31,7 @@ FROM python:3.11-slim-bookworm
 # Nothing is installed later, so what installs goes.
 RUN python -m pip uninstall --quiet --yes pip setuptools wheel \
  && useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin discreet \
- && mkdir -m 0777 /runs /state /ledger /flwr
+ && mkdir -m 0777 /runs /state /ledger /flwr /held
 COPY --from=build /opt/venv /opt/venv
 COPY pyproject.toml LICENSE README.md /opt/discreet/
 COPY conf /opt/discreet/conf

@@ -4,25 +4,30 @@ A SuperLink serves everything on one port: what nodes need, but also starting ru
 run's ServerApp, none of which asks who is calling. The gate stands in front with the server's certificate and passes on
 the calls of a registered node, and nothing else. Who calls is still decided by the SuperLink, from the signature that
 each call of a node carries.
+
+The gate takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in a file
+without a name if it is large. So a SuperLink waits for no node's line, and what it holds does not grow with the nodes:
+of the calls with content, which take it several times their size, it gets a few at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import ssl
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 
 try:
     import httpx
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.background import BackgroundTask
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ModuleNotFoundError as error:
@@ -45,11 +50,15 @@ CALLS = (
     "pull-object",
     "confirm-message-received",
 )
+CONTENT = ("push-object", "pull-object")
+AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
 MEBIBYTE = 2**20
 DEFAULT_MEBIBYTES = 256
+LARGE = PIECE = 2**16  # bytes
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+Held = SpooledTemporaryFile[bytes]
 
 
 def make_gate(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int) -> Starlette:
@@ -66,34 +75,72 @@ def make_gate(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int
         async with httpx.AsyncClient(base_url=upstream, verify=verify, timeout=TIMEOUT) as client:
             yield {"client": client}
 
-    call = partial(_pass_on, largest_body=largest_body)
-    routes = [Route(f"/v1/fleet/{name}", call, methods=["POST"]) for name in CALLS]
-    routes.append(Route("/health", partial(_pass_on, largest_body=0), methods=["GET"]))
+    places = asyncio.Semaphore(AT_ONCE)
+    routes = []
+    for name in CALLS:
+        call = partial(_pass_on, largest_body=largest_body, places=places if name in CONTENT else nullcontext())
+        routes.append(Route(f"/v1/fleet/{name}", call, methods=["POST"]))
+    routes.append(Route("/health", partial(_pass_on, largest_body=0, places=nullcontext()), methods=["GET"]))
     routes.append(Route("/{path:path}", _refuse, methods=EVERY_METHOD))
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-async def _pass_on(request: Request, *, largest_body: int) -> Response:
+async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsyncContextManager[None]) -> Response:
     length = request.headers.get("content-length", "0" if request.method == "GET" else "")
     if not length.isdigit():
         return PlainTextResponse("a call needs its length", status_code=411)
     if int(length) > largest_body:
         logger.warning("refused a call of %s bytes from %s", length, _caller(request))
         return PlainTextResponse(f"a call has at most {largest_body} bytes", status_code=413)
-    headers = {name: value for name, value in request.headers.items() if name not in HOP_BY_HOP}
-    client: httpx.AsyncClient = request.state.client
-    content = request.stream() if int(length) else None
-    outgoing = client.build_request(request.method, request.url.path, headers=headers, content=content)
     try:
-        answer = await client.send(outgoing, stream=True)
+        with Held(LARGE) as body:
+            await _fill(body, request.stream())
+            async with places:
+                if await request.is_disconnected():  # a node waits 30 s, and tries again
+                    raise ClientDisconnect
+                return await _answer(request, body)
+    except ClientDisconnect:
+        return PlainTextResponse("the caller has gone", status_code=400)
+    # 503 is what a node tries again after; the SuperLink may be starting anew.
     except httpx.TransportError as error:
-        # 503 is what a node tries again after; the SuperLink may be starting anew.
         logger.warning("the SuperLink can't be reached: %s", error)
         return PlainTextResponse("the SuperLink can't be reached", status_code=503)
+    except OSError as error:
+        logger.error("no room for a call of %s bytes, see TMPDIR: %s", length, error)
+        return PlainTextResponse("the gate has no room for this call", status_code=503)
+
+
+async def _answer(request: Request, body: Held) -> Response:
+    """The SuperLink's answer, when all of it is there."""
+    headers = {name: value for name, value in request.headers.items() if name not in HOP_BY_HOP}
+    client: httpx.AsyncClient = request.state.client
+    content = _pieces(body) if request.method == "POST" else None
+    outgoing = client.build_request(request.method, request.url.path, headers=headers, content=content)
+    answer, held = await client.send(outgoing, stream=True), Held(LARGE)
+    try:
+        async with aclosing(answer):
+            size = await _fill(held, answer.aiter_raw())
+    except BaseException:
+        held.close()
+        raise
     returned = {name: value for name, value in answer.headers.items() if name not in HOP_BY_HOP}
-    return StreamingResponse(
-        answer.aiter_raw(), status_code=answer.status_code, headers=returned, background=BackgroundTask(answer.aclose)
-    )
+    if max(size, int(headers.get("content-length", 0))) > LARGE:
+        returned["connection"] = "close"  # it would keep what TLS took for this call, 0.9 MiB, while its node is idle
+    return StreamingResponse(_pieces(held), status_code=answer.status_code, headers=returned)
+
+
+async def _fill(held: Held, pieces: AsyncIterable[bytes]) -> int:
+    size = 0
+    async for piece in pieces:
+        size += held.write(piece)
+    held.seek(0)
+    return size
+
+
+async def _pieces(held: Held) -> AsyncIterator[bytes]:
+    with held:
+        while piece := held.read(PIECE):
+            yield piece
 
 
 async def _refuse(request: Request) -> Response:

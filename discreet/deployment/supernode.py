@@ -22,12 +22,15 @@ from discreet.client.node_data import NodeDataError, load_node_data
 from discreet.client.policy import policy_from
 from discreet.deployment.flower_fixes import hand_over, warm_clients
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.deployment.flower_fixes.patient_supernode import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
 from discreet.masking.identity import IdentityError
 
 logger = logging.getLogger("discreet.node")
+
+LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
 class NodeError(ValueError):
@@ -67,8 +70,12 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     """Everything that can be wrong on the node itself.
 
     Raises:
-      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old.
+      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a pause
+        that is too short or too long.
     """
+    pause: float = arguments.longest_pause
+    if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
+        raise NodeError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
     try:
         declared = policy_from(config).public_num_examples
     except (OSError, ValueError) as error:
@@ -152,6 +159,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cold", action="store_true", help="start each ClientApp from nothing: slower, and 400 MB less at rest"
     )
+    parser.add_argument(
+        "--longest-pause",
+        type=float,
+        metavar="SECONDS",
+        default=FLOWERS_SECONDS,
+        help="between two looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)",
+    )
     parser.add_argument("--max-retries", type=int, help="give up after so many attempts to connect (default: never)")
     return parser
 
@@ -168,6 +182,7 @@ def main(words: Sequence[str]) -> int:
         logger.error("discreet: %s", error)
         return 2
     logger.info("starting %s", shlex.join(command))
+    os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
     if not arguments.cold:
         start_warm_clients()
     sys.stdout.flush()

@@ -16,9 +16,16 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supernode import start_client_internal
 
-from discreet.deployment.flower_fixes import patient_superlink, patient_supernode, short_calls, warm_clients
+from discreet.deployment.flower_fixes import (
+    patient_superlink,
+    patient_supernode,
+    short_calls,
+    small_superlink,
+    warm_clients,
+)
 from discreet.deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
@@ -37,6 +44,8 @@ FIXES = {
     "unread_messages": Fix(forget_unread_messages, lambda: (SqlLinkState.delete_messages, SqlLinkState.start_session)),
     "call_layers": Fix(short_calls.shorten_calls, lambda: [layer.__call__ for layer in short_calls.CONCERNS]),
     "task_marks": Fix(short_calls.shorten_calls, lambda: SqlCoreState._cleanup_expired_task_tokens),
+    "content_garbage": Fix(small_superlink.be_small, lambda: (SqlObjectStore.put, SqlObjectStore.get)),
+    "database_memory": Fix(small_superlink.be_small, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["cache_size"]),
     "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
     "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
     "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
@@ -51,6 +60,8 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     for name in ("delete_messages", "start_session"):
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
+    for name in ("put", "get"):
+        monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
     monkeypatch.setattr(SqlCoreState, "_cleanup_expired_task_tokens", SqlCoreState._cleanup_expired_task_tokens)
     for layer in short_calls.CONCERNS:
         monkeypatch.setattr(layer, "__call__", layer.__call__)
@@ -87,7 +98,8 @@ def test_it_steps_aside_with_a_warning_if_version_or_source_differ(
         monkeypatch.setattr("importlib.metadata.version", lambda _: version)
     else:
         monkeypatch.setattr("inspect.getsource", lambda _: "def another(): ...")
-        monkeypatch.setattr(patient_superlink, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
+        for module in (patient_superlink, small_superlink):
+            monkeypatch.setattr(module, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
     before = FIXES[name].state()
     with caplog.at_level(logging.WARNING):
         FIXES[name].make()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from discreet.deployment.gate import CALLS, make_gate
+from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_gate
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 
@@ -130,3 +131,136 @@ def test_a_superlink_that_is_away_is_something_to_try_again() -> None:
                 return await caller.post("/v1/fleet/pull-messages", content=b"x")
 
     assert asyncio.run(go()).status_code == 503
+
+
+class Slow:
+    """A SuperLink whose answers to calls with content wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.at_work, self.most, self.bodies = 0, 0, []  # type: ignore[var-annotated]
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        self.bodies.append(body)
+        if request.url.path.endswith(CONTENT):
+            self.at_work += 1
+            self.most = max(self.most, self.at_work)
+            await self.go.wait()
+            self.at_work -= 1
+        length = {"content-length": str(len(body))}
+        return httpx.Response(200, headers=length, stream=httpx.ByteStream(body[::-1]))
+
+    def gate(self) -> Callable[..., object]:
+        """A gate before it."""
+        behind = httpx.AsyncClient(transport=httpx.MockTransport(self), base_url="http://superlink")
+        return _with_state(make_gate("http://superlink", verify=False, largest_body=2**21), behind)
+
+    def caller(self) -> httpx.AsyncClient:
+        """Who calls through a gate of its own."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate()), base_url="http://gate/v1/fleet")
+
+
+async def settle() -> None:
+    """Lets every task go as far as it can."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("names", [CONTENT[:1], CONTENT[1:], CONTENT])
+def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_pass_them(
+    names: tuple[str, ...],
+) -> None:
+    async def go() -> None:
+        slow = Slow()
+        async with slow.caller() as caller:
+            waiting = [asyncio.create_task(caller.post(f"/{name}", content=b"abc")) for name in names * 3 * AT_ONCE]
+            await settle()
+            assert slow.at_work == AT_ONCE
+            assert (await caller.post("/pull-messages", content=b"look")).content == b"kool"
+            slow.go.set()
+            assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"cba"}
+        assert (slow.most, len(slow.bodies)) == (AT_ONCE, 3 * AT_ONCE * len(names) + 1)
+
+    asyncio.run(go())
+
+
+def test_a_node_with_a_slow_line_takes_no_place() -> None:
+    async def go() -> None:
+        slow, rest = Slow(), asyncio.Event()
+        slow.go.set()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"a"
+            await rest.wait()
+            yield b"b"
+
+        async with slow.caller() as caller:
+            length = {"content-length": "2"}
+            waiting = [
+                asyncio.create_task(caller.post("/push-object", content=body(), headers=length))
+                for _ in range(2 * AT_ONCE)
+            ]
+            await settle()
+            assert slow.bodies == []
+            assert (await caller.post("/push-object", content=b"quick")).status_code == 200
+            rest.set()
+            assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"ba"}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("size", [0, 1, LARGE, LARGE + 1, 2**21])
+def test_large_and_small_contents_come_through_as_they_are(size: int) -> None:
+    async def go() -> None:
+        slow, content = Slow(), bytes(number % 251 for number in range(size))
+        slow.go.set()
+        async with slow.caller() as caller:
+            answer = await caller.post("/push-object", content=content)
+        assert slow.bodies == [content]
+        assert answer.content == content[::-1]
+        assert answer.headers["content-length"] == str(size)
+        # What TLS took for a large call goes with its connection.
+        assert answer.headers.get("connection") == ("close" if size > LARGE else None)
+
+    asyncio.run(go())
+
+
+def test_without_room_on_the_disk_a_large_call_is_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/not/there")
+
+    async def go() -> None:
+        slow = Slow()
+        slow.go.set()
+        async with slow.caller() as caller:
+            assert (await caller.post("/push-object", content=b"x" * 2 * LARGE)).status_code == 503
+            assert slow.bodies == []
+            assert (await caller.post("/push-object", content=b"x")).status_code == 200
+
+    asyncio.run(go())
+
+
+FINISHED = {"type": "http.request", "body": b"whole", "more_body": False}
+BEGUN, GONE = {"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(("told", "status"), [((FINISHED,), 200), ((BEGUN, GONE), 400), ((FINISHED, GONE), 400)])
+def test_a_call_whose_caller_has_gone_is_not_passed_on(told: tuple[dict[str, object], ...], status: int) -> None:
+    async def go() -> None:
+        slow, left, sent = Slow(), list(told), list[dict[str, object]]()
+        slow.go.set()
+
+        async def receive() -> dict[str, object]:
+            return left.pop(0) if left else await asyncio.get_running_loop().create_future()
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        path = "/v1/fleet/push-object"
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope |= {"headers": [(b"content-length", b"5")], "asgi": {"spec_version": "2.4"}}
+        await slow.gate()(scope, receive, send)  # type: ignore[misc]
+        assert sent[0]["status"] == status
+        assert slow.bodies == ([b"whole"] if status == 200 else [])
+
+    asyncio.run(go())

@@ -183,7 +183,7 @@ def test_a_node_whose_starter_has_ended_ends(node: Node, monkeypatch: pytest.Mon
 
 def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:
     clock, slept = [0.0], list[float]()
-    pauses = Pauses(lambda: clock[0], slept.append)
+    pauses = Pauses(now=lambda: clock[0], sleep=slept.append)
     for now in (0.0, 1.0, 10.0, 100.0):
         clock[0] = now
         pauses.sleep(3)
@@ -191,3 +191,27 @@ def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:
     pauses.sleep(3)
     pauses.sleep(0.1)
     assert slept == [0.5, 0.5, 2.0, 3.0, 0.5, 0.1]
+
+
+def test_a_node_may_look_less_often_than_flowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slept = [0.0], list[float]()
+    pauses = Pauses(20.0, lambda: clock[0], slept.append)
+    for now in (1.0, 50.0, 100.0, 1000.0):
+        clock[0] = now
+        pauses.sleep(3)
+    pauses.sleep(0.5)
+    pauses.worked()
+    pauses.sleep(3)
+    assert slept == [0.5, 10.0, 20.0, 20.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("said", "longest"), [(None, 3.0), ("20", 20.0)])
+def test_its_longest_pause_comes_from_the_environment(
+    said: str | None, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_push_messages", "time"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
+    if said:
+        monkeypatch.setenv(patient_supernode.LONGEST_PAUSE, said)
+    patient_supernode._pause_less()
+    assert start_client_internal.__dict__["time"].longest == longest

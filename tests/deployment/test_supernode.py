@@ -14,6 +14,7 @@ from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.deployment.flower_fixes.patient_supernode import LONGEST_PAUSE
 from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from tests.client.clients import ledger_at
@@ -33,6 +34,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(os, "execvp", become)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv(SOCKET_VARIABLE, "one that runs already")
+    monkeypatch.setenv(LONGEST_PAUSE, "")
     return commands
 
 
@@ -53,7 +55,8 @@ def test_a_node_without_its_ledger_does_not_start(
 def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Path, executed: list[list[str]]) -> None:
     (tmp_path / "policy.json").write_text('{"max-epsilon": 3, "max-delta": 0.001}')
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
-    assert start(tmp_path, *words) == 0
+    assert start(tmp_path, *words, "--longest-pause", "20") == 0
+    assert os.environ[LONGEST_PAUSE] == "20.0"
     (command,) = executed
     assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.patient_supernode"]
     assert "--insecure" not in command
@@ -73,6 +76,11 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Pat
         (("--partition", "4", "--of", "4"), "--partition must be within 0 and --of"),
         (("--partition", "0", "--of", "1", "--policy", "/nowhere.json"), "--policy:"),
         (("--data", "/nowhere", "--task", "digits"), r"data.toml is missing"),
+        (
+            ("--partition", "0", "--of", "1", "--longest-pause", "0.4"),
+            "--longest-pause must be from 0.5 to 60 s (got 0.4)",
+        ),
+        (("--partition", "0", "--of", "1", "--longest-pause", "61"), "(got 61)"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_connects(

@@ -1,4 +1,4 @@
-"""`flower-superlink` with more patience for its database, which it keeps small, shorter calls, and the same words.
+"""`flower-superlink` with more patience for its database, which it keeps small, shorter calls, and less in memory.
 
 Flower lets a writer wait 5 s for the others. With 20 nodes that reply at once on two cores that was too short: the call
 failed with "database is locked", and the process that starts ServerApps ended for good.
@@ -6,6 +6,7 @@ failed with "database is locked", and the process that starts ServerApps ended f
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 from discreet.deployment.flower_fixes.applies import applies
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.flower_fixes.short_calls import shorten_calls
+from discreet.deployment.flower_fixes.small_superlink import be_small
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
 
 WAIT_SECONDS = 120
@@ -25,7 +27,7 @@ EXPECTED = "97978fd01552"
 def be_patient() -> None:
     """Makes connections that this process opens from now on wait; in Flower it is a constant."""
     if applies("database_patience", sql_mixin._set_sqlite_pragmas, SQLITE_PRAGMAS, expected=EXPECTED):
-        pragmas = {**dict(SQLITE_PRAGMAS), "busy_timeout": str(1000 * WAIT_SECONDS)}
+        pragmas = dict(sql_mixin.SQLITE_PRAGMAS) | {"busy_timeout": str(1000 * WAIT_SECONDS)}  # type: ignore[attr-defined]
         sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
 
 
@@ -40,7 +42,9 @@ if __name__ == "__main__":
     from flwr.superlink.cli import flower_superlink
 
     be_patient()
+    be_small()
     forget_unread_messages()
     shorten_calls()
     start_server_apps_patiently()
+    gc.freeze()  # what was imported stays: a search for garbage need not look through it
     flower_superlink()

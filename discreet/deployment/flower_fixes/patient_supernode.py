@@ -8,8 +8,8 @@ ClientApp that ended before it took its message is started once more. If the pro
 or the node's loop has failed, this process ends too, so that a restart policy brings all of it back.
 
 Flower's node looks for a message every 3 s. This one waits 0.5 s, or a fifth of the time for which it has had nothing
-to do, and 3 s at most: rounds that follow each other need not wait for it, and a node that is seldom asked looks as
-seldom as Flower's.
+to do, and 3 s or DISCREET_LONGEST_PAUSE at most: rounds that follow each other need not wait for it, and a node that is
+seldom asked looks as seldom as Flower's, or less often.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from discreet.deployment.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 SHORTEST_SECONDS, IDLE_SHARE = 0.5, 0.2  # between two looks for a message; a share of the time without work
+LONGEST_PAUSE, FLOWERS_SECONDS = "DISCREET_LONGEST_PAUSE", 3.0  # between two looks; Flower's always
 LOOP = start_client_internal.start_client_internal
 REPLIES = (
     *(LOOP, start_client_internal._push_messages, start_client_internal._insert_message),
@@ -133,10 +134,17 @@ def _start_again_or_give_up(
 
 
 class Pauses:
-    """`time` as the loop of a SuperNode uses it: sleeps less than it is told if there was work a moment ago."""
+    """`time` as the loop of a SuperNode uses it: sleeps less than it is told if there was work a moment ago, and for
+    `longest` seconds if there was none for long.
+    """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.now, self.really_sleep = now, sleep
+    def __init__(
+        self,
+        longest: float = FLOWERS_SECONDS,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.longest, self.now, self.really_sleep = longest, now, sleep
         self.worked_at = now()
 
     def worked(self) -> None:
@@ -144,8 +152,9 @@ class Pauses:
         self.worked_at = self.now()
 
     def sleep(self, seconds: float) -> None:
-        """At most `seconds`."""
-        self.really_sleep(min(seconds, max(SHORTEST_SECONDS, IDLE_SHARE * (self.now() - self.worked_at))))
+        """At most `seconds`, or `longest` instead of Flower's pause."""
+        longest = self.longest if seconds == FLOWERS_SECONDS else seconds
+        self.really_sleep(min(longest, max(SHORTEST_SECONDS, IDLE_SHARE * (self.now() - self.worked_at))))
 
 
 def be_patient() -> None:
@@ -158,7 +167,8 @@ def be_patient() -> None:
 
 
 def _pause_less() -> None:
-    pauses, push_replies = Pauses(), start_client_internal._push_messages
+    pauses = Pauses(float(os.environ.get(LONGEST_PAUSE, FLOWERS_SECONDS)))
+    push_replies = start_client_internal._push_messages
 
     def push(*args: Any, **kwargs: Any) -> None:
         push_replies(*args, **kwargs)

@@ -1,0 +1,132 @@
+"""A SuperLink lets go of what a call brought, and its connections to the database keep little of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.supercore import sql_mixin
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink.main import _get_middleware
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from discreet.deployment.flower_fixes.short_calls import CONCERNS, RUNTIME
+from discreet.deployment.flower_fixes.small_superlink import LARGE, be_small
+from tests.deployment.link_state import LinkState
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:No path_separator found:DeprecationWarning"
+)  # Flower's settings of alembic
+
+CALLS = 6
+
+
+class Cycle:
+    """Something that is garbage as soon as it is made, and that counting references does not find."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Content:
+    """What a call has brought."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both replacements are made for one test, in which Python does not look for garbage by itself."""
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+    for name in ("put", "get"):
+        monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
+    be_small()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> SqlObjectStore:
+    """One for all tests: making one takes a second."""
+    return LinkState(tmp_path_factory.mktemp("link") / "superlink.db").store
+
+
+def known(store: SqlObjectStore, size: int) -> tuple[str, bytes]:
+    """The name and the content of so many bytes that the store expects."""
+    chunk = ArrayChunk(memoryview(os.urandom(size)))
+    store.preregister(1, get_object_tree(chunk))
+    return chunk.object_id, chunk.deflate()
+
+
+@pytest.mark.parametrize(("size", "kept"), [(LARGE // 2, True), (LARGE, False)])
+@pytest.mark.parametrize("call", ["put", "get"])
+def test_a_large_content_ends_what_earlier_calls_have_left(
+    call: str, size: int, kept: bool, store: SqlObjectStore
+) -> None:
+    name, content = known(store, size)
+    if call == "get":
+        store.put(name, content)
+    left = weakref.ref(Cycle())
+    if call == "put":
+        store.put(name, content)
+    else:
+        assert store.get(name) == content
+    assert (left() is not None) is kept
+    gc.collect()
+    assert left() is None
+    assert store.get(name) == content
+
+
+def test_a_store_still_tells_what_it_lacks(store: SqlObjectStore) -> None:
+    assert store.get("0" * 64) is None
+
+
+def contents_kept(store: SqlObjectStore) -> int:
+    """Of how many large calls the content is in memory when all of them have been answered."""
+    name, content = known(store, LARGE)
+
+    def handler(request: Request) -> PlainTextResponse:
+        request.state.protobuf_request = Content()
+        brought.append(weakref.ref(request.state.protobuf_request))
+        store.put(name, content)
+        return PlainTextResponse("")
+
+    brought: list[weakref.ref[Content]] = []
+    layers = [layer for layer in _get_middleware() if layer.cls in CONCERNS]
+    app = Starlette(routes=[Route("/{path:path}", handler, methods=["POST"])], middleware=layers)
+
+    async def calls() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://superlink") as client:
+            for _ in range(CALLS):
+                assert (await client.post(f"{RUNTIME}push-object")).status_code == 200
+
+    asyncio.run(calls())
+    return sum(one() is not None for one in brought)
+
+
+def test_a_call_that_was_answered_is_gone_when_the_next_one_brings_something(store: SqlObjectStore) -> None:
+    assert contents_kept(store) <= 1
+
+
+def test_with_flowers_own_store_all_of_them_stay(store: SqlObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    # If this fails, Flower or Starlette has no cycles any more: content_garbage can go.
+    monkeypatch.undo()
+    gc.disable()
+    assert contents_kept(store) == CALLS
+
+
+def test_a_connection_keeps_two_megabytes_of_the_database_and_maps_none(tmp_path: Path) -> None:
+    with LinkState(tmp_path / "superlink.db").store.session() as session:
+        connection = session.connection()
+        found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("cache_size", "mmap_size")]
+    assert found == [-2000, 0]
