@@ -1,6 +1,7 @@
-"""What a round costs the server of a federation, fitted to what `benchmarks.load_speed` measured, and its picture.
+"""What a round costs the server of a federation, fitted to what `benchmarks.load_speed` measured, and its pictures.
 
-    python -m benchmarks.load_model docs/results/load.csv --picture docs/pictures/load.svg
+    python -m benchmarks.load_model docs/results/load.csv --picture docs/pictures/load.svg \\
+        --memory docs/pictures/load_memory.svg
 
 The server's processor seconds of a round are modelled as
 
@@ -20,15 +21,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from benchmarks.server_watch import PARTS
 from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
 
 POLL_SECONDS = 0.01415  # of the processor, for a call that finds no message: `benchmarks.load_speed --polls 200`
 MILLION = 1e6
+PEAKS = tuple(f"{name}_mib" for name in PARTS)
 
 Row = dict[str, float]
 
@@ -93,20 +97,39 @@ def left_out(rows: Sequence[Row]) -> list[Cost]:
 def picture_of(rows: Sequence[Row], cost: Cost) -> Picture:
     """Processor seconds over nodes, what seconds and calls cost taken off: points measured, lines modelled."""
     title = "Processor seconds of the server a round, by the number of nodes"
-    sizes = sorted({row["parameters"] for row in rows})
     with canvas(height=3.6) as (figure, (axes,)):
-        for place, size in enumerate(sizes):
-            found = [row for row in rows if row["parameters"] == size]
+        for place, (size, found) in enumerate(_by_size(rows)):
             work = [processor_of(row) - modelled(cost, row) + _work(cost, row) for row in found]
             ends = sorted({row["nodes"] for row in rows})
             draw_line(axes, [(nodes, cost.of(nodes=nodes, millions=size / MILLION)) for nodes in ends], place)
             pairs = [(row["nodes"], used) for row, used in zip(found, work, strict=True)]
             draw_line(axes, pairs, place, linestyle="none", marker="o")
-        log_axis(axes, "x", [row["nodes"] for row in rows])
-        axes.set_xlabel("nodes")
         axes.set_ylabel("processor seconds")
-        labels = tuple((place, f"{size / MILLION:g} million parameters") for place, size in enumerate(sizes))
-        return Picture(title, to_svg(figure, title), labels)
+        return _finished(figure, axes, title, rows)
+
+
+def memory_picture_of(rows: Sequence[Row]) -> Picture:
+    """Peaks of memory of the gate, the SuperLink and the ServerApp together over nodes."""
+    title = "Memory of the server, by the number of nodes"
+    with canvas(height=2.7) as (figure, (axes,)):
+        for place, (_, found) in enumerate(_by_size(rows)):
+            draw_line(axes, sorted({(row["nodes"], sum(row[name] for name in PEAKS)) for row in found}), place)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("MiB")
+        return _finished(figure, axes, title, rows)
+
+
+def _by_size(rows: Sequence[Row]) -> list[tuple[float, list[Row]]]:
+    """The rows of each number of parameters."""
+    sizes = sorted({row["parameters"] for row in rows})
+    return [(size, [row for row in rows if row["parameters"] == size]) for size in sizes]
+
+
+def _finished(figure: Any, axes: Any, title: str, rows: Sequence[Row]) -> Picture:
+    log_axis(axes, "x", [row["nodes"] for row in rows])
+    axes.set_xlabel("nodes")
+    labels = tuple((place, f"{size / MILLION:g} million parameters") for place, (size, _) in enumerate(_by_size(rows)))
+    return Picture(title, to_svg(figure, title), labels)
 
 
 def _work(cost: Cost, row: Row) -> float:
@@ -128,7 +151,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("measured", type=Path, help="the CSV of benchmarks.load_speed")
     parser.add_argument("--nodes", type=int, nargs="*", default=(100, 1000), help="reckoned for so many")
     parser.add_argument("--sizes", type=int, nargs="*", default=(100_000, 1_000_000, 5_000_000))
-    parser.add_argument("--picture", type=Path, help="draw there, as SVG")
+    parser.add_argument("--picture", type=Path, help="draw the processor seconds there, as SVG")
+    parser.add_argument("--memory", type=Path, help="draw the memory there, as SVG")
     arguments = parser.parse_args(words)
     rows = read_rows(arguments.measured)
     cost = fitted(rows)
@@ -141,6 +165,8 @@ def main(words: Sequence[str]) -> int:
             print(f"{nodes} nodes, {size} parameters: {cost.of(nodes=nodes, millions=size / MILLION):.4g} s of work")
     if arguments.picture:
         arguments.picture.write_text(alone(picture_of(rows, cost)))
+    if arguments.memory:
+        arguments.memory.write_text(alone(memory_picture_of(rows)))
     return 0
 
 

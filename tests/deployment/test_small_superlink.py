@@ -21,8 +21,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from discreet.deployment.flower_fixes import small_superlink
 from discreet.deployment.flower_fixes.short_calls import CONCERNS, RUNTIME
-from discreet.deployment.flower_fixes.small_superlink import LARGE, be_small
+from discreet.deployment.flower_fixes.small_superlink import be_small
 from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # Flower's settings of alembic
 
 CALLS = 6
+ENOUGH = 2**18  # bytes of contents after which garbage is collected, in these tests
 
 
 class Cycle:
@@ -49,6 +51,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
     for name in ("put", "get"):
         monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
+    monkeypatch.setattr(small_superlink, "EVERY", ENOUGH)
+    monkeypatch.setattr(small_superlink.contents, "size", 0)
     be_small()
     gc.disable()
     yield
@@ -68,9 +72,9 @@ def known(store: SqlObjectStore, size: int) -> tuple[str, bytes]:
     return chunk.object_id, chunk.deflate()
 
 
-@pytest.mark.parametrize(("size", "kept"), [(LARGE // 2, True), (LARGE, False)])
+@pytest.mark.parametrize(("size", "kept"), [(ENOUGH // 4, True), (ENOUGH, False)])
 @pytest.mark.parametrize("call", ["put", "get"])
-def test_a_large_content_ends_what_earlier_calls_have_left(
+def test_enough_content_ends_what_earlier_calls_have_left(
     call: str, size: int, kept: bool, store: SqlObjectStore
 ) -> None:
     name, content = known(store, size)
@@ -87,13 +91,24 @@ def test_a_large_content_ends_what_earlier_calls_have_left(
     assert store.get(name) == content
 
 
+def test_many_small_contents_are_enough_too(store: SqlObjectStore) -> None:
+    name, content = known(store, ENOUGH // 4)
+    store.put(name, content)
+    left = weakref.ref(Cycle())
+    kept = []
+    for _ in range(8):
+        store.get(name)
+        kept.append(left() is not None)
+    assert kept == [True] * 2 + [False] * 6
+
+
 def test_a_store_still_tells_what_it_lacks(store: SqlObjectStore) -> None:
     assert store.get("0" * 64) is None
 
 
 def contents_kept(store: SqlObjectStore) -> int:
     """Of how many large calls the content is in memory when all of them have been answered."""
-    name, content = known(store, LARGE)
+    name, content = known(store, ENOUGH)
 
     def handler(request: Request) -> PlainTextResponse:
         request.state.protobuf_request = Content()

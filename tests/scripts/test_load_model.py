@@ -20,7 +20,8 @@ def made(nodes: float, size: float, *, factor: float = 1.0) -> Row:
     work = nodes * (PLANTED.node + PLANTED.million * size / 1e6)
     used = factor * (PLANTED.second * seconds + POLL_SECONDS * nodes * seconds / 3 + work)
     parts = {"gate_seconds": 0.2 * used, "link_seconds": 0.7 * used, "app_seconds": 0.1 * used}
-    return {"nodes": nodes, "parameters": size, "seconds": seconds, "pause": 3.0, **parts}
+    peaks = {"gate_mib": 50 + nodes, "link_mib": 170 + size / 4e4, "app_mib": 330.0}
+    return {"nodes": nodes, "parameters": size, "seconds": seconds, "pause": 3.0, **parts, **peaks}
 
 
 ROWS = [made(*point) for point in itertools.product(NODES, SIZES)]
@@ -39,11 +40,14 @@ def test_a_point_that_is_off_is_not_in_the_model_that_says_so() -> None:
 def test_it_says_what_other_federations_cost_and_draws_the_measured_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, picture = tmp_path / "load.csv", tmp_path / "load.svg"
+    path, picture, memory = tmp_path / "load.csv", tmp_path / "load.svg", tmp_path / "memory.svg"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["kind", *ROWS[0]])
         writer.writeheader()
         writer.writerows({"kind": "light", **row} for row in ROWS)
-    assert main([str(path), "--picture", str(picture), "--nodes", "100", "--sizes", "1000000"]) == 0
+    pictures = ("--picture", str(picture), "--memory", str(memory))
+    assert main([str(path), *pictures, "--nodes", "100", "--sizes", "1000000"]) == 0
     assert "100 nodes, 1000000 parameters: 48 s of work" in capsys.readouterr().out
     assert "5 million parameters" in picture.read_text()
+    assert "MiB" in memory.read_text()
+    assert "5 million parameters" in memory.read_text()

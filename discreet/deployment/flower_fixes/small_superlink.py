@@ -8,6 +8,7 @@ database keeps 64 MB of it, and maps 256 MB.
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import SQLITE_PRAGMAS
@@ -15,29 +16,41 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from discreet.deployment.flower_fixes.applies import applies
 
-LARGE = 2**18  # bytes of a content
+EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
 CONTENTS_EXPECTED, DATABASE_EXPECTED = "bbd75af3eaf6", "97978fd01552"
 SMALL = {"cache_size": "-2000", "mmap_size": "0"}  # KiB of a connection, SQLite's default; bytes of the file
 
 put_content, get_content = SqlObjectStore.put, SqlObjectStore.get
 
 
+@dataclass
+class Contents:
+    """What was stored and read since garbage was collected last, in bytes."""
+
+    size: int = 0
+
+    def came(self, size: int) -> None:
+        """So many bytes more: when they are enough, what calls have left behind goes."""
+        self.size += size
+        if self.size >= EVERY:
+            self.size = 0
+            gc.collect()
+
+
+contents = Contents()
+
+
 def put(store: SqlObjectStore, object_id: str, object_content: bytes) -> None:
-    """Flower's function of this name, after what earlier calls have left behind."""
-    _make_room_for(object_content)
+    """Flower's function of this name."""
+    contents.came(len(object_content))
     put_content(store, object_id, object_content)
 
 
 def get(store: SqlObjectStore, object_id: str) -> bytes | None:
-    """Flower's function of this name, and an end of what earlier calls have left behind."""
+    """Flower's function of this name."""
     content = get_content(store, object_id)
-    _make_room_for(content)
+    contents.came(len(content or b""))
     return content
-
-
-def _make_room_for(content: bytes | None) -> None:
-    if content is not None and len(content) >= LARGE:
-        gc.collect()
 
 
 def be_small() -> None:
