@@ -48,10 +48,20 @@ Each OVERRIDE is a Hydra override of conf/config.yaml, for instance:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that nobody listens on.
+
+    On Linux the system gives it to nobody else as long as this process lasts, not for a connection either; a server
+    that sets SO_REUSEADDR gets it, as asyncio's and Python's own do.
+    """
+    probe = socket.socket()
+    probe.bind(("127.0.0.1", 0))
+    port = int(probe.getsockname()[1])
+    if sys.platform == "linux":
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.detach()
+    else:
+        probe.close()
+    return port
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -163,13 +163,22 @@ class Federation:
         return self.start(name, command)
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
-        """Until each of these SuperNodes has been let in. They start side by side: many take longer."""
+        """Until each of these SuperNodes has been let in. They start side by side: many take longer.
+
+        Raises:
+          RunLostError: one has ended.
+        """
         seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
         for name in names:
             wait_until(partial(self._is_let_in, name), seconds, f"{name} is connected")
 
     def _is_let_in(self, name: str) -> bool:
-        return "SuperNode ID" in self.says(name)
+        code = self.processes[name].poll()
+        said = self.says(name)
+        if code is not None and "SuperNode ID" not in said:
+            last = said.strip().splitlines()[-1:]
+            raise RunLostError(f"{name} has ended with {code} before it was connected; it said last: {' '.join(last)}")
+        return "SuperNode ID" in said
 
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""

@@ -14,12 +14,20 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from benchmarks import deployment_speed as deployment
-from discreet.deployment.local_federation import RUN_SECONDS, main, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, Federation, main, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder, state_of
+from discreet.federated.run_lost import RunLostError
 from examples.million import million
 from tests.scripts.living import MARK, default_signals, marked
+
+
+def test_a_node_that_ends_at_its_start_is_not_waited_for(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, tmp_path / "secrets")
+    federation.start("node-0", [sys.executable, "-c", "print('first'); print('no room'); raise SystemExit(3)"])
+    with pytest.raises(RunLostError, match="node-0 has ended with 3 before it was connected; it said last: no room"):
+        federation.wait_for_nodes(["node-0"])
 
 
 @pytest.mark.slow
