@@ -30,7 +30,7 @@ from scipy.optimize import nnls
 from benchmarks.server_watch import PARTS
 from discreet.reporting.drawing import Picture, alone, canvas, draw_line, log_axis, to_svg
 
-POLL_SECONDS = 0.01415  # of the processor, for a call that finds no message: `benchmarks.load_speed --polls 200`
+POLL_SECONDS = 0.0145  # of the processor, for a call that finds no message: `benchmarks.load_speed --polls 200`
 MILLION = 1e6
 PEAKS = tuple(f"{name}_mib" for name in PARTS)
 
