@@ -17,8 +17,8 @@ import asyncio
 import logging
 import ssl
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -94,11 +94,11 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
         return PlainTextResponse(f"a call has at most {largest_body} bytes", status_code=413)
     try:
         with Held(LARGE) as body:
-            await _fill(body, request.stream())
+            sent = await _fill(body, request.stream())
             async with places:
                 if await request.is_disconnected():  # a node waits 30 s, and tries again
                     raise ClientDisconnect
-                return await _answer(request, body)
+                return await _answer(request, body, sent)
     except ClientDisconnect:
         return PlainTextResponse("the caller has gone", status_code=400)
     # 503 is what a node tries again after; the SuperLink may be starting anew.
@@ -110,23 +110,26 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
         return PlainTextResponse("the gate has no room for this call", status_code=503)
 
 
-async def _answer(request: Request, body: Held) -> Response:
-    """The SuperLink's answer, when all of it is there."""
-    headers = {name: value for name, value in request.headers.items() if name not in HOP_BY_HOP}
+async def _answer(request: Request, body: Held, sent: int) -> Response:
+    """The SuperLink's answer to a body of `sent` bytes, when all of it is there."""
     client: httpx.AsyncClient = request.state.client
     content = _pieces(body) if request.method == "POST" else None
+    headers = _end_to_end(request.headers)
     outgoing = client.build_request(request.method, request.url.path, headers=headers, content=content)
-    answer, held = await client.send(outgoing, stream=True), Held(LARGE)
-    try:
+    answer = await client.send(outgoing, stream=True)
+    with ExitStack() as until_filled:
+        held = until_filled.enter_context(Held(LARGE))
         async with aclosing(answer):
-            size = await _fill(held, answer.aiter_raw())
-    except BaseException:
-        held.close()
-        raise
-    returned = {name: value for name, value in answer.headers.items() if name not in HOP_BY_HOP}
-    if max(size, int(headers.get("content-length", 0))) > LARGE:
+            received = await _fill(held, answer.aiter_raw())
+        until_filled.pop_all()  # whoever reads it closes it
+    returned = _end_to_end(answer.headers)
+    if max(sent, received) > LARGE:
         returned["connection"] = "close"  # it would keep what TLS took for this call, 0.9 MiB, while its node is idle
     return StreamingResponse(_pieces(held), status_code=answer.status_code, headers=returned)
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
 
 
 async def _fill(held: Held, pieces: AsyncIterable[bytes]) -> int:

@@ -173,12 +173,13 @@ class Federation:
             wait_until(partial(self._is_let_in, name), seconds, f"{name} is connected")
 
     def _is_let_in(self, name: str) -> bool:
-        code = self.processes[name].poll()
-        said = self.says(name)
-        if code is not None and "SuperNode ID" not in said:
+        code, said = self.processes[name].poll(), self.says(name)
+        if "SuperNode ID" in said:
+            return True
+        if code is not None:
             last = said.strip().splitlines()[-1:]
             raise RunLostError(f"{name} has ended with {code} before it was connected; it said last: {' '.join(last)}")
-        return "SuperNode ID" in said
+        return False
 
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""

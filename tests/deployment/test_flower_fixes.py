@@ -45,7 +45,7 @@ FIXES = {
     "call_layers": Fix(short_calls.shorten_calls, lambda: [layer.__call__ for layer in short_calls.CONCERNS]),
     "task_marks": Fix(short_calls.shorten_calls, lambda: SqlCoreState._cleanup_expired_task_tokens),
     "content_garbage": Fix(small_superlink.be_small, lambda: (SqlObjectStore.put, SqlObjectStore.get)),
-    "database_memory": Fix(small_superlink.be_small, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["cache_size"]),
+    "database_memory": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["cache_size"]),
     "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
     "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
     "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
@@ -98,8 +98,7 @@ def test_it_steps_aside_with_a_warning_if_version_or_source_differ(
         monkeypatch.setattr("importlib.metadata.version", lambda _: version)
     else:
         monkeypatch.setattr("inspect.getsource", lambda _: "def another(): ...")
-        for module in (patient_superlink, small_superlink):
-            monkeypatch.setattr(module, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
+        monkeypatch.setattr(patient_superlink, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
     before = FIXES[name].state()
     with caplog.at_level(logging.WARNING):
         FIXES[name].make()

@@ -193,7 +193,7 @@ def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:
     assert slept == [0.5, 0.5, 2.0, 3.0, 0.5, 0.1]
 
 
-def test_a_node_may_look_less_often_than_flowers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_may_look_less_often_than_flowers() -> None:
     clock, slept = [0.0], list[float]()
     pauses = Pauses(20.0, lambda: clock[0], slept.append)
     for now in (1.0, 50.0, 100.0, 1000.0):

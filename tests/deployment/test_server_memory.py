@@ -8,7 +8,7 @@ from benchmarks.load_speed import rows_of
 from discreet.deployment.flower_fixes.applies import SWITCH
 
 NODES, PARAMETERS = 10, 5_000_000
-MOST_MEBIBYTES = 450  # 310 to 370 were measured from 4 to 40 nodes, 724 with ten of them and Flower's own
+MOST_MEBIBYTES = 450  # 301 to 370 were measured from 4 to 40 nodes, 724 with ten of them and Flower's own
 
 
 @pytest.mark.slow

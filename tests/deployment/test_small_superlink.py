@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from discreet.deployment.flower_fixes import small_superlink
+from discreet.deployment.flower_fixes.patient_superlink import be_patient
 from discreet.deployment.flower_fixes.short_calls import CONCERNS, RUNTIME
 from discreet.deployment.flower_fixes.small_superlink import be_small
 from tests.deployment.link_state import LinkState
@@ -54,6 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(small_superlink, "EVERY", ENOUGH)
     monkeypatch.setattr(small_superlink.contents, "size", 0)
     be_small()
+    be_patient()
     gc.disable()
     yield
     gc.enable()

@@ -21,14 +21,21 @@ from discreet.deployment.flower_fixes.small_superlink import be_small
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
 
 WAIT_SECONDS = 120
+PRAGMAS = {
+    "database_patience": {"busy_timeout": str(1000 * WAIT_SECONDS)},
+    # Each of up to fifteen connections would keep 64 MB, and map 256 MB. KiB, SQLite's default; bytes.
+    "database_memory": {"cache_size": "-2000", "mmap_size": "0"},
+}
 EXPECTED = "97978fd01552"
 
 
 def be_patient() -> None:
-    """Makes connections that this process opens from now on wait; in Flower it is a constant."""
-    if applies("database_patience", sql_mixin._set_sqlite_pragmas, SQLITE_PRAGMAS, expected=EXPECTED):
-        pragmas = dict(sql_mixin.SQLITE_PRAGMAS) | {"busy_timeout": str(1000 * WAIT_SECONDS)}  # type: ignore[attr-defined]
-        sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
+    """Makes connections that this process opens from now on wait, and keep little; in Flower it is a constant."""
+    pragmas = dict(sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+    for name, ours in PRAGMAS.items():
+        if applies(name, sql_mixin._set_sqlite_pragmas, SQLITE_PRAGMAS, expected=EXPECTED):
+            pragmas |= ours
+    sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
 
 
 def start_server_apps_patiently() -> None:
