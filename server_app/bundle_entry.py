@@ -8,7 +8,9 @@ other code: both sides then run the same code.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from flwr.app import Context
@@ -62,12 +64,36 @@ def use_installed(bundle: Path, search: Sequence[str]) -> None:
                 "checkout of the code that the server has, or install this code on the server"
             )
     sys.path[:0] = dict.fromkeys((str(library), str(app_home)))
+    rest = Rest(bundle, installed)
+    sys.meta_path.append(rest)
     packages = {place.name for place in bundle.iterdir()}
-    for module in [module for name, module in sys.modules.items() if name.split(".")[0] in packages]:
+    for module in [module for name, module in sys.modules.copy().items() if name.split(".")[0] in packages]:
         # Packages that were imported from the bundle so far: their other modules are in the installed one.
-        places = [Path(entry).resolve() for entry in getattr(module, "__path__", ())]
-        if any(place.is_relative_to(bundle) for place in places):
-            module.__path__ = [str(installed(place.relative_to(bundle))) for place in places]
+        if places := rest.installed_places(getattr(module, "__path__", ())):
+            module.__path__ = places
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Finds the modules that the bundle lacks, for packages that are imported from it all the same.
+
+    In a simulation another thread imports the ClientApp at the same time, and may be in the middle of a package.
+    """
+
+    bundle: Path
+    installed: Callable[[Path], Path]
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """As `importlib.abc.MetaPathFinder.find_spec`; asked last."""
+        places = self.installed_places(path or ())
+        return PathFinder.find_spec(name, places) if places else None
+
+    def installed_places(self, entries: Iterable[str]) -> list[str]:
+        """Where the parts of the bundle among these entries of a path are installed."""
+        places = [Path(entry).resolve() for entry in entries]
+        return [
+            str(self.installed(place.relative_to(self.bundle))) for place in places if place.is_relative_to(self.bundle)
+        ]
 
 
 def _homes(entry: str) -> tuple[Path, Path] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -87,6 +88,7 @@ def app(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.__path__ = [str(tmp_path / "app" / "discreet")]
     monkeypatch.setitem(sys.modules, "discreet.of_the_bundle", package)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     return tmp_path / "app"
 
 
@@ -94,6 +96,20 @@ def test_the_server_takes_every_module_from_what_is_installed(app: Path) -> None
     use_installed(app, [str(app), str(REPOSITORY)])
     assert sys.path[0] == str(REPOSITORY)
     assert list(sys.modules["discreet.of_the_bundle"].__path__) == [str(REPOSITORY / "discreet")]
+
+
+def test_a_package_that_another_thread_takes_from_the_bundle_meanwhile_has_its_other_modules(
+    app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_installed(app, [str(app), str(REPOSITORY)])
+    package = ModuleType("discreet.of_the_bundle")
+    package.__path__ = [str(app / "discreet" / "federated")]
+    monkeypatch.setitem(sys.modules, "discreet.of_the_bundle", package)
+    assert not (app / "discreet" / "federated" / "serving.py").exists()
+    found = importlib.util.find_spec("discreet.of_the_bundle.serving")
+    assert found is not None
+    assert found.origin == str(REPOSITORY / "discreet" / "federated" / "serving.py")
+    assert importlib.util.find_spec("discreet.of_the_bundle.nobody_has_it") is None
 
 
 def test_a_server_with_the_wheel_takes_the_app_from_where_the_wheel_has_it(app: Path, tmp_path: Path) -> None:
