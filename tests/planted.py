@@ -1049,25 +1049,4 @@ MUTANTS = (
             "::test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger",
         ),
     ),
-    Mutant(
-        "a SuperLink does not ask who a node is",
-        "discreet/deployment/flower_fixes/short_calls.py",
-        "NodeAuthMiddleware: FLEET",
-        "NodeAuthMiddleware: RUNTIME",
-        ("tests/deployment/test_short_calls.py::test_who_calls_is_still_asked",),
-    ),
-    Mutant(
-        "a SuperLink passes middlewares by whose paths it may see differently",
-        "discreet/deployment/flower_fixes/short_calls.py",
-        'not scope.get("root_path") and ',
-        "",
-        ("tests/deployment/test_short_calls.py::test_a_middleware_that_is_passed_by_has_nothing_to_do_with_the_call",),
-    ),
-    Mutant(
-        "a ServerApp that is lost is never missed",
-        "discreet/deployment/flower_fixes/short_calls.py",
-        "if over.first() is None:",
-        "if True:",
-        ("tests/deployment/test_short_calls.py::test_a_run_whose_server_app_is_lost_has_failed",),
-    ),
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
-from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supernode import start_client_internal
@@ -22,7 +21,6 @@ from flwr.supernode import start_client_internal
 from discreet.deployment.flower_fixes import (
     patient_superlink,
     patient_supernode,
-    short_calls,
     small_superlink,
     warm_clients,
 )
@@ -42,8 +40,6 @@ class Fix:
 FIXES = {
     "database_patience": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["busy_timeout"]),
     "unread_messages": Fix(forget_unread_messages, lambda: (SqlLinkState.delete_messages, SqlLinkState.start_session)),
-    "call_layers": Fix(short_calls.shorten_calls, lambda: [layer.__call__ for layer in short_calls.CONCERNS]),
-    "task_marks": Fix(short_calls.shorten_calls, lambda: SqlCoreState._cleanup_expired_task_tokens),
     "content_garbage": Fix(small_superlink.be_small, lambda: (SqlObjectStore.put, SqlObjectStore.get)),
     "database_memory": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["cache_size"]),
     "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
@@ -62,9 +58,6 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
     for name in ("put", "get"):
         monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
-    monkeypatch.setattr(SqlCoreState, "_cleanup_expired_task_tokens", SqlCoreState._cleanup_expired_task_tokens)
-    for layer in short_calls.CONCERNS:
-        monkeypatch.setattr(layer, "__call__", layer.__call__)
     for function in (pull_objects, pull_and_inflate_object_from_tree):
         monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__ or {}))
 

@@ -16,6 +16,7 @@ from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.main import _get_middleware
+from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -23,7 +24,6 @@ from starlette.routing import Route
 
 from discreet.deployment.flower_fixes import small_superlink
 from discreet.deployment.flower_fixes.patient_superlink import be_patient
-from discreet.deployment.flower_fixes.short_calls import CONCERNS, RUNTIME
 from discreet.deployment.flower_fixes.small_superlink import be_small
 from tests.deployment.link_state import LinkState
 
@@ -119,13 +119,13 @@ def contents_kept(store: SqlObjectStore) -> int:
         return PlainTextResponse("")
 
     brought: list[weakref.ref[Content]] = []
-    layers = [layer for layer in _get_middleware() if layer.cls in CONCERNS]
+    layers = [layer for layer in _get_middleware() if layer.cls is FleetEventLogMiddleware]
     app = Starlette(routes=[Route("/{path:path}", handler, methods=["POST"])], middleware=layers)
 
     async def calls() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://superlink") as client:
             for _ in range(CALLS):
-                assert (await client.post(f"{RUNTIME}push-object")).status_code == 200
+                assert (await client.post("/v1/runtime/push-object")).status_code == 200
 
     asyncio.run(calls())
     return sum(one() is not None for one in brought)

@@ -12,7 +12,7 @@ logger = logging.getLogger("discreet.flower_fixes")
 
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
-    *("database_patience", "unread_messages", "call_layers", "task_marks", "content_garbage", "database_memory"),
+    *("database_patience", "unread_messages", "content_garbage", "database_memory"),
     *("supernode_replies", "supernode_pauses", "object_pauses", "warm_clients"),
 )
 VERSIONS = ("1.41", "1.42")

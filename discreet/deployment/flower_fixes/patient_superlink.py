@@ -1,4 +1,4 @@
-"""`flower-superlink` with more patience for its database, which it keeps small, shorter calls, and less in memory.
+"""`flower-superlink` with more patience for its database, which it keeps small, and less in memory.
 
 Flower lets a writer wait 5 s for the others. With 20 nodes that reply at once on two cores that was too short: the call
 failed with "database is locked", and the process that starts ServerApps ended for good.
@@ -16,7 +16,6 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 
 from discreet.deployment.flower_fixes.applies import applies
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
-from discreet.deployment.flower_fixes.short_calls import shorten_calls
 from discreet.deployment.flower_fixes.small_superlink import be_small
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
 
@@ -51,7 +50,6 @@ if __name__ == "__main__":
     be_patient()
     be_small()
     forget_unread_messages()
-    shorten_calls()
     start_server_apps_patiently()
     gc.freeze()  # what was imported stays: a search for garbage need not look through it
     flower_superlink()
