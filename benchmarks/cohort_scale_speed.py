@@ -1,6 +1,4 @@
-"""What a simulated round costs as population and cohort grow, and the benchmark that FLUTE publishes.
-
-    python -m benchmarks.cohort_scale_speed --json scale.json
+"""The cost of a simulated round as population and cohort grow, and the benchmark that FLUTE publishes.
 
 A round is what `discreet simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
 is the largest resident size of this process during the round above that before it; the workers map it, and each adds
@@ -11,16 +9,10 @@ for it, and Flower's simulation 1814 s.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
@@ -30,7 +22,7 @@ from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
 from discreet.simulation.client_examples import SampledExamples
-from discreet.simulation.cohort import BatchedTransport, MakesWorkers
+from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import build_model, flatten_parameters
@@ -60,7 +52,7 @@ def rows(
     return [*found, {"what": f"FLUTE's benchmark, {flute_rounds} rounds", "seconds": seconds}]
 
 
-def scale(model: str, task: Task, population: int, cohort: int, *, workers: MakesWorkers | None = None) -> Row:
+def scale(model: str, task: Task, population: int, cohort: int) -> Row:
     """One round, after one that warms up."""
     words = [
         f"model.name={model}",
@@ -68,8 +60,8 @@ def scale(model: str, task: Task, population: int, cohort: int, *, workers: Make
         f"sampling.probability={cohort / population}",
     ]
     run = load_config([*WORK, *words])
-    _rounds(run, task, count=1, population=population, workers=workers)
-    seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population, workers=workers))
+    _rounds(run, task, count=1, population=population)
+    seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population))
     return {
         "what": "one round",
         "population": population,
@@ -80,14 +72,12 @@ def scale(model: str, task: Task, population: int, cohort: int, *, workers: Make
     }
 
 
-def _rounds(
-    run: RunConfig, task: Task, *, count: int, population: int, workers: MakesWorkers | None = None
-) -> ServerState:
+def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
     model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
     engine = engine_of(run, task, client_examples=held)
-    with BatchedTransport(run, engine, accounts=None, workers=workers) as exchange:
+    with BatchedTransport(run, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
             cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
@@ -121,23 +111,3 @@ def _resident(name: str) -> float | None:
     lines = status.read_text().splitlines() if status.exists() else []
     sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(sizes[0]) / 1024 if sizes else None
-
-
-def main() -> None:
-    """Measures, prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    words = parser.parse_args()
-    torch.set_num_threads(1)
-    measured = rows()
-    table = Table("what", "population", "cohort", "seconds", "clients a second", "MiB above the start")
-    for row in measured:
-        numbers = [row.get(name) for name in ("population", "cohort", "seconds", "clients_per_second", "peak_mib")]
-        table.add_row(row["what"], *("" if value is None else f"{value:,.4g}" for value in numbers))
-    Console().print(table)
-    if words.json:
-        words.json.write_text(json.dumps(measured, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,175 +1,176 @@
-"""What a round of many nodes costs the server, by the number of nodes and the size of the model: `discreet benchmark
-load`, or `python -m benchmarks.load_speed --nodes 4 40 --sizes 100000 5000000 --out docs/results/load.csv`.
+"""The load of many nodes on one server: `discreet benchmark load`.
 
-The federation of `benchmarks.deployment_speed` (a SuperLink, a gate, TLS, node keys), with nodes that do nothing: by
-default those of `benchmarks.light_nodes`, which a server can't tell from SuperNodes; with `--kind supernode` a
-SuperNode process each. Processor seconds of the server's three processes are measured beside the clock, which other
-programs on the machine disturb more.
+A SuperLink and its gate, with TLS and node keys, and as many light nodes: threads of one process, each with a key and a
+connection of its own, and no ClientApp. A server can't tell them from SuperNodes. Processor seconds of the server's
+three processes are measured beside the clock, which other programs on the machine disturb more.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.supernode.fleet_http_connection import http_request_response
 from rich.console import Console
 
-from benchmarks.deployment_speed import MEBIBYTE, PATIENCE_SECONDS, WARM_UP, floor_rounds, make_data
-from benchmarks.server_watch import PARTS, Watch
+from benchmarks.empty_app.empty_client import answer_to
 from discreet.cli.benchmark import table_of
-from discreet.deployment.local_federation import Federation, federation_of, make_secrets, wait_until
+from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+from discreet.deployment.local_federation import Federation, make_secrets, wait_until
+from discreet.deployment.raw_node import raw_node
+from discreet.deployment.superlink import server_apps
+from discreet.federated.run_folder import RunFolder
 
+EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
-KINDS = ("light", "supernode")
+PARTS = ("gate", "link", "app")  # the gate, the SuperLink, the ServerApp
 PAUSE_SECONDS = 3.0  # between two looks of a light node for a message; a SuperNode's are 0.5 to 3 s
+PATIENCE_SECONDS, LOOK_SECONDS = 3600.0, 0.25
+TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
 
 Row = dict[str, Any]
 
 
-def rows(
-    nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3, kind: str = KINDS[0]
-) -> list[Row]:
-    """A row for each round: of each number of nodes, and with these of each number of parameters.
-
-    `seconds` by the clock, and the server's processor seconds: of the gate, the SuperLink (link) and the ServerApp
-    (app). The others are of all rounds of a size: peaks of memory of the three, in MiB; bytes between nodes and
-    SuperLink, a round; the state database at the end of the round, and its peak and that of its log, in MiB.
-    """
-    return [row for count in nodes for row in rows_of(count, sizes, rounds=rounds, kind=kind)]
+def rows(nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3) -> list[Row]:
+    """A row for each number of nodes and of parameters: seconds of a round by the clock, processor seconds of the
+    gate, the SuperLink (link) and the ServerApp (app) for a round, and their peaks of resident memory in MiB."""
+    return [row for count in nodes for row in rows_of(count, sizes, rounds=rounds)]
 
 
-def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int, kind: str) -> Iterator[Row]:
+def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
     """Starts a federation, and measures it with each size, the smallest first: memory that was used is kept."""
-    with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder), kind=kind) as federation:
-        first = WARM_UP if kind == "supernode" else 0  # of light nodes no first round installs anything
+    with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder)) as federation:
         for size in sorted(sizes):
-            watch = Watch(federation)
-            watch.forget_peaks()
-            before = watch.traffic()
-            facts, watch = floor_rounds(federation, nodes=nodes, rounds=rounds + first, size=size, name=f"floor-{size}")
-            traffic = (watch.traffic() - before) / (rounds + first)
-            for row in _rounds(facts, watch, first=first):
-                yield {
-                    "kind": kind,
-                    "pause": PAUSE_SECONDS,
-                    "nodes": nodes,
-                    "parameters": size,
-                    **row,
-                    "bytes": traffic,
-                }
+            watch = ServerWatch(federation)
+            facts = _floor_rounds(federation, watch, nodes=nodes, rounds=rounds, size=size)
+            yield {
+                **{"nodes": nodes, "parameters": size, "replies": sum(facts["replies"]) / rounds},
+                "seconds": sum(facts["seconds"]) / rounds,
+                **{f"{name}_seconds": used / rounds for name, used in watch.processor_seconds().items()},
+                **{f"{name}_mib": watch.peaks.get(name, 0) / MEBIBYTE for name in PARTS},
+            }
 
 
-def _rounds(facts: dict[str, Any], watch: Watch, *, first: int) -> Iterator[Row]:
-    ends = facts["ends"]
-    whole = {
-        **{f"{name}_mib": watch.peaks.get(name, 0) / MEBIBYTE for name in PARTS},
-        "database_peak_mib": max(look.database for look in watch.looks) / MEBIBYTE,
-        "log_peak_mib": max(look.log for look in watch.looks) / MEBIBYTE,
-        "load": os.getloadavg()[0],
-    }
-    for number in range(first, len(ends) - 1):
-        start, end = ends[number], ends[number + 1]
-        processor = {f"{name}_seconds": used for name, used in watch.processor_between(start, end).items()}
-        numbers = {"round": number + 1, "replies": facts["replies"][number], "seconds": end - start}
-        yield {**numbers, **processor, "database_mib": watch.database_at(end) / MEBIBYTE, **whole}
+class ServerWatch:
+    """Processor seconds and peaks of memory of a server's processes, from its making until its last look."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.peaks: dict[str, int] = {}
+        self._first: dict[int, float] = {}
+        self._last: dict[int, tuple[str, float]] = {}
+        for _, pid in self._processes():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # peaks are counted from here
+        self.look()
+        self._first = {pid: seconds for pid, (_, seconds) in self._last.items()}
+
+    def look(self) -> None:
+        """Reads all processes. A process that is gone can't be asked for its peak: look often."""
+        for name, pid in self._processes():
+            try:
+                status, stat = (Path(f"/proc/{pid}/{file}").read_text() for file in ("status", "stat"))
+            except OSError:
+                continue
+            peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+            self.peaks[name] = max(self.peaks.get(name, 0), peak)
+            # The name in parentheses may hold anything; the eleventh and twelfth word after it are ticks.
+            words = stat.rpartition(")")[2].split()
+            self._last[pid] = name, (int(words[11]) + int(words[12])) / TICKS
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Processor seconds of each part between the first look and the last."""
+        used = dict.fromkeys(PARTS, 0.0)
+        for pid, (name, seconds) in self._last.items():
+            used[name] += seconds - self._first.get(pid, 0.0)
+        return used
+
+    def _processes(self) -> Iterator[tuple[str, int]]:
+        starter = self.federation.processes["superlink"].pid
+        yield "gate", self.federation.processes["gate"].pid
+        for child in Path(f"/proc/{starter}/task/{starter}/children").read_text().split():
+            yield "link", int(child)
+        for app in server_apps(starter):
+            yield "app", app
 
 
-def poll_row(calls: int) -> Row:
-    """Processor milliseconds of the gate and of the SuperLink for a node's call that finds no message."""
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), ["node-0"]) as federation:
-        private = load_ssh_private_key((federation.secrets / "nodes" / "node-0.key").read_bytes(), None)
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise TypeError("keys of nodes are on an elliptic curve")
-        address, authority = f"127.0.0.1:{federation.gate_port}", federation.authority.read_bytes()
-        with http_request_response(address, False, authority, (private, private.public_key())) as connection:
-            used = [seconds_of(federation, connection[1], count) for count in (calls // 10, calls)][1]
-    return {"calls": calls, **{f"{name}_ms": 1000 * used[name] / calls for name in ("gate", "link")}}
+def finish(federation: Federation, folder: RunFolder, watch: ServerWatch) -> None:
+    """Waits for the end of a run that has been started, and looks at the server meanwhile."""
+    name = f"run-{folder.path.name}"
+    process = federation.processes[name]
+
+    def over() -> bool:
+        watch.look()
+        return process.poll() is not None
+
+    wait_until(over, PATIENCE_SECONDS, f"{name} is over; see {federation.log(name)}", every=LOOK_SECONDS)
 
 
-def seconds_of(federation: Federation, call: Callable[[], object], calls: int) -> dict[str, float]:
-    """Processor seconds of each part of the server while something calls it so many times, one after the other."""
-    watch = Watch(federation)
-    watch.look()
-    for _ in range(calls):
-        call()
-    watch.look()
-    before, after = watch.looks
-    return {name: after.processor[name] - before.processor[name] for name in PARTS}
+def _floor_rounds(federation: Federation, watch: ServerWatch, *, nodes: int, rounds: int, size: int) -> dict[str, Any]:
+    words = (f"nodes={nodes}", f"rounds={rounds}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
+    folder = federation.run(f"floor-{size}", *words, app=EMPTY_APP)
+    finish(federation, folder, watch)
+    facts: dict[str, Any] = json.loads(folder.path.with_suffix(".json").read_text())
+    return facts
 
 
 @contextmanager
-def _federation(nodes: int, folder: Path, *, kind: str) -> Iterator[Federation]:
-    if kind == "supernode":
-        words = ["--data", str(make_data(folder / "data")), "--task", "digits"]
-        with federation_of([words] * nodes, folder) as federation:
-            yield federation
-        return
+def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     names = [f"node-{number}" for number in range(nodes)]
-    with _server(folder, names) as federation:
-        start_light_nodes(federation, names)
-        yield federation
-
-
-@contextmanager
-def _server(folder: Path, names: Sequence[str]) -> Iterator[Federation]:
     federation = Federation(folder, make_secrets(folder / "secrets", names), pause=PAUSE_SECONDS)
     try:
         federation.start_superlink()
+        ready, keys = folder / "nodes-ready", [federation.secrets / "nodes" / f"{name}.key" for name in names]
+        command = [
+            *(sys.executable, "-m", "benchmarks.load_speed", "--light", f"127.0.0.1:{federation.gate_port}"),
+            *("--authority", federation.authority, "--ready", ready, "--keys", *keys),
+        ]
+        process = federation.start("nodes", [str(word) for word in command])
+        wait_until(lambda: ready.exists() or process.poll() is not None, PATIENCE_SECONDS, "all nodes are let in")
         yield federation
     finally:
         federation.stop()
 
 
-def start_light_nodes(federation: Federation, names: Sequence[str]) -> None:
-    """Starts the process of all nodes, and waits until each has been let in."""
-    ready = federation.folder / "nodes-ready"
-    command = [
-        *(sys.executable, "-m", "benchmarks.light_nodes", "--superlink", f"127.0.0.1:{federation.gate_port}"),
-        *("--authority", str(federation.authority), "--ready", str(ready), "--pause", str(PAUSE_SECONDS)),
-        *(str(federation.secrets / "nodes" / f"{name}.key") for name in names),
-    ]
-    process = federation.start("nodes", command)
-    wait_until(lambda: ready.exists() or process.poll() is not None, PATIENCE_SECONDS, "all nodes are let in")
+def _light_nodes(address: str, authority: Path, ready: Path, keys: Sequence[Path]) -> None:
+    """Answers until this process is told to end."""
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    look_for_objects_soon()
+    with ExitStack() as nodes:
+        for key in keys:
+            nodes.enter_context(
+                raw_node(address, authority=authority, key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
+            )
+        ready.touch()
+        asked.wait()
 
 
 def main(words: Sequence[str]) -> int:
-    """Measures other points than the section has."""
+    """Measures other points than the section has; or is the process of the light nodes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load_speed", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="parameters of the model")
-    parser.add_argument("--rounds", type=int, default=3, help="of each point; of SuperNodes after a first one")
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="light: threads of one process")
-    parser.add_argument("--out", type=Path, help="add a row a point there, as CSV")
-    parser.add_argument("--polls", type=int, metavar="CALLS", help="instead: what a call costs that finds no message")
+    parser.add_argument("--rounds", type=int, default=3, help="of each point")
+    parser.add_argument("--light", metavar="HOST:PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--authority", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ready", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--keys", type=Path, nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    found = [] if arguments.polls is None else [poll_row(arguments.polls)]
-    for nodes in arguments.nodes if arguments.polls is None else ():
-        for row in rows_of(nodes, arguments.sizes, rounds=arguments.rounds, kind=arguments.kind):
-            found.append(row)
-            if arguments.out:
-                add_row(arguments.out, row)
-    Console().print(table_of(found))
+    if arguments.light:
+        _light_nodes(arguments.light, arguments.authority, arguments.ready, arguments.keys)
+    else:
+        started = time.strftime("%Y-%m-%d %H:%M")
+        Console().print(started, table_of(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds)))
     return 0
-
-
-def add_row(path: Path, row: Row) -> None:
-    """Appends a row, after the names of the columns if it is the first."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""What a Ray cluster costs on one machine, beside the forked workers: rounds, whole runs, and the driver's memory.
-
-    python -m benchmarks.ray_speed --json ray.json
+"""The cost of a Ray cluster on one machine, beside the forked workers: rounds and whole runs.
 
 Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid. Each way has a
 process of its own and two CPUs, and they take turns. One way is a cluster of two nodes of one CPU each, both of them on
-this machine. Whole runs are `discreet simulate rounds=5`, the start of Python and of Ray included, in turns too. Memory
-is as in benchmarks/cohort_scale_speed.py: the largest resident size of the driver during a round above that before it.
+this machine. Whole runs are `discreet simulate rounds=5`, the start of Python and of Ray included, in turns too.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import subprocess
 import sys
@@ -20,17 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from benchmarks.cohort_scale_speed import PER_CLIENT, scale
+from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from discreet.cli.benchmark import table_of
 from discreet.config import load_config
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
@@ -46,19 +38,14 @@ Row = dict[str, Any]
 FORKED, ONE_NODE, TWO_NODES = "forked workers", "Ray, one node of two CPUs", "Ray, two nodes of one CPU"
 WAYS: dict[str, tuple[int, ...]] = {FORKED: (), ONE_NODE: (2,), TWO_NODES: (1, 1)}
 CLIENTS, TURN_SECONDS, RUNS = 1000, 1.0, 3
-POPULATION = 1_000_000
-COHORTS = (1000, 10_000)
 RUN = ("rounds=5", "model.name=logistic_regression", "seed=20731")
 
 
-def rows(
-    *, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9, cohorts: Sequence[int] = COHORTS
-) -> list[Row]:
-    """A row for each model and way, then for whole runs, then for large cohorts of a million clients on Ray."""
+def rows(*, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9) -> list[Row]:
+    """A row for each model and way, then for whole runs."""
     with ExitStack() as held:
         asked = {way: held.enter_context(_process(nodes, examples)) for way, nodes in WAYS.items()}
         found = [row for name in models for row in _compared(name, asked, repetitions)]
-        found += [_asked(asked[ONE_NODE], ("scale", cohort)) | {"way": ONE_NODE} for cohort in cohorts]
     return found + _whole_runs()
 
 
@@ -67,7 +54,8 @@ def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list
     times: dict[str, list[float]] = {way: [] for way in asked}
     for repetition in range(repetitions + 1):
         for way, pipe in asked.items():
-            turn = _asked(pipe, ("rounds", name))
+            pipe.send(name)
+            turn = pipe.recv()
             times[way] += turn if repetition else []
     each = {way: median(values) for way, values in times.items()}
     beside = {FORKED: FORKED, ONE_NODE: FORKED, TWO_NODES: ONE_NODE}
@@ -75,11 +63,6 @@ def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list
         {"what": f"round, {name}", "way": way, "seconds": each[way], "beside": other, "ratio": each[way] / each[other]}
         for way, other in beside.items()
     ]
-
-
-def _asked(pipe: Connection, question: tuple[str, Any]) -> Any:
-    pipe.send(question)
-    return pipe.recv()
 
 
 @contextmanager
@@ -105,15 +88,12 @@ def _serve(pipe: Connection, nodes: tuple[int, ...], examples: int) -> None:
         transports: dict[str, BatchedTransport] = {}
         while True:
             try:
-                what, about = pipe.recv()
+                name = pipe.recv()
             except EOFError:
                 return
-            if what == "scale":
-                pipe.send(scale("logistic_regression", digits_like(examples), POPULATION, about, workers=workers))
-                continue
-            if about not in transports:
-                transports[about] = held.enter_context(_transport(about, examples, workers))
-            pipe.send(_turn(transports[about]))
+            if name not in transports:
+                transports[name] = held.enter_context(_transport(name, examples, workers))
+            pipe.send(_turn(transports[name]))
 
 
 def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
@@ -171,20 +151,3 @@ def _whole_runs() -> list[Row]:
         | {"ratio": median(found) / base}
         for engine, found in times.items()
     ]
-
-
-def main() -> None:
-    """Measures, prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--repetitions", type=int, default=9)
-    words = parser.parse_args()
-    measured = rows(models=words.models, repetitions=words.repetitions)
-    Console().print(table_of(measured))
-    if words.json:
-        words.json.write_text(json.dumps(measured, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -22,19 +22,11 @@ from rich.table import Table
 from discreet.places import own_files
 
 SECTIONS = {
-    "accounting": "epsilon of a ledger, first and for each further round, against dp-accounting",
-    "ledger": "the durable ledger: a charge, and epsilon after 10,000 rounds",
-    "server": "memory of a round of 1,000 replies; encode, decode, clip and sum against bare NumPy",
-    "noise": "secure noise against torch.randn, and a noised sum of a million parameters",
-    "masking": "masked sums: a node's masks, and each stage of a round at nodes and server",
     "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
     "loop": "a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings",
-    "cohort": "virtual clients per second, batched and one by one",
+    "cohort": "virtual clients per second, batched and one by one, beside pfl-research",
     "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
-    "ray": "chunks as tasks of a Ray cluster against forked workers: rounds, whole runs, memory of the driver",
-    "profile": "where the time of a cohort goes, beside the machine's rates of products and copies",
-    "flower": "this app on Flower's Ray simulation against one process: clients per second, start-up",
-    "deployment": "20 SuperNodes, a million parameters: rounds a minute, peak MiB of the server, the floor",
+    "ray": "chunks as tasks of a Ray cluster against forked workers: rounds and whole runs",
     "load": "4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the server",
     "secure_round": "20 SuperNodes, a million parameters: a round under secure aggregation against one in the clear",
 }
@@ -42,7 +34,7 @@ SECTIONS = {
 EXAMPLES = """
 examples:
   discreet benchmark
-  discreet benchmark accounting ledger --json measured.json
+  discreet benchmark per_example cohort --json measured.json
 """
 Rows = list[dict[str, Any]]
 

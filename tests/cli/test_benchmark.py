@@ -7,34 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ledger_speed as ledger
-from benchmarks import masking_speed as masking
-from benchmarks import noise_speed as noise
+from benchmarks import per_example_speed as per_example
 from discreet.cli.benchmark import SECTIONS, main, table_of
 
 
-def test_the_ledgers_rows_name_what_was_timed() -> None:
-    rows = ledger.rows(rounds=50)
-    assert [set(row) for row in rows] == [{"what", "ms"}] * 5
-
-
-def test_noise_is_compared_with_torch() -> None:
-    rows = noise.rows(values=1000, params=1000)
-    assert rows[0]["what"] == "torch.randn"
-    assert all(row["ratio"] > 0 for row in rows)
-
-
-def test_a_masked_sums_stages_are_timed_apart() -> None:
-    rows = masking.rows(values=100, nodes=3)
-    assert [row["what"].split(",")[0] for row in rows[3:]] == ["KEYS", "SHARES", "MASKED", "CONFIRM", "UNMASK"]
-    assert all(row["ms"] > 0 for row in rows)
-
-
 def test_sections_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "rows", lambda: [{"what": "something", "ms": 1.5}])
-    assert main(["ledger", "--json", str(tmp_path / "out.json")]) == 0
+    monkeypatch.setattr(per_example, "rows", lambda: [{"what": "something", "ms": 1.5}])
+    assert main(["per_example", "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
-    assert written["ledger"] == [{"what": "something", "ms": 1.5}]
+    assert written["per_example"] == [{"what": "something", "ms": 1.5}]
     assert written["machine"]["cores"] >= 1
 
 

@@ -13,7 +13,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from benchmarks import deployment_speed as deployment
+from benchmarks import load_speed as load
 from discreet.deployment.local_federation import RUN_SECONDS, Federation, main, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
@@ -95,12 +95,10 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_the_floor_and_a_million_parameters(tmp_path: Path) -> None:
-    rows = deployment.rows(nodes=1, rounds=1, folder=tmp_path / "federation")
-    names = [f"{what}, apps {how}" for how in ("started anew", "ready") for what in ("floor", "ours")]
-    assert [(row["what"], row["replies"]) for row in rows] == [(name, 1) for name in names]
-    assert all(row["ratio"] == row["seconds"] / rows[0]["seconds"] for row in rows)
-    assert all(row[name] > 0 for row in rows for name in ("gate", "link", "app"))
+def test_light_nodes_cost_the_server_what_they_send() -> None:
+    found = load.rows((2,), (1000, 300_000), rounds=1)
+    assert [(row["nodes"], row["parameters"], row["replies"]) for row in found] == [(2, 1000, 2), (2, 300_000, 2)]
+    assert all(row[f"{part}_mib"] > 20 and row["link_seconds"] > 0 for row in found for part in ("gate", "link", "app"))
 
 
 def test_the_model_under_load_has_a_million_parameters() -> None:

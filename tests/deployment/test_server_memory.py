@@ -17,6 +17,6 @@ def test_a_superlink_holds_little_of_what_ten_nodes_send(
     off: str, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, off)
-    (row,) = rows_of(NODES, (PARAMETERS,), rounds=1, kind="light")
+    (row,) = rows_of(NODES, (PARAMETERS,), rounds=1)
     assert row["replies"] == NODES
     assert (row["link_mib"] < MOST_MEBIBYTES) is small

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 from dataclasses import replace
@@ -10,18 +11,23 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.noise_drive import outlook_of, read_rows
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.guarantees import resolve_noise
-from discreet.federated.noise_outlook import check_noise, noise_outlook
+from discreet.federated.noise_outlook import NoiseOutlook, check_noise, noise_outlook
 from discreet.privacy.noise_ratio import LARGEST_DRIVE, noise_ratio
 from discreet.simulation.in_process import simulate
 
-MEASURED = read_rows(Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_drive.csv")
+with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_drive.csv").open(newline="") as measured:
+    MEASURED = list(csv.DictReader(measured))
 PARAMS = 9610  # of the default model
 TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
 NOISY = [*TINY, "privacy.user.noise_multiplier=8", "rounds=11", "seed=60913", "privacy.noise=float"]
 POINTS = 0.03
+
+
+def outlook_of(settings: str) -> NoiseOutlook:
+    config = resolve_noise(load_config([*settings.split(), "privacy.user.too_noisy=warn"]))
+    return noise_outlook(config, num_params=650 if config.model.name == "logistic_regression" else PARAMS)
 
 
 def refusal(*words: str) -> str:

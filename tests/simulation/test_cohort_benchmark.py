@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import cohort_scale_speed as cohort_scale
 from benchmarks import cohort_speed as cohort
-from benchmarks import profile_speed as profile
 from benchmarks import ray_speed
 from benchmarks.cohort_speed import digits_like
 
@@ -29,22 +28,6 @@ def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ray_is_measured_beside_forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_speed, "RUNS", 1)
-    rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1, cohorts=[20])
+    rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1)
     assert [row["way"] for row in rows[:3]] == list(ray_speed.WAYS)
-    assert [row["cohort"] for row in rows if row["what"] == "one round"] == [20]
-    assert {row["way"] for row in rows[4:]} == {"engine=batched", "engine=ray"}
-
-
-@pytest.mark.slow
-def test_a_profile_has_shares_and_stays_below_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "digits_like", lambda: digits_like(2000))
-    monkeypatch.setattr(profile, "COPIED", 1000)
-    (limits, row) = profile.rows(repetitions=1, models=("logistic_regression",))
-    assert limits["gflop_per_second"] > 0
-    assert row["share_of_product_rate"] > 0
-    assert 0 < row["products"] + row["reading examples"] < 1
-
-
-def test_operations_are_those_of_the_products() -> None:
-    # Forward and the weight's gradient: two products of 784 x 10, two operations each; none to the input.
-    assert profile.operations_an_example("logistic_regression") == 4 * 784 * 10
+    assert {row["way"] for row in rows[3:]} == {"engine=batched", "engine=ray"}

@@ -9,12 +9,18 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from benchmarks.heart_curve import epsilons_of
+from discreet.client_settings import EXAMPLE
 from discreet.config import load_config
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.events import poisson_round_event
 from discreet.simulation.in_process import simulate
 
 PATIENTS = (199, 172, 30, 85)
 DELTA, ROUNDS, BATCH = 1e-3, 2, 20
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "systems" / "heart.md"
+# Patients, and what 1500 steps of FLamby's cost where epsilon 1 and 10 was planned: the shared reference numbers.
+FLAMBY = {199: (1.50, 14.8), 172: (1.64, 16.2), 30: (4.56, 53.9), 85: (2.44, 25.3)}
 # Batches drawn by each hospital's own n, in place of a step over all its patients.
 SAMPLED = ("data.public_num_examples=null", f"training.batch_size={BATCH}", f"rounds={ROUNDS}")
 
@@ -29,7 +35,9 @@ def oracle(noise_multiplier: float, *, patients: int) -> float:
 def epsilons(shared_data: Path, folder: Path, *words: str) -> list[float]:
     where = (f"data.path={shared_data / 'heart'}", f"output_dir={folder}", "seed=30689")
     simulate(load_config(["experiment=heart", *where, *words]))
-    return epsilons_of(folder)
+    ledger = DurableLedger(folder / CLIENTS_LEDGER)
+    spent = [ledger.spent(EXAMPLE, holder=str(hospital)) for hospital in range(len(PATIENTS))]
+    return [each.epsilon(DELTA, "pld") for each in spent]
 
 
 def test_with_batches_each_hospital_spends_by_its_own_number_of_patients(shared_data: Path, tmp_path: Path) -> None:
@@ -50,3 +58,22 @@ def test_a_step_over_all_patients_costs_every_hospital_the_same(shared_data: Pat
     found = epsilons(shared_data, tmp_path / "run", f"rounds={ROUNDS}", *noise)
     gaussians = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), ROUNDS)
     assert found == pytest.approx([PLDAccountant().compose(gaussians).get_epsilon(DELTA)] * 4, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("patients", "planned"), [(n, epsilon) for n in FLAMBY for epsilon in (1, 10)])
+def test_flambys_steps_cost_more_than_their_label(patients: int, planned: int) -> None:
+    # Batches of 4, noise for 15 epochs, 1500 steps taken; as if batches were Poisson.
+    batches = math.ceil(patients / 4)
+    noise = noise_multiplier_for_epsilon(
+        planned,
+        make_event=lambda multiplier: poisson_round_event(1 / batches, noise_multiplier=multiplier),
+        count=15 * batches,
+        delta=DELTA,
+        accountant="pld",
+    )
+    step = dp_accounting.PoissonSampledDpEvent(1 / batches, dp_accounting.GaussianDpEvent(noise))
+    found = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(step, 1500)).get_epsilon(DELTA)
+    published = FLAMBY[patients][planned == 10]
+    assert found == pytest.approx(published, rel=4e-3)
+    assert f"{published:g}" in PAGE.read_text()
