@@ -26,7 +26,8 @@ def score_picture(experiment: Experiment, judgement: Judgement) -> Picture:
     edges = np.linspace(*_ends(seen.seen, seen.unseen), BINS + 1)
     with canvas() as (figure, (axes,)):
         for number, values in enumerate((seen.unseen, seen.seen)):
-            axes.hist(values, edges, density=True, color=SERIES[number], alpha=0.35)
+            label = f"{('out', 'in')[number]}: {len(values)}"
+            axes.hist(values, edges, density=True, color=SERIES[number], alpha=0.35, label=label)
         if judgement.estimate is not None:
             fit, at = fit_gaussians(seen), np.linspace(edges[0], edges[-1], 200)
             for number, normal in enumerate((fit.unseen, fit.seen)):
@@ -34,8 +35,7 @@ def score_picture(experiment: Experiment, judgement: Judgement) -> Picture:
         axes.axhline(0, color=INK, linewidth=0.6)
         axes.set_xlabel("score: what all releases say of a canary")
         axes.set_ylabel("density")
-        legend = ((0, f"out: {len(seen.unseen)}"), (1, f"in: {len(seen.seen)}"))
-        return Picture(title, to_svg(figure, title), legend, _NOTE if judgement.estimate is not None else "")
+        return Picture(title, to_svg(figure, title), _NOTE if judgement.estimate is not None else "")
 
 
 def _ends(*groups: NDArray[np.float64]) -> tuple[float, float]:

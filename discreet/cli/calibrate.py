@@ -27,6 +27,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
 
+from discreet.cli.secure_price import SecurePrice
 from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
 from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import pure_epsilon
@@ -34,7 +35,6 @@ from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.rounds import rounds_within
-from discreet.reporting.secure_price import SecurePrice
 from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 
 PURE = "pure"

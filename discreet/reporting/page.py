@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,9 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from discreet.client_settings import FLOWER_APP
 from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
-from discreet.reporting.drawing import THEMES, Picture, alone, series_variable, sign
+from discreet.reporting.drawing import THEMES, Picture, alone
 from discreet.reporting.pictures import pictures_of
-from discreet.reporting.rated_pictures import rated_pictures
 from discreet.reporting.ratings import ratings_cost, ratings_table
 from discreet.reporting.records import RunRecord, find_runs, read_runs
 from discreet.reporting.spending import ChoiceCost, choice_costs, epsilons, spent_by_holder, worst_holder
@@ -27,12 +25,12 @@ from discreet.reporting.table import Table, repetitions_table, runs_table, swept
 REPORT_FILE = "report.html"
 TEMPLATE = "report.html.j2"
 MOST_MECHANISMS = 3  # written out in a card
-MOST_SHOWN = 6  # pictures; the others are folded
+MOST_SHOWN = 4  # pictures; the others are folded
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Runs, and what there is to say about them."""
+    """Runs with their pictures, and the costs of choosing among them."""
 
     records: tuple[RunRecord, ...]
     pictures: tuple[Picture, ...]
@@ -53,7 +51,6 @@ class Report:
 
     def _facts(self, now: datetime) -> dict[str, Any]:
         """Everything that the template names."""
-        drawn = sorted(self.pictures, key=lambda picture: picture.aside)
         return {
             "title": _title(self.records),
             "now": now,
@@ -65,14 +62,11 @@ class Report:
             "ratings": ratings_table(self.records[0]) if len(self.records) == 1 else None,
             "ratings_cost": list(ratings_cost(self.records[0])) if len(self.records) == 1 else [],
             "cards": list(_cards(self.records)),
-            "common_legend": _common_legend(drawn),
-            "shown": drawn[:MOST_SHOWN],
-            "folded": drawn[MOST_SHOWN:],
+            "shown": self.pictures[:MOST_SHOWN],
+            "folded": self.pictures[MOST_SHOWN:],
             "costs": [_cost_row(cost) for cost in self.costs],
             "settings": [(name, str(value)) for name, value in self.records[0].settings.items()],
             "themes": THEMES,
-            "series_variable": series_variable,
-            "sign": sign,
             "short": _short,
         }
 
@@ -100,8 +94,7 @@ def report_of(paths: Sequence[Path]) -> Report:
     # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))
-    pictures = (*rated_pictures(records), *pictures_of(records))
-    return Report(tuple(records), pictures, tuple(choice_costs(records)))
+    return Report(tuple(records), tuple(pictures_of(records)), tuple(choice_costs(records)))
 
 
 def _title(records: Sequence[RunRecord]) -> str:
@@ -148,7 +141,7 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
 
 
 def _account_words(records: Iterable[RunRecord]) -> Iterator[str]:
-    """What each population that runs charge an account of had spent when the last of them ended."""
+    """The spending of each population that runs charge an account of, when the last of them ended."""
     last: dict[str, Mapping[str, Any]] = {}
     for record in records:
         account = (record.privacy or {}).get("account")
@@ -172,12 +165,6 @@ def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
         return f"{record.epsilon(guarantee):.4g} at delta {delta} ({record.config.privacy.accountant})"
     found = epsilons(spent[worst], record.config.privacy.delta)
     return f"at delta {delta}: " + "; ".join(f"{value:.4g} ({name})" for name, value in found.items())
-
-
-def _common_legend(pictures: Sequence[Picture]) -> tuple[tuple[int, str], ...]:
-    """The legend that most pictures share, which the page shows once; empty if no two pictures share one."""
-    shared = Counter(picture.legend for picture in pictures if picture.legend).most_common(1)
-    return shared[0][0] if shared and shared[0][1] > 1 else ()
 
 
 def _cost_row(cost: ChoiceCost) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What clients said of the models of runs: each number over the rounds with its standard errors, and what it cost."""
+"""Ratings by clients of the models of runs: each number over the rounds with its standard errors, and its price."""
 
 from __future__ import annotations
 
@@ -26,18 +26,13 @@ class Point:
     rated: Rated
 
 
-def is_rated(record: RunRecord) -> bool:
-    """Whether clients have rated a model of this run."""
-    return record.config.evaluation.private and any(rated_in(row) for row in record.rounds)
-
-
 def points_of(record: RunRecord) -> list[Point]:
     """Every number of every rating, round after round."""
     return [Point(int(row["round"] or 0), each) for row in record.rounds for each in rated_in(row)]
 
 
 def names_in(records: Sequence[RunRecord]) -> list[str]:
-    """What was rated in these runs, each name once."""
+    """The names of the numbers that clients gave in these runs, each once."""
     return list(dict.fromkeys(point.rated.name for record in records for point in points_of(record)))
 
 
@@ -61,7 +56,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def ratings_cost(record: RunRecord) -> Iterator[str]:
-    """What the ratings of a run cost, in sentences: epsilons by the run's own accountant at its delta."""
+    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its delta."""
     privacy, times = record.config.privacy, len({point.round for point in points_of(record)})
     ratings = f"{times} rating{'s' if times > 1 else ''}"
     how = f"by {privacy.accountant} at delta {privacy.delta:g}"
@@ -78,7 +73,7 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 
 
 def own_answer_event(config: RunConfig) -> DpEvent:
-    """What one answer costs a client that noises its answers itself."""
+    """The event of one answer of a client that noises its answers itself."""
     noise = config.evaluation.noise_multiplier
     return LaplaceDpEvent(noise) if config.privacy.local.kind == "laplace" else GaussianDpEvent(noise)
 

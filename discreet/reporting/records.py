@@ -1,4 +1,4 @@
-"""Run folders as values, and how runs differ: what tables and pictures are made from."""
+"""Run folders as values, and the settings in which runs differ: tables and pictures are made from these."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings import described
-from discreet.tasks.scores import main_score
+from discreet.tasks.scores import main_score, rated_in
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = (
-    "output_dir",
-    "resume",
-    "seed",
-    "data.path",
-    "device",
-    "engine",
-    "tracking",
-    "tracking_uri",
+    *("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri"),
     "privacy.user.account",
 )
 SCORE = "score"
@@ -66,8 +59,13 @@ class RunRecord:
         return self.config.seed is not None
 
     @property
+    def is_rated(self) -> bool:
+        """Whether clients have rated a model of this run."""
+        return self.config.evaluation.private and any(rated_in(row) for row in self.rounds)
+
+    @property
     def score_name(self) -> str:
-        """The column by which its models are compared: what the name "score" stands for in the methods below."""
+        """The column by which its models are compared: the name "score" stands for it in the methods below."""
         return main_score(self.rounds[0])
 
     def _column(self, name: str) -> str:
@@ -98,7 +96,7 @@ class RunRecord:
 
 
 def score_word(records: Iterable[RunRecord]) -> str:
-    """What the score of these runs is called: accuracy, r2, or score if it is not the same for all."""
+    """The name of the score of these runs: accuracy, r2, or score if it is not the same for all."""
     names = {record.score_name for record in records}
     return names.pop() if len(names) == 1 else SCORE
 
@@ -151,15 +149,8 @@ def _read(folder: Path, name: str) -> RunRecord | None:
     if not rounds:
         return None
     asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
-    return RunRecord(
-        name,
-        folder,
-        config,
-        flat_settings(asked),
-        rounds,
-        _json(folder / "privacy.json"),
-        _json(folder / "selection.json"),
-    )
+    privacy, selection = _json(folder / "privacy.json"), _json(folder / "selection.json")
+    return RunRecord(name, folder, config, flat_settings(asked), rounds, privacy, selection)
 
 
 def _json(path: Path) -> dict[str, Any] | None:

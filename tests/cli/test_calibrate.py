@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.calibrate import LOCAL_CHOICES, Question, answer, main, sampled_choices, secure_choices
-from discreet.reporting.secure_price import SecurePrice
+from discreet.cli.secure_price import SecurePrice
 from discreet.secure_settings import SecureConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]

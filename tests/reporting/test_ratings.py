@@ -14,7 +14,7 @@ from discreet.federated.durable_ledger import Charge
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import canvas
 from discreet.reporting.page import report_of
-from discreet.reporting.rated_pictures import draw_bands, rated_pictures
+from discreet.reporting.pictures import draw_errors, pictures_of
 from discreet.reporting.ratings import ratings_cost, ratings_table
 from discreet.reporting.records import RunRecord, read_runs
 from tests.made_runs import make_run
@@ -98,29 +98,21 @@ def test_a_client_that_noises_its_own_answers_pays_for_them_alone(tmp_path: Path
     assert f"its answers to 2 ratings, if it gave them all, cost {alone:.4g} alone" in said
 
 
-def test_the_picture_has_two_bands_and_says_what_each_is(tmp_path: Path) -> None:
-    (picture,) = rated_pictures([record_of(rated_run(tmp_path / "run"))])
-    assert picture.title == "Accuracy after each rating, by clients"
-    assert picture.svg.count("FillBetweenPolyCollection") == 2
-    assert "by noise alone" in picture.note
-
-
-def test_the_bands_reach_one_standard_error_to_either_side(tmp_path: Path) -> None:
-    record = record_of(rated_run(tmp_path / "run"))
+def test_the_bars_reach_one_standard_error_to_either_side(tmp_path: Path) -> None:
+    (picture, *_) = pictures_of([record_of(rated_run(tmp_path / "run"))])
+    assert picture.title == "Accuracy after each round"
+    assert "accuracy, by clients" in picture.svg
+    assert "one standard error" in picture.note
     with canvas() as (_, (axes,)):
-        draw_bands(axes, record, "accuracy", number=0)
-        bands = [each for each in axes.collections if type(each).__name__ == "FillBetweenPolyCollection"]
-        heights = [each.get_paths()[0].vertices[:, 1] for each in bands]
-    assert [(each.min(), each.max()) for each in heights] == [pytest.approx((0.45, 0.75)), pytest.approx((0.46, 0.74))]
+        draw_errors(axes, record_of(rated_run(tmp_path / "other")), "accuracy")
+        (bars,) = axes.collections
+        assert [tuple(path.vertices[:, 1]) for path in bars.get_paths()][1] == pytest.approx((0.65, 0.75))
 
 
-def test_numbers_over_clients_share_a_picture(tmp_path: Path) -> None:
-    more = {
-        f"clients_{name}{end}": 0.2 for name in ("mean", "worst_tenth") for end in ("", "_error", "_error_by_noise")
-    }
-    pictures = list(rated_pictures([record_of(rated_run(tmp_path / "run", **more))]))
-    assert [picture.title for picture in pictures][1:] == ["How clients fare, each by its own number"]
-    assert [label for _, label in pictures[1].legend] == ["clients: mean", "clients: worst tenth"]
+def test_each_number_over_clients_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    more = {f"clients_mean{end}": 0.2 for end in ("", "_error", "_error_by_noise")}
+    titles = [picture.title for picture in pictures_of([record_of(rated_run(tmp_path / "run", **more))])]
+    assert "Clients mean after each rating, by clients" in titles
 
 
 def test_no_picture_calls_what_clients_said_a_public_test_set(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from discreet.cli import tune
 from discreet.cli.report import show
 from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder
-from discreet.reporting.drawing import REST, canvas, log_axis, to_svg
+from discreet.reporting.drawing import SERIES, canvas, log_axis, to_svg
 from discreet.reporting.page import Report, report_of
-from discreet.reporting.pictures import coloured, frontier, mean_line
+from discreet.reporting.pictures import coloured, frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
 from discreet.reporting.spending import (
     ACCOUNTANTS,
@@ -222,11 +222,6 @@ def test_the_last_tick_is_the_last_round(last: int, ticks: list[int], tmp_path: 
     assert list(map(int, labels)) == ticks
 
 
-def test_a_legend_is_said_once_and_what_stands_aside_is_folded(html: str) -> None:
-    assert html.count("noise_multiplier 2</li>") == 1
-    assert html.count("<summary>1 more pictures</summary>") == 1
-
-
 def test_runs_that_the_server_sees_add_up_and_no_theorem_helps(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), *LOCAL_ON) for n in range(2)]
     for run in runs:
@@ -264,8 +259,8 @@ def test_points_without_a_cost_are_not_on_the_frontier() -> None:
 def test_if_there_are_more_groups_than_colours_the_most_accurate_are_coloured(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), f"rounds={n + 1}", f"{NOISE}=1", accuracies=(n / 20,)) for n in range(12)]
     groups = coloured(read(*runs))
-    assert [groups.number(group) for group in groups.groups] == [REST] * 4 + list(range(8))
-    assert groups.legend[-1] == (REST, "4 more, in grey")
+    assert [group.label for group in groups] == [f"rounds {n + 1}" for n in (*range(4, 12), *range(4))]
+    assert len(SERIES) == 8
 
 
 def test_repetitions_are_drawn_as_their_mean_over_the_rounds_that_all_have(tmp_path: Path) -> None:
@@ -274,14 +269,7 @@ def test_repetitions_are_drawn_as_their_mean_over_the_rounds_that_all_have(tmp_p
     (group,) = group_runs(read_runs(find_runs([tmp_path])))
     assert group.mean_series("accuracy") == [(1.0, pytest.approx(0.3)), (2.0, pytest.approx(0.7))]
     picture = report_of([tmp_path]).pictures[0]
-    assert "Thick lines are means" in picture.note
-    assert picture.svg.count("stroke-opacity: 0.35") == 2
-
-
-def test_with_too_many_lines_for_colours_their_mean_is_drawn_over_them() -> None:
-    whole, part = [[(1.0, n / 10), (2.0, n / 5)] for n in (1, 3)], [(1.0, 9.0)]
-    assert mean_line([*whole, part]) == [(1.0, pytest.approx(0.2)), (2.0, pytest.approx(0.4))]
-    assert mean_line([part, [(2.0, 3.0)]]) == []
+    assert "Lines are means" in picture.note
 
 
 def test_what_is_the_same_in_every_run_is_said_once(tmp_path: Path) -> None:

@@ -167,11 +167,8 @@ def test_plain_and_noised_runs_share_one_picture(tmp_path: Path, monkeypatch: py
         f"hydra.sweep.dir={tmp_path}",
     )
     picture = next(each for each in report_of([tmp_path]).pictures if each.title == "Accuracy after each round")
-    labels = [label for _, label in picture.legend]
-    assert labels == [
-        "local.kind none",
-        *(f"local.kind gaussian, noise_multiplier {z}" for z in (0.1, 0.25, 0.5, 1, 2)),
-    ]
+    labels = ["local.kind none", *(f"local.kind gaussian, noise_multiplier {z}" for z in (0.1, 0.25, 0.5, 1, 2))]
+    assert all(f">{label}<" in picture.svg for label in labels)
 
 
 def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,5 +190,5 @@ def test_the_primihub_experiment_shows_its_accountant_beside_pld(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("experiment=homo_lr_dpsgd", "rounds=2", f"output_dir={tmp_path / 'run'}")
-    legends = [picture.legend for picture in report_of([tmp_path / "run"]).pictures]
-    assert any({"pld", "rdp, PrimiHub's orders"} <= {label for _, label in legend} for legend in legends)
+    pictures = report_of([tmp_path / "run"]).pictures
+    assert any(">pld<" in picture.svg and "PrimiHub's orders<" in picture.svg for picture in pictures)
