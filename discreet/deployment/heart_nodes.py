@@ -1,4 +1,4 @@
-"""What a hospital gives its own node, from its own file of the UCI heart disease data: docs/systems/heart.md.
+"""What a hospital gives its own node, from its own file of the UCI heart disease data: docs/results.md.
 
     python -m discreet.deployment.heart_nodes processed.va.data --out nodes
 
