@@ -47,6 +47,7 @@ class Terms:
       length: of each vector.
       variance: of the noise that each node adds in each place, as an integer; 0 if none. Nodes sign it, so that a
         server can't tell each of them of another noise: what a node accounts counts on the others' noise too.
+      settings: SHA-256, in hexadecimal digits, of all else of the run that decides a sum; empty if nothing does.
 
     Raises:
       ValueError: a number is out of its range.
@@ -60,10 +61,13 @@ class Terms:
     bits: int
     length: int
     variance: int = 0
+    settings: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", self.run):
             raise ValueError("run must be 32 hexadecimal digits")
+        if not re.fullmatch(r"([0-9a-f]{64})?", self.settings):
+            raise ValueError("settings must be 64 hexadecimal digits, or empty")
         _check("nodes", self.nodes, 3, MOST_NODES)
         _check("dropouts", self.dropouts, 0, self.nodes - 1)
         _check("colluding", self.colluding, 0, self.nodes - 1 - self.dropouts)
@@ -76,6 +80,11 @@ class Terms:
     def survivors(self) -> int:
         """n - d: a sum of fewer is never read."""
         return self.nodes - self.dropouts
+
+    @property
+    def summands(self) -> int:
+        """n - d - c: of how many honest nodes' vectors a sum is at least."""
+        return self.survivors - self.colluding
 
     @property
     def mask(self) -> int:
