@@ -97,8 +97,8 @@ class Dishonest:
     def __post_init__(self) -> None:
         self.server = MaskingServer(self.told.terms, tuple(self.configs))
 
-    def begin(self) -> Exchange:
-        return self.server.begin(1, asked=asked_bytes(self.told.request))
+    def begin(self, number: int = 1) -> Exchange:
+        return self.server.begin(number, asked=asked_bytes(self.told.request))
 
     def ask(self, name: str, request: bytes, told: Told | None = None) -> bytes:
         """A node's answer to a request, on the terms that it is told."""

@@ -12,7 +12,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from discreet.masking.agreement import Abandoned
 from discreet.masking.identity import Identity
@@ -131,7 +131,7 @@ def test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow(policy: di
 
 
 class ChangingTerms(RuleBasedStateMachine):
-    """Attempts at a round, at each stage of which a node may be told something else."""
+    """Attempts at several rounds, at each stage of which a node may be told something else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,22 +139,29 @@ class ChangingTerms(RuleBasedStateMachine):
             setattr(TaskIdentity, name, 1)
         self.folder = TemporaryDirectory()
         self.server, self.open = server_of(Path(self.folder.name), Told.of()), list[Exchange]()
+        self.round = 1
 
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @rule()
-    def begin(self) -> None:
-        self.open = [self.server.begin()]
+    @precondition(lambda self: not self.open)
+    @rule(again=st.booleans())
+    def begin(self, again: bool) -> None:
+        self.round += not again
+        self.open = [self.server.begin(self.round)]
 
-    @rule(who=st.sets(st.sampled_from(NAMES), max_size=1), words=st.sampled_from([*WEAKER.values()]))
-    def go_on(self, who: set[str], words: tuple[str, ...]) -> None:
-        if not self.open:
-            return
+    @precondition(lambda self: self.open)
+    @rule()
+    def tell_all_the_same(self) -> None:
+        self.go_on("", ())
+
+    @precondition(lambda self: self.open)
+    @rule(who=st.sampled_from(NAMES), words=st.sampled_from([*WEAKER.values()]))
+    def go_on(self, who: str, words: tuple[str, ...]) -> None:
         exchange = self.open.pop()
         for name, request in exchange.requests.items():
             try:
-                exchange.take(name, self.server.ask(name, request, Told.of(*words) if name in who else None))
+                exchange.take(name, self.server.ask(name, request, Told.of(*words) if name == who else None))
             except NotGiven:
                 continue
         try:
