@@ -50,7 +50,7 @@ def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
     counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
     travelled = request_of(request_items(TrainRequest(1, 1.0, run))).run  # so that 1 and 1.0 are one setting
     settings = hashlib.sha256(repr((travelled, sums)).encode()).hexdigest()
-    return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings)
+    return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
 
 
 def asked_bytes(request: TrainRequest) -> bytes:

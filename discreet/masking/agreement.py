@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 
 MOST_NODES = 100
 LEAST_BITS, MOST_BITS = 16, 32
@@ -61,7 +61,7 @@ class Terms:
     bits: int
     length: int
     variance: int = 0
-    settings: str = ""
+    settings: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", self.run):
@@ -97,10 +97,10 @@ class Terms:
 
     def difference(self, other: Terms) -> str | None:
         """The first field in which `other` differs, with both values; None if all are equal."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if mine != theirs:
-                return f"{field.name} is {theirs} in the request and {mine} here"
+                return f"{each.name} is {theirs} in the request and {mine} here"
         return None
 
 

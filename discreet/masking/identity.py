@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from discreet.masking.wire import digest
+from discreet.masking.wire import digest, join_named
 
 MOST_NAME_BYTES = 200
 _ECDSA = ec.ECDSA(SHA384())
@@ -129,13 +129,8 @@ class Directory:
     @property
     def digest(self) -> bytes:
         """Of the names and keys: two lists have the same one if they are the same."""
-        return digest(
-            *(
-                value
-                for name, key in self.keys.items()
-                for value in (name.encode(), key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
-            )
-        )
+        form = Encoding.X962, PublicFormat.UncompressedPoint
+        return digest(join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
 
     def verify(self, name: str, signature: bytes, message: bytes) -> bool:
         """Whether `name`, of this directory, signed the message."""
