@@ -122,7 +122,7 @@ class Dishonest:
         return found
 
 
-def server_of(folder: Path, told: Told, door: Door = train, **policy: str) -> Dishonest:
+def server_of(folder: Path, told: Told, policy: Mapping[str, str] | None = None, *, door: Door = train) -> Dishonest:
     """A server, and nodes whose owners have the same policy."""
-    found = nodes(folder, len(NAMES), **policy).configs.values()
+    found = nodes(folder, len(NAMES), **policy or {}).configs.values()
     return Dishonest({str(each["name"]): each for each in found}, told, door)

@@ -125,7 +125,7 @@ def test_what_nodes_with_different_clip_norms_send_can_not_be_read_together(tmp_
 
 @pytest.mark.parametrize("policy", [{"min-colluding": "2"}, {"min-summands": "4"}], ids=str)
 def test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow(policy: dict[str, str], tmp_path: Path) -> None:
-    server = server_of(tmp_path, Told.of(), **policy)
+    server = server_of(tmp_path, Told.of(), policy)
     with pytest.raises(NotGiven, match=r"the run has privacy\.secure\.colluding=1, and 3 summands"):
         server.ask(ME, server.until(Stage.KEYS).requests[ME])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-import discreet
 from discreet.client.account import Refused
 from discreet.client.app import train
+from discreet.client.secure_sum_mod import secure_sum_mod
 from discreet.federated.messages import request_items
 from discreet.federated.server_messages import encode_request, parameters_record
 from discreet.masking.wire import Stage
@@ -43,7 +43,7 @@ class App:
         self.calls = 0
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return discreet.secure_sum_mod(message, context, self.inner)
+        return secure_sum_mod(message, context, self.inner)
 
     def inner(self, message: Message, context: Context) -> Message:
         self.calls += 1
@@ -51,12 +51,12 @@ class App:
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": 10})}), reply_to=message)
 
 
-def behind_app(folder: Path, *words: str, **policy: str) -> Dishonest:
-    return server_of(folder, Told.of(*words), **policy)
+def behind_app(folder: Path, *words: str, policy: Mapping[str, str] | None = None) -> Dishonest:
+    return server_of(folder, Told.of(*words), policy)
 
 
-def behind_mod(folder: Path, *words: str, **policy: str) -> Dishonest:
-    return server_of(folder, replace(Told.of(*words), arrays=ARRAYS), App(), **policy)
+def behind_mod(folder: Path, *words: str, policy: Mapping[str, str] | None = None) -> Dishonest:
+    return server_of(folder, replace(Told.of(*words), arrays=ARRAYS), policy, door=App())
 
 
 both_doors = pytest.mark.parametrize("behind", [behind_app, behind_mod], ids=["the app", "the mod"])
@@ -80,7 +80,7 @@ POLICIES = [
 @both_doors
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_each_door_asks_the_owners_policy(behind: Behind, policy: dict[str, str], tmp_path: Path) -> None:
-    server = behind(tmp_path, "privacy.delta=0.01", **policy)
+    server = behind(tmp_path, "privacy.delta=0.01", policy=policy)
     with pytest.raises(NotGiven, match="policy of this client"):
         server.until(Stage.CONFIRM)
     assert not isinstance(server.door, App) or server.door.calls == 0
@@ -104,13 +104,13 @@ def test_the_mod_gives_no_update_of_a_whole_client_as_a_sum_over_examples(tmp_pa
 
 def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is(tmp_path: Path) -> None:
     # One example moves a step by what truncation adds, too: the noise is just below 2.
-    server = behind_app(tmp_path, *SHARED_STEP, **{"min-noise-multiplier": "2"})
+    server = behind_app(tmp_path, *SHARED_STEP, policy={"min-noise-multiplier": "2"})
     with pytest.raises(NotGiven, match="by this client's own count"):
         server.until(Stage.CONFIRM)
 
 
 def test_a_policy_of_the_noise_that_there_is_is_met(tmp_path: Path) -> None:
-    assert behind_app(tmp_path, **{"min-noise-multiplier": "1"}).until(Stage.CONFIRM).stage is Stage.CONFIRM
+    assert behind_app(tmp_path, policy={"min-noise-multiplier": "1"}).until(Stage.CONFIRM).stage is Stage.CONFIRM
 
 
 masked_runs = pytest.mark.parametrize("words", [(), SHARED_STEP], ids=["of clients", "of examples"])
