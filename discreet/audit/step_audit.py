@@ -17,8 +17,9 @@ from discreet.audit.auditor import noised_sum
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.masked_sums import MakeVector, Opening, opened, repeated
 from discreet.client.account import Refused
-from discreet.client.admission import admit
+from discreet.client.client import DPClient
 from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.policy import ClientPolicy
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.messages import TrainRequest
 from discreet.federated.round import RoundSettings, ServerState, initial_state
@@ -33,7 +34,6 @@ from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import flatten_parameters, model_for
-from discreet.training.shared_step import shared_step
 from discreet.training.task_loss import loss_of
 
 LONG = 1e4  # times the inputs of the canary
@@ -102,7 +102,7 @@ class SharedStep:
         request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
         canary = worst_of(examples, model, config)
         without, with_it = (
-            _values(model, share, request, source=source_of(config.seed))
+            _values(DPClient(model, share, None, ClientPolicy(), source_of(config.seed)), request, params)
             for share in (examples, joined(examples, canary))
         )
         return cls(settings, request, (without, with_it), initial_state(params, clip_norm=math.inf))
@@ -133,13 +133,12 @@ class SharedStep:
         return (self.settings.norm * self._vector.noise_stddev) ** 2
 
 
-def _values(model: nn.Module, examples: Examples, request: TrainRequest, *, source: RandomSource) -> Values:
-    """What a client with these examples adds up, at the model's parameters."""
-    admitted = admit(request, {"": len(examples)}, accounts=None)[""]
-    if isinstance(admitted, Refused):
-        raise ConfigError(str(admitted))
-    clip, params = (request.run.example.l2_norm_clip, source), flatten_parameters(model)
-    return Values(shared_step(model, params, examples, settings=admitted.work.training, clip=clip))
+def _values(client: DPClient, request: TrainRequest, params: Tensor) -> Values:
+    """What no client of a run gives away."""
+    try:
+        return client._values(request, params)[0]
+    except Refused as refusal:
+        raise ConfigError(str(refusal)) from refusal
 
 
 def joined(examples: Examples, more: Examples) -> Examples:
