@@ -773,7 +773,7 @@ MUTANTS = (
         "nodes do not sign how much noise they add",
         "discreet/masking/agreement.py",
         "str(value) for value in astuple(self)).encode()",
-        "str(value) for value in (*astuple(self)[:-1], 0)).encode()",
+        "str(value) for value in (*astuple(self)[:-2], 0, self.settings)).encode()",
         (
             "tests/masking/test_attacks.py::test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse",
         ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.round import (
@@ -201,7 +201,8 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
         if share is None:
             total += vector.encode(None, C) + vector.noise(own)
         else:
-            total += noised_vector(vector, client(share, source=own).answer(asked, params), asked, own)
+            reply = client(share, source=own).answer(asked, params)
+            total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
     state = ServerState(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, ServerSGD(), UserPrivacy(Z, vector.event, count_stddev=4.0), secure=vector)
     return list(secure_round(state, Sealed(lambda: vector.centred(total), 3), how, charge=lambda _: None))

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
 from discreet.audit.power import Releases, outlook_of_releases
+from discreet.client.noised_vector import Values
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import guarantees_of
-from discreet.federated.messages import TrainReply, TrainRequest
+from discreet.federated.messages import TrainRequest
 from discreet.federated.sealed_sum import Sealed
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.privacy.privacy_ledger import PrivacyLedger
@@ -26,7 +27,7 @@ from discreet.privacy.secure_grid import SecureSum
 logger = logging.getLogger("discreet")
 
 # One client's vector, noise included: `discreet.client.noised_vector.noised_vector`, or a faulty one in tests.
-MakeVector = Callable[[SecureSum, TrainReply, TrainRequest, RandomSource], Tensor]
+MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # The score of one opened sum, with the canary's part in it or not.
 Score = Callable[[bool, RandomSource], float]
 

@@ -18,9 +18,9 @@ from discreet.audit.auditor import noised_sum
 from discreet.audit.canaries import draw_canaries
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.masked_sums import MakeVector, Opening, opened, repeated
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, Work
+from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
 from discreet.federated.round import RoundSettings, ServerState, initial_state
 from discreet.federated.run_plan import evaluation_plan, round_settings
@@ -123,14 +123,14 @@ class MaskedRound:
 
     Attributes:
       asked: what is opened.
-      told: what the canary is asked, and what it replies.
+      told: what the canary is asked, and what it puts into the sum.
       rests: the same of clients that put nothing but noise into the sum.
       direction: of the canary's update, (num_params,), of norm 1.
     """
 
     asked: Asked
-    told: tuple[TrainRequest, TrainReply]
-    rests: tuple[TrainRequest, TrainReply]
+    told: tuple[TrainRequest, Values]
+    rests: tuple[TrainRequest, Values]
     start: ServerState
     direction: Tensor
 
@@ -140,7 +140,7 @@ class MaskedRound:
         vector, clip_norm = asked.vector, config.privacy.user.clip.norm
         direction = draw_canaries(1, vector.num_params, source.child("direction")).direction(0)
         start = initial_state(torch.zeros_like(direction), clip_norm=clip_norm)
-        silent = TrainReply(1, (LONG * clip_norm * direction).float(), below=vector.bit_steps > 0)
+        silent = Values((LONG * clip_norm * direction).float(), below=vector.bit_steps > 0)
         answer = torch.zeros(max(1, vector.answer_length))
         answer[0] = LONG
         request = TrainRequest(1, clip_norm, client_settings(config), work=asked.work)
@@ -152,7 +152,7 @@ class MaskedRound:
         """Of one opened sum: the log-likelihood ratio of in and out, up to a constant and to rounding."""
         vector, settings = self.asked.vector, self.asked.settings
         each = [self.told if included else self.rests, *[self.rests] * (vector.summands - 1)]
-        vectors = [make(vector, reply, request, source.child(number)) for number, (request, reply) in enumerate(each)]
+        vectors = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(each)]
         sealed = opened(vector, vectors)
         if not self.asked.work.trains:
             sums = secure_answers(sealed, settings, event=self.asked.event, charge=lambda _: None)

@@ -18,10 +18,10 @@ from discreet.audit.canary_scores import Experiment
 from discreet.audit.masked_sums import MakeVector, Opening, opened, repeated
 from discreet.client.account import Refused
 from discreet.client.client import DPClient
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.messages import TrainReply, TrainRequest
+from discreet.federated.messages import TrainRequest
 from discreet.federated.round import RoundSettings, ServerState, initial_state
 from discreet.federated.run_plan import round_settings
 from discreet.federated.secure_round import secure_round
@@ -80,13 +80,13 @@ class SharedStep:
     """A step to which the canary's client adds its sum, and all others noise alone.
 
     Attributes:
-      replies: of the canary's client, without the canary and with it.
+      values: of the canary's client, without the canary and with it.
       start: before the step.
     """
 
     settings: RoundSettings
     request: TrainRequest
-    replies: tuple[TrainReply, TrainReply]
+    values: tuple[Values, Values]
     start: ServerState
 
     @classmethod
@@ -102,24 +102,24 @@ class SharedStep:
         request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
         canary = worst_of(examples, model, config)
         without, with_it = (
-            _reply(DPClient(model, share, None, ClientPolicy(), source_of(config.seed)), request, params)
+            _values(DPClient(model, share, None, ClientPolicy(), source_of(config.seed)), request, params)
             for share in (examples, joined(examples, canary))
         )
         return cls(settings, request, (without, with_it), initial_state(params, clip_norm=math.inf))
 
     def score(self, included: bool, source: RandomSource, make: MakeVector) -> float:
         """Of one opened sum: the log-likelihood ratio of in and out, up to rounding."""
-        silent = replace(self.replies[0], update=torch.zeros_like(self.replies[0].update))
-        each = [self.replies[included], *[silent] * (self._vector.summands - 1)]
-        vectors = [make(self._vector, reply, self.request, source.child(number)) for number, reply in enumerate(each)]
+        silent = replace(self.values[0], update=torch.zeros_like(self.values[0].update))
+        each = [self.values[included], *[silent] * (self._vector.summands - 1)]
+        vectors = [make(self._vector, values, self.request, source.child(number)) for number, values in enumerate(each)]
         after, _ = secure_round(self.start, opened(self._vector, vectors), self.settings, charge=lambda _: None)
-        unknown = noised_sum(self.settings, self.start, after) - self.replies[0].update
+        unknown = noised_sum(self.settings, self.start, after) - self.values[0].update
         return float(unknown @ self.added) / self._variance
 
     @property
     def added(self) -> Tensor:
         """What the canary moves its client's sum by, (num_params,) float64."""
-        return self.replies[1].update - self.replies[0].update
+        return self.values[1].update - self.values[0].update
 
     @property
     def _vector(self) -> SecureSum:
@@ -133,9 +133,10 @@ class SharedStep:
         return (self.settings.norm * self._vector.noise_stddev) ** 2
 
 
-def _reply(client: DPClient, request: TrainRequest, params: Tensor) -> TrainReply:
+def _values(client: DPClient, request: TrainRequest, params: Tensor) -> Values:
+    """What no client of a run gives away."""
     try:
-        return client.answer(request, params)
+        return client._values(request, params)[0]
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
 

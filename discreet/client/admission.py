@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
 from discreet.client.answering import own_noise
@@ -69,6 +69,33 @@ class Admitted:
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+
+
+class Account(Protocol):
+    """One client's ledger, its name in it, and its owner's policy."""
+
+    @property
+    def accounts(self) -> Accounts | None: ...
+
+    @property
+    def policy(self) -> ClientPolicy: ...
+
+    @property
+    def holder(self) -> str: ...
+
+
+def admit_one(request: TrainRequest, client: Account, *, num_examples: int) -> Admitted:
+    """`admit` for one client.
+
+    Raises:
+      Refused: it does not take part.
+      ConfigError: as `admit`.
+    """
+    sizes = {client.holder: num_examples}
+    admitted = admit(request, sizes, accounts=client.accounts, policy=client.policy)[client.holder]
+    if isinstance(admitted, Refused):
+        raise admitted
+    return admitted
 
 
 def admit(

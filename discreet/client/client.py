@@ -10,15 +10,17 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from discreet.client.account import Accounts, Refused
-from discreet.client.admission import RoundWork, admit
+from discreet.client.admission import Admitted, RoundWork, admit_one
 from discreet.client.answering import answer_of_data, answer_to, own_noise
 from discreet.client.local_privacy import release_step, release_update
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy
 from discreet.client_settings import ClientSettings
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
 from discreet.federated.query import OF_DATA, query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import frozen_digest, load_parameters, trainable
 from discreet.training.local_training import local_update
@@ -52,7 +54,7 @@ class DPClient(NumPyClient):
     shape: TaskShape | None = None
 
     def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
-        """One round's work.
+        """One round's work, for a server that reads it.
 
         Args:
           request: what is asked.
@@ -62,25 +64,35 @@ class DPClient(NumPyClient):
           The clipped update, its bit, what this client has spent, and its answer to the query of the request.
 
         Raises:
-          Refused: a policy or a budget forbids the work.
+          Refused: a policy or a budget forbids the work, or the run is under secure aggregation.
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
+        if request.run.masked:
+            raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
+        values, admitted = self._values(request, params)
+        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
+        return TrainReply(request.round, values.update, values.below, *spent, answer=values.answer)
+
+    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
+        """One round's work for a masked sum, int64 (length,), with this client's share of the noise.
+
+        Arguments and errors as `answer`.
+        """
+        values, _ = self._values(request, params)
+        return noised_vector(sums, values, request, self.source)
+
+    def _values(self, request: TrainRequest, params: Tensor) -> tuple[Values, Admitted]:
         if request.work.query not in OF_DATA:
             self._check_model(request, params)
-        sizes = {self.holder: len(self.examples)}
-        admitted = admit(request, sizes, accounts=self.accounts, policy=self.policy)[self.holder]
-        if isinstance(admitted, Refused):
-            raise admitted
+        admitted = admit_one(request, self, num_examples=len(self.examples))
         # Before training, which leaves other parameters in the model.
         answer = self._answer(request, params) if request.work.query else None
-        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
         if not request.work.trains:
-            return TrainReply(request.round, torch.zeros(0), False, *spent, answer=answer)
+            return Values(torch.zeros(0), answer=answer), admitted
         update = self._update(params, admitted.work, request.run)
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        below = bool(norms[0] <= request.clip_norm)
-        return TrainReply(request.round, clipped[0], below, *spent, answer=answer)
+        return Values(clipped[0], bool(norms[0] <= request.clip_norm), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         """Raises MalformedMessage if the parameters or the frozen values are those of another model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,17 +14,17 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client.account import Accounts, Refused
+from discreet.client.account import Refused
+from discreet.client.admission import NO_LEDGER, Account
 from discreet.client.client import DPClient
 from discreet.client.nodes import client_of
-from discreet.client.noised_vector import noised_vector
-from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
+from discreet.client.policy import budgets_of, check_own_count
 from discreet.client_settings import EXAMPLE, USER
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.messages import TrainReply, TrainRequest, decode_request
+from discreet.federated.masked_messages import terms_of
+from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
 from discreet.masking.agreement import Terms
-from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.secure_settings import Sizes
 
@@ -33,22 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("discreet.client")
 
 
-class Worker(Protocol):
-    """A client that trains, with its ledger, its owner's policy and its random numbers, as `DPClient` has them."""
+class Worker(Account, Protocol):
+    """A client whose work goes into masked sums, as `DPClient` does it."""
 
-    @property
-    def accounts(self) -> Accounts | None: ...
-
-    @property
-    def policy(self) -> ClientPolicy: ...
-
-    @property
-    def source(self) -> RandomSource: ...
-
-    @property
-    def holder(self) -> str: ...
-
-    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply: ...
+    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
+        """One round's work, int64 (length,), noised. Refused, before anything is computed, as `admit_one` has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,29 +49,38 @@ class MaskedWork:
       client: does it.
       request: what is asked, and under which guarantees.
       params: (num_params,), float32.
-      sums: what is added up, by the client's own count.
+      sizes: of what is added up.
+
+    Raises:
+      Refused: the run is not one under secure aggregation.
     """
 
     client: Worker
     request: TrainRequest
     params: Tensor
-    sums: SecureSum
+    sizes: Sizes
+
+    def __post_init__(self) -> None:
+        if not self.request.run.masked:
+            raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
         """Of a message.
 
         Raises:
-          MalformedMessage, Refused, LedgerError, ConfigError: as `client_of`; the run is not one under secure
-            aggregation, or a policy does not allow it.
+          MalformedMessage, Refused, LedgerError, ConfigError: as `client_of`, and as the class.
         """
         request, params = decode_request(content)
-        if not request.run.masked:
-            raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
         client = client_of(request, node_config)
         if request.virtual is not None:
             torch.set_num_threads(1)  # a simulation has a process for each core
-        return cls(client, request, params, request.run.secure_sum(_sizes(request, params, client)))
+        return cls(client, request, params, _sizes(request, params, client))
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        """What is added up, by the client's own count."""
+        return self.request.run.secure_sum(self.sizes)
 
     @property
     def guarantee(self) -> str:
@@ -95,20 +94,16 @@ class MaskedWork:
 
     def terms(self, run: str) -> Terms:
         """Of the masked sums of a run, by the settings that this client was sent: others are refused."""
-        user, secure, sums = self.request.run.user, self.request.run.secure, self.sums
-        nodes = user.population_size
-        counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
-        return Terms(run, *counts, sums.bits, sums.length, sums.variance)
+        return terms_of(run, self.request.run, self.sums)
 
     def vector(self) -> NDArray[np.int64]:
         """The clipped update, the bit and the answer on the grid, with this client's share of the noise: (length,).
 
         Raises:
-          Refused: what the sum would cost passes a budget, or its noise is below the policy's: nothing is computed.
+          Refused: what the sum would cost passes a budget, or the policy forbids the work: nothing is computed.
         """
         self._check()
-        reply = self.client.answer(self.request, self.params)
-        values: NDArray[np.int64] = noised_vector(self.sums, reply, self.request, self.client.source).numpy()
+        values: NDArray[np.int64] = self.client.vector(self.request, self.params, self.sums).numpy()
         return values
 
     def release(self) -> None:
@@ -130,7 +125,7 @@ class MaskedWork:
         """
         run, policy, accounts = self.request.run, self.client.policy, self.client.accounts
         if accounts is None:
-            raise Refused("this client has no ledger, and spends nothing it can't write down: start it with one")
+            raise Refused(NO_LEDGER)
         check_own_count(policy, self.event)
         charge = Charge(self.request.round, self.guarantee, self.client.holder, self.event)
         accounts.after(charge, budgets_of(policy, run, self.guarantee))

@@ -163,7 +163,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     if SECURE in policy.require and not run.masked:
         raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
     if run.masked:
-        _check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
+        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
     missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
     if missing:
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
@@ -187,7 +187,8 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
             )
 
 
-def _check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
+def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
+    """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the policy asks for."""
     if colluding < policy.min_colluding or summands < policy.min_summands:
         raise Refused(
             f"the policy of this client requires min-colluding={policy.min_colluding} and min-summands="

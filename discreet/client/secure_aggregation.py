@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from discreet.client.account import Refused
 from discreet.client.membership import Membership, membership_of
-from discreet.federated.masked_messages import WHO, member_content, read_masking, reply_content
+from discreet.client.policy import check_sums, node_policy
+from discreet.federated.masked_messages import WHO, asked_bytes, member_content, read_masking, reply_content
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.wire import Contents, MalformedBytes, Stage, contents
 
@@ -46,6 +47,9 @@ def answer_masking(
         return member_content(membership.member)
     asked = _contents(request)
     if Stage.KEYS in {stage for stage, _ in asked.stages}:
+        # A node gives no keys for a sum that its owner does not allow.
+        policy, terms = node_policy(node_config), asked.terms
+        check_sums(policy, colluding=terms.colluding, summands=terms.summands)
         membership.forget(but=asked.terms.run)
     return reply_content(_answer(request, asked, membership, work=work))
 
@@ -60,11 +64,12 @@ def _contents(request: bytes) -> Contents:
 def _answer(request: bytes, asked: Contents, membership: Membership, *, work: Callable[[], MaskedWork]) -> bytes:
     try:
         if Stage.MASKED not in {stage for stage, _ in asked.stages}:
-            # Signed keys are bound to the terms: those of the masked vector, which are compared below.
+            # These terms are the server's. With its keys a node signs them, and no later stage may have others: not
+            # that of the masked vector either, whose terms are the node's own.
             return membership.node(asked.terms).answer(request, _no_vector, _no_release)
         masked = work()
         node = membership.node(masked.terms(asked.terms.run))
-        reply = node.answer(request, masked.vector, masked.release, price=repr(masked.event).encode())
+        reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
     masked.report(len(reply))

@@ -8,22 +8,24 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.client.account import Accounts, Refused, node_accounts
+from discreet.client.admission import admit_one
 from discreet.client.masked_work import MaskedWork
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy, node_policy
 from discreet.client.replies import answered
 from discreet.client.secure_aggregation import answer_masking
 from discreet.federated.array_layout import ArrayLayout, layout_of
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, read_masking
-from discreet.federated.messages import MalformedMessage, TrainReply, TrainRequest, request_of
+from discreet.federated.messages import MalformedMessage, TrainRequest, request_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource, secure_source
+from discreet.privacy.secure_grid import SecureSum
 from discreet.secure_settings import Sizes
-from discreet.tasks.examples import TaskShape
 
 ClientAppCallable = Callable[[Message, Context], Message]
 
@@ -32,8 +34,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """Has a ClientApp take part in secure aggregation, as `DPFedAvg(aggregation="secure", ...)` asks for it.
 
     The app trains as ever. What it returns leaves as its difference to the arrays that came, clipped, on a grid, noised
-    with this node's share, and masked; metrics and numbers of examples do not leave. A request to train that is not
-    under secure aggregation is refused; other messages pass.
+    with this node's share, and masked; metrics and numbers of examples do not leave. Every other message is refused,
+    whatever its type, and the app is not called: it would answer in the clear.
 
     The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md): `name`,
     `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one. In Flower's simulation they
@@ -47,13 +49,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     if MASKING in message.content:
         work = partial(_read_work, message, context, call_next)
         return answered(message, lambda: answer_masking(message.content, context.node_config, work=work))
-    if message.metadata.message_type == MessageType.TRAIN:
-        return answered(message, _refuse)
-    return call_next(message, context)
+    return answered(message, _refuse)
 
 
 def _refuse() -> RecordDict:
-    raise Refused("this app trains under secure aggregation alone, and this message asks for an update in the clear")
+    raise Refused("this app answers under secure aggregation alone, and this message asks for an answer in the clear")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +70,21 @@ class AppClient:
     accounts: Accounts
     policy: ClientPolicy
     holder: str = ""
-    shape: TaskShape | None = None
     source: RandomSource = field(default_factory=secure_source)
 
-    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
-        """The clipped difference of what the app returns to what it was sent, and whether its norm was within C_t."""
+    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
+        """The clipped difference of what the app returns to what it was sent, and whether its norm was within C_t.
+
+        Raises:
+          Refused: the owner's policy forbids it, or the run is not one at user level. The app is not called.
+        """
+        if not request.run.user.secure:
+            raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
+        admit_one(request, self, num_examples=0)  # the app's own matter, and at user level nothing depends on it
         update = self.layout.difference(self.train(), params.numpy().astype(np.float32))
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        return TrainReply(request.round, clipped[0], bool(norms[0] <= request.clip_norm))
+        values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
+        return noised_vector(sums, values, request, self.source)
 
 
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
@@ -106,7 +113,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         node_policy(context.node_config),
         holder,
     )
-    return MaskedWork(client, request, params, request.run.secure_sum(Sizes(layout.num_params)))
+    return MaskedWork(client, request, params, Sizes(layout.num_params))
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

@@ -6,11 +6,27 @@ empty request asks a node who it is.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, RecordDict
 
-from discreet.federated.messages import MalformedMessage, VirtualClient, take_virtual, virtual_items
+from discreet.client_settings import ClientSettings
+from discreet.federated.messages import (
+    MalformedMessage,
+    TrainRequest,
+    VirtualClient,
+    request_items,
+    request_of,
+    take_virtual,
+    virtual_items,
+)
+from discreet.masking.agreement import Terms
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
 
 MASKING = "masking"  # the record's name
 WHO = b""
@@ -26,6 +42,21 @@ class Member:
 
     name: str
     peers: tuple[str, ...]
+
+
+def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
+    """The terms of a run's masked sums. The server and each node find them by themselves, from what the run asks."""
+    nodes, secure = run.user.population_size, run.secure
+    counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
+    travelled = request_of(request_items(TrainRequest(1, 1.0, run))).run  # so that 1 and 1.0 are one setting
+    settings = hashlib.sha256(repr((travelled, sums)).encode()).hexdigest()
+    return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
+
+
+def asked_bytes(request: TrainRequest) -> bytes:
+    """What one round asks for, beyond the terms: its clip norm is not known yet when its keys are made."""
+    work = request.work
+    return json.dumps([request.round, float(request.clip_norm), work.trains, work.query]).encode()
 
 
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:

@@ -17,18 +17,21 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from torch import Tensor
 
+from discreet.client_settings import ClientSettings
 from discreet.federated.grid_transport import GridTransport, RoundMessages, Sending, failure_of
 from discreet.federated.masked_messages import (
     MASKING,
     WHO,
     Member,
+    asked_bytes,
     masking_record,
+    terms_of,
 )
-from discreet.federated.messages import TRAIN, MalformedMessage, VirtualClient, Work
+from discreet.federated.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed
 from discreet.federated.server_messages import read_masking_reply, read_member
 from discreet.federated.transport import Failure
-from discreet.masking.agreement import Abandoned, MalformedReply, Terms
+from discreet.masking.agreement import Abandoned, MalformedReply
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Stage, contents
 from discreet.privacy.secure_grid import SecureSum
@@ -47,27 +50,17 @@ class SumTerms:
 
     Attributes:
       vector: what is added up.
-      dropouts, colluding, threshold: d, c and t.
-      rounds: that are planned: with the last one no keys for a next one are made.
+      run: what the run asks of nodes. With the last round that it plans no keys for a next one are made.
     """
 
     vector: SecureSum
-    dropouts: int
-    colluding: int
-    threshold: int
-    rounds: int
+    run: ClientSettings
 
     @classmethod
     def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms:
         """Of a configuration whose noise is resolved."""
-        secure, vector = config.privacy.secure, client_settings(config).secure_sum(sizes)
-        threshold = secure.threshold_of(config.population_size)
-        return cls(vector, secure.dropouts, secure.colluding, threshold, config.rounds)
-
-    def of_run(self, run: str) -> Terms:
-        """As nodes sign them."""
-        counts = (self.vector.nodes, self.dropouts, self.colluding, self.threshold)
-        return Terms(run, *counts, self.vector.bits, self.vector.length, self.vector.variance)
+        run = client_settings(config)
+        return cls(run.secure_sum(sizes), run)
 
 
 @dataclass
@@ -107,8 +100,9 @@ class MaskedTransport:
         asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
         group, missing = str(round_number), dict[int, Failure]()
         self._meet(cohort, group, missing)
-        then = self.number + 1 if work.trains and round_number < self.sums.rounds else None
-        exchange, alive = self._masking(group).begin(self.number, then=then), 0
+        then = self.number + 1 if work.trains and round_number < self.sums.run.rounds else None
+        said = asked_bytes(TrainRequest(round_number, clip_norm, self.sums.run, work=work))
+        exchange, alive = self._masking(group).begin(self.number, then=then, asked=said), 0
         while exchange.stage is not Stage.UNMASK:
             masked = exchange.stage is Stage.MASKED
             taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
@@ -146,7 +140,8 @@ class MaskedTransport:
                     if lists
                     else "no node has said who it is"
                 )
-            self._server = MaskingServer(self.sums.of_run(secrets.token_hex(16)), lists.pop())
+            terms = terms_of(secrets.token_hex(16), self.sums.run, self.sums.vector)
+            self._server = MaskingServer(terms, lists.pop())
         return self._server
 
     def _meet(self, cohort: Sequence[int], group: str, missing: dict[int, Failure]) -> None:

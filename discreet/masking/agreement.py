@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 
 MOST_NODES = 100
 LEAST_BITS, MOST_BITS = 16, 32
@@ -47,6 +47,7 @@ class Terms:
       length: of each vector.
       variance: of the noise that each node adds in each place, as an integer; 0 if none. Nodes sign it, so that a
         server can't tell each of them of another noise: what a node accounts counts on the others' noise too.
+      settings: SHA-256, in hexadecimal digits, of all else of the run that decides a sum; empty if nothing does.
 
     Raises:
       ValueError: a number is out of its range.
@@ -60,10 +61,13 @@ class Terms:
     bits: int
     length: int
     variance: int = 0
+    settings: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", self.run):
             raise ValueError("run must be 32 hexadecimal digits")
+        if not re.fullmatch(r"([0-9a-f]{64})?", self.settings):
+            raise ValueError("settings must be 64 hexadecimal digits, or empty")
         _check("nodes", self.nodes, 3, MOST_NODES)
         _check("dropouts", self.dropouts, 0, self.nodes - 1)
         _check("colluding", self.colluding, 0, self.nodes - 1 - self.dropouts)
@@ -78,6 +82,11 @@ class Terms:
         return self.nodes - self.dropouts
 
     @property
+    def summands(self) -> int:
+        """n - d - c: of how many honest nodes' vectors a sum is at least."""
+        return self.survivors - self.colluding
+
+    @property
     def mask(self) -> int:
         """2^k - 1."""
         return (1 << self.bits) - 1
@@ -88,10 +97,10 @@ class Terms:
 
     def difference(self, other: Terms) -> str | None:
         """The first field in which `other` differs, with both values; None if all are equal."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if mine != theirs:
-                return f"{field.name} is {theirs} in the request and {mine} here"
+                return f"{each.name} is {theirs} in the request and {mine} here"
         return None
 
 

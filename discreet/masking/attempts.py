@@ -21,7 +21,9 @@ class Attempt:
       stage: the last one that was answered.
       secrets: the private keys for shares and for masks, and the seed; empty once the masked vector has been made.
       keys: of each node that takes part, its signed public keys, as the server sent them.
-      context: the digest of the terms, the round, the attempt and all these keys.
+      agreed: the digest of the terms and the list of peers that this node's keys were signed for.
+      context: the digest of the terms, the round, the attempt and all these keys; once the masked vector has been made
+        also of what it was asked for.
       shares: of each node that shared, the share of its seed and of its mask key that this node holds.
       alive: who is in the sum, once this node has signed that.
     """
@@ -31,6 +33,7 @@ class Attempt:
     stage: Stage
     secrets: bytes = field(repr=False)
     keys: Mapping[str, bytes] = field(default_factory=dict)
+    agreed: bytes = b""
     context: bytes = b""
     shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     alive: tuple[str, ...] = ()
@@ -38,7 +41,8 @@ class Attempt:
     def encode(self) -> bytes:
         """The attempt in bytes; `read_attempt` is the way back."""
         fields = (bytes([self.stage]), round_bytes(self.round), self.attempt, self.secrets, join_named(self.keys))
-        return join(*fields, self.context, join_named(self.shares), join(*(name.encode() for name in self.alive)))
+        alive = join(*(name.encode() for name in self.alive))
+        return join(*fields, self.agreed, self.context, join_named(self.shares), alive)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class NodeState:
     Attributes:
       closed: nothing of this round or an earlier one is answered any more.
       charged: the last round whose release was paid for.
-      price: digest of what was paid for it.
+      price: digest of the terms and of what was asked: what it cost.
       attempts: by round; the round that is being summed, and the next one's keys and shares.
       begun: every attempt that began at a round that is not closed, with its round.
     """
@@ -103,9 +107,9 @@ def read_state(data: bytes) -> NodeState:
 
 
 def _read_attempt(data: bytes) -> Attempt:
-    stage, number, attempt, secrets, keys, context, shares, alive = split(data, 8)
+    stage, number, attempt, secrets, keys, agreed, context, shares, alive = split(data, 9)
     if stage not in {bytes([each]) for each in Stage} or len(secrets) not in (0, SECRET_BYTES):
         raise MalformedBytes("an attempt that can't be")
     names = tuple(name.decode() for name in split(alive))
-    where = int.from_bytes(number, "big")
-    return Attempt(where, attempt, Stage(stage[0]), secrets, split_named(keys), context, split_named(shares), names)
+    begun = int.from_bytes(number, "big"), attempt, Stage(stage[0]), secrets
+    return Attempt(*begun, split_named(keys), agreed, context, split_named(shares), names)

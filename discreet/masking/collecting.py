@@ -14,7 +14,7 @@ from discreet.masking.agreement import Abandoned, MalformedReply, Terms
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, exchanged_key, own_key, pair_key, seed_check
 from discreet.masking.packing import unpack
 from discreet.masking.shares import combine
-from discreet.masking.signed_keys import Place, SignedKeys, read_keys
+from discreet.masking.signed_keys import Place, SignedKeys, context_of_vectors, read_keys
 from discreet.masking.wire import (
     ATTEMPT_BYTES,
     Part,
@@ -31,6 +31,7 @@ class Collected:
     """One attempt at one round. Memory: one vector, whatever the number of nodes.
 
     Attributes:
+      asked: what nodes are asked for with their vectors, beyond the terms; known when the round begins.
       keys: signed keys, of who takes part.
       sealed: of each node that shared, its sealed share for each other node.
       alive: who sent a masked vector; their sum is `total`.
@@ -43,6 +44,7 @@ class Collected:
     round: int
     stage: Stage = Stage.KEYS
     attempt: bytes = field(default_factory=lambda: os.urandom(ATTEMPT_BYTES))
+    asked: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     alive: list[str] = field(default_factory=list)
@@ -119,7 +121,8 @@ class Collected:
           Abandoned: the shares do not fit together: a node sent wrong ones.
         """
         signed = {name: read_keys(value) for name, value in self.keys.items()}
-        context = Place(self.terms, self.round, self.attempt).context(self.keys)
+        place = Place(self.terms, self.round, self.attempt)
+        context = context_of_vectors(place.context(self.keys), self.asked)
         for name in self.alive:
             add_mask(self.total, own_key(self._seed(name, signed[name]), context), subtract=True)
         for name in self.gone:

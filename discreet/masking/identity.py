@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from discreet.masking.wire import digest, join_named
+
 MOST_NAME_BYTES = 200
 _ECDSA = ec.ECDSA(SHA384())
 
@@ -123,6 +125,12 @@ class Directory:
     def names(self) -> tuple[str, ...]:
         """In ascending order: the place of a name in it, from 1, is the place of its Shamir shares."""
         return tuple(self.keys)
+
+    @property
+    def digest(self) -> bytes:
+        """Of the names and keys: two lists have the same one if they are the same."""
+        form = Encoding.X962, PublicFormat.UncompressedPoint
+        return digest(join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
 
     def verify(self, name: str, signature: bytes, message: bytes) -> bool:
         """Whether `name`, of this directory, signed the message."""

@@ -63,7 +63,7 @@ class MaskingNode:
         vector: Callable[[], NDArray[np.int64]],
         release: Callable[[], None],
         *,
-        price: bytes = b"",
+        asked: bytes = b"",
     ) -> bytes:
         """The reply to a request, once.
 
@@ -74,8 +74,9 @@ class MaskingNode:
           release: pays for the release of this round's sum, after `vector` and before the masked vector leaves; called
             once a round, also if the round is tried more often, since at most one attempt can be opened. An exception
             from it goes to the caller, and nothing leaves.
-          price: what `release` pays, in any bytes. An attempt at another price than the one before is paid anew, so
-            that nobody gets a dear sum for the price of a cheap one.
+          asked: what the round asks for beyond the terms of the run, in any bytes. Vectors of nodes that were asked
+            differently can't be opened together. An attempt at a round that asks for something else than the one
+            before, or on other terms, is paid anew, so that nobody gets a dear sum for the price of a cheap one.
 
         Raises:
           MaskingRefused: the request is malformed, a repetition, or asks for what this node does not give. The
@@ -89,7 +90,7 @@ class MaskingNode:
                 saved = self._store.load(run)
                 state, replies = NodeState() if saved is None else read_state(saved), []
                 for part in parts:
-                    state, body = self._answer(state, part, Owner(vector, release, price))
+                    state, body = self._answer(state, part, Owner(vector, release, asked))
                     replies.append(part.answered(body))
                 self._store.save(run, state.encode())  # before the reply leaves: it is never given again
         except MalformedBytes as error:

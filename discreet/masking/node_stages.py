@@ -21,7 +21,15 @@ from discreet.masking.identity import Directory, Identity
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, own_key, pair_key, seed_check
 from discreet.masking.packing import pack
 from discreet.masking.shares import route, seal, split_secret, unseal
-from discreet.masking.signed_keys import Place, SignedKeys, is_signed, read_keys, sign_keys, survivors_message
+from discreet.masking.signed_keys import (
+    Place,
+    SignedKeys,
+    context_of_vectors,
+    is_signed,
+    read_keys,
+    sign_keys,
+    survivors_message,
+)
 from discreet.masking.wire import MalformedBytes, Part, Stage, digest, join_named, split, split_named, split_names
 
 MOST_ATTEMPTS = 100
@@ -39,16 +47,21 @@ class Party:
 
     def place(self, part: Part) -> Place:
         """Where a part of a request belongs."""
-        return Place(self.terms, part.round, part.attempt)
+        return Place(self.terms, part.round, part.attempt, self.directory.digest)
+
+    @property
+    def agreed(self) -> bytes:
+        """The digest of all that decides a sum before it is asked for: the terms, and who is who."""
+        return digest(self.terms.encode(), self.directory.digest)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """What the node's owner brings: the vector to be summed, the payment for its release, and what that payment is."""
+    """What the node's owner brings: the vector to be summed, the payment for its release, and what was asked for."""
 
     vector: Callable[[], NDArray[np.int64]]
     release: Callable[[], None]
-    price: bytes
+    asked: bytes
 
 
 def answer_keys(party: Party, state: NodeState, part: Part) -> Answer:
@@ -66,12 +79,12 @@ def answer_keys(party: Party, state: NodeState, part: Part) -> Answer:
     signed = sign_keys(party.identity, party.place(part), public, seed_check(seed)).encode()
     secrets = sealing.private_bytes_raw() + masking.private_bytes_raw() + seed
     keys = {party.identity.name: signed}
-    return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys)), signed
+    return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, party.agreed)), signed
 
 
 def answer_shares(party: Party, state: NodeState, part: Part) -> Answer:
     """A share of this node's seed and mask key for each other node, sealed for it."""
-    attempt, me = _held(state, part, after=Stage.KEYS), party.identity.name
+    attempt, me = _held(party, state, part, after=Stage.KEYS), party.identity.name
     keys = split_named(part.body)
     signed = {name: read_keys(value) for name, value in keys.items()}
     _check_keys(party, attempt, keys, signed, party.place(part))
@@ -95,16 +108,17 @@ def answer_masked(party: Party, state: NodeState, part: Part, owner: Owner) -> A
     From here on other nodes can open it, whatever this node does. At most one attempt at a round can be opened: it
     takes t nodes, and those have closed the round or have ended every other attempt at it.
     """
-    attempt = _held(state, part, after=Stage.SHARES)
+    attempt = _held(party, state, part, after=Stage.SHARES)
     shares = {**attempt.shares, **_opened_shares(party, attempt, split_named(part.body))}
     if len(shares) < party.terms.survivors:
         raise MaskingRefused(
             f"only {len(shares)} nodes shared, and a sum of fewer than {party.terms.survivors} is none"
         )
     words = _vector(owner, party.terms)
-    price = digest(owner.price)
+    price = digest(party.terms.encode(), owner.asked)
     if (part.round, price) != (state.charged, state.price):
         owner.release()
+    attempt = replace(attempt, context=context_of_vectors(attempt.context, owner.asked))
     _add_masks(words, party, attempt, [name for name in shares if name != party.identity.name])
     attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", shares=shares)
     state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
@@ -113,7 +127,7 @@ def answer_masked(party: Party, state: NodeState, part: Part, owner: Owner) -> A
 
 def answer_confirm(party: Party, state: NodeState, part: Part) -> Answer:
     """A signature of who is in the sum and who is not: one pair of lists for an attempt."""
-    attempt = _held(state, part, after=Stage.MASKED)
+    attempt = _held(party, state, part, after=Stage.MASKED)
     alive, gone = (split_names(value) for value in split(part.body, 2))
     _check_lists(party, attempt, alive, gone)
     signature = party.identity.sign(survivors_message(attempt.context, alive, gone))
@@ -122,7 +136,7 @@ def answer_confirm(party: Party, state: NodeState, part: Part) -> Answer:
 
 def answer_unmask(party: Party, state: NodeState, part: Part) -> Answer:
     """For each node that shared: the share of its seed if it is in the sum, else that of its mask key. Then forget."""
-    attempt = _held(state, part, after=Stage.CONFIRM)
+    attempt = _held(party, state, part, after=Stage.CONFIRM)
     gone = tuple(name for name in sorted(attempt.shares) if name not in attempt.alive)
     message = survivors_message(attempt.context, attempt.alive, gone)
     _check_signatures(party, attempt, split_named(part.body), message)
@@ -133,12 +147,14 @@ def answer_unmask(party: Party, state: NodeState, part: Part) -> Answer:
     return state.closed_until(part.round), join_named(given)
 
 
-def _held(state: NodeState, part: Part, *, after: Stage) -> Attempt:
+def _held(party: Party, state: NodeState, part: Part, *, after: Stage) -> Attempt:
     if part.round <= state.closed:
         raise MaskingRefused(f"round {part.round} is over for this node, which takes part in rising order only")
     attempt = state.attempts.get(part.round)
     if attempt is None or attempt.attempt != part.attempt:
         raise MaskingRefused(f"this node takes no part in this attempt at round {part.round}: it ended, or never began")
+    if attempt.agreed != party.agreed:
+        raise MaskingRefused("this node signed its keys for this attempt with other terms, or another list of peers")
     if attempt.stage >= part.stage:
         raise MaskingRefused(f"the stage {part.stage.name} of this attempt is answered, and each is answered once")
     if attempt.stage != after:

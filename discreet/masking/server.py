@@ -103,12 +103,13 @@ class MaskingServer:
         if len(set(self.names)) != self.terms.nodes or len(self.names) != self.terms.nodes:
             raise ValueError(f"a run of {self.terms.nodes} nodes needs as many different names (got {self.names})")
 
-    def begin(self, round: int, *, then: int | None = None) -> Exchange:
+    def begin(self, round: int, *, then: int | None = None, asked: bytes = b"") -> Exchange:
         """The first exchange of a new attempt at a round.
 
         Args:
           round: rises from one opened sum to the next. An abandoned round may be begun again.
           then: the round whose keys are made while this one ends; None if none follows.
+          asked: what nodes are asked for with their vectors, as `MaskingNode.answer` is told it.
 
         Raises:
           ValueError: `then` is not a later round.
@@ -120,6 +121,7 @@ class MaskingServer:
             self._now = ready
         else:
             self._now = self._fresh(round)
+        self._now.asked = asked
         return self._ask((self._now,))
 
     def _fresh(self, number: int) -> Collected:

@@ -18,7 +18,7 @@ class SignedKeys:
     Attributes:
       sealing, masking: X25519 public keys, for shares on their way and for masks.
       check: of its seed (`masks.seed_check`).
-      signature: over these, the terms, the round, the attempt and the node's name.
+      signature: over these, the terms, the list of peers, the round, the attempt and the node's name.
     """
 
     sealing: bytes
@@ -33,14 +33,19 @@ class SignedKeys:
 
 @dataclass(frozen=True)
 class Place:
-    """Which attempt at which round of which run: what everything in it is bound to."""
+    """Which attempt at which round of which run: what everything in it is bound to.
+
+    `peers` is the digest of the signer's list of nodes. The server has no such list: what it derives is bound to the
+    signed keys instead, and so to what they were signed for.
+    """
 
     terms: Terms
     round: int
     attempt: bytes
+    peers: bytes = b""
 
     def encode(self) -> bytes:
-        """In bytes."""
+        """In bytes, without the peers."""
         return join(self.terms.encode(), round_bytes(self.round), self.attempt)
 
     def context(self, keys: Mapping[str, bytes]) -> bytes:
@@ -74,6 +79,12 @@ def is_signed(keys: SignedKeys, name: str, *, place: Place, directory: Directory
     return directory.verify(name, keys.signature, _message(name, place, (keys.sealing, keys.masking, keys.check)))
 
 
+def context_of_vectors(context: bytes, asked: bytes) -> bytes:
+    """The context from which masks are derived, once it is known what the nodes are asked for with their vectors: masks
+    of nodes that were asked differently do not cancel."""
+    return digest(TAG + b" asked", context, asked)
+
+
 def survivors_message(context: bytes, alive: tuple[str, ...], gone: tuple[str, ...]) -> bytes:
     """What nodes sign in the confirm stage: who is in the sum, and who shared and is not."""
     lists = (join(*(name.encode() for name in alive)), join(*(name.encode() for name in gone)))
@@ -81,4 +92,4 @@ def survivors_message(context: bytes, alive: tuple[str, ...], gone: tuple[str, .
 
 
 def _message(name: str, place: Place, values: tuple[bytes, ...]) -> bytes:
-    return join(TAG + b" keys", place.encode(), name.encode(), *values)
+    return join(TAG + b" keys", place.encode(), place.peers, name.encode(), *values)

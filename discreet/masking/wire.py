@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from discreet.masking.agreement import Terms
 
-TAG = b"discreet masking 1"
+TAG = b"discreet masking 2"
 ATTEMPT_BYTES = 16
 MOST_ROUND = 2**63 - 1
 _LENGTH_BYTES, _ROUND_BYTES = 8, 8
@@ -154,8 +154,8 @@ def read_terms(data: bytes) -> Terms:
       MalformedBytes: these are no terms, or they are out of their ranges.
     """
     try:
-        run, *numbers = _text(data).split(" ")
-        terms = Terms(run, *(int(number) for number in numbers))
+        run, *numbers, settings = _text(data).split(" ")
+        terms = Terms(run, *(int(number) for number in numbers), settings=settings)
     except (TypeError, ValueError) as error:
         raise MalformedBytes(f"terms that can't be: {error}") from error
     if terms.encode() != data:

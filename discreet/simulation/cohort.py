@@ -14,10 +14,10 @@ from torch import Tensor
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.local_privacy import LocalPrivacy, release_update
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, TrainRequest, Work
+from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.round import PartialSum, UserPrivacy, empty_sum
 from discreet.federated.run_plan import answers_of, round_settings
 from discreet.federated.sealed_sum import part_of
@@ -181,8 +181,7 @@ class _Trainer:
         total = torch.zeros(vector.length, dtype=torch.int64)
         for row, source in enumerate(sources):
             answer, below = None if answers is None else answers[row], bool(norms[row] <= work.clip_norm)
-            reply = TrainReply(work.round_number, updates[row], below, answer=answer)
-            total += noised_vector(vector, reply, request, source)
+            total += noised_vector(vector, Values(updates[row], below, answer), request, source)
         return part_of(total, vector, replies=count, clip_norm=work.clip_norm)
 
     def _silence(self, params: Tensor, work: _Work) -> PartialSum:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
-from discreet.client.noised_vector import noised_vector
 from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.asked_data import normalised
@@ -25,7 +24,6 @@ from discreet.federated.sealed_sum import InTheClear, SealedTransport, part_of
 from discreet.federated.session import Session, checked, finish, prepare
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Replies, Transport
-from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.setting_checks import check_value
 from discreet.settings import client_settings
@@ -62,15 +60,13 @@ class InProcessTransport:
             request = TrainRequest(round_number, clip_norm, run, virtual, work)
             try:
                 client = virtual_client(request)
-                reply = replace(client.answer(request, params), client=client_id)
-                yield reply if self.vector is None else _noised(self.vector, reply, request, client.source)
+                if self.vector is None:
+                    yield replace(client.answer(request, params), client=client_id)
+                else:
+                    total = client.vector(request, params, self.vector)
+                    yield Replies(part_of(total, self.vector, replies=1, clip_norm=clip_norm))
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
-
-
-def _noised(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Replies:
-    total = noised_vector(vector, reply, request, source)
-    return Replies(part_of(total, vector, replies=1, clip_norm=request.clip_norm))
 
 
 def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:

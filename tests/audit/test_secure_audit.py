@@ -12,9 +12,9 @@ from discreet.audit.gaussian_tradeoff import epsilon_of_shift
 from discreet.audit.masked_sums import MakeVector
 from discreet.audit.secure_audit import SecureAudit, audit_secure
 from discreet.audit.verdict import judge
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.messages import TrainReply, TrainRequest
+from discreet.federated.messages import TrainRequest
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from tests.client.clients import config
@@ -76,33 +76,33 @@ def test_of_a_cohort_of_its_own_the_round_itself_holds_no_answer() -> None:
     assert with_ratings.claim.epsilon == pytest.approx(without.claim.epsilon, rel=1e-3)
 
 
-def for_all_nodes(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_all_nodes(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """The noise is enough if all n clients survive, and honest: not if h do."""
     less = replace(vector, variance=vector.variance * vector.summands // vector.nodes)
-    return noised_vector(less, reply, request, source)
+    return noised_vector(less, values, request, source)
 
 
-def for_another_clip(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_another_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """Noise for a clip norm that is half of the one that clipped."""
-    return noised_vector(replace(vector, variance=vector.variance // 4), reply, request, source)
+    return noised_vector(replace(vector, variance=vector.variance // 4), values, request, source)
 
 
-def one_adds_none(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def one_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """A node that adds no noise: told by what it is asked, for the others of this audit send noise alone."""
-    noised = noised_vector(vector, reply, request, source)
+    noised = noised_vector(vector, values, request, source)
     return noised - vector.noise(source.child("secure", "update")) if request.work.trains else noised
 
 
-def answers_twice(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def answers_twice(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """An answer that is twice as long as may be."""
-    more = 0 if reply.answer is None else vector.encode(None, 1.0, answer=reply.answer)
-    return noised_vector(vector, reply, request, source) + more
+    more = 0 if values.answer is None else vector.encode(None, 1.0, answer=values.answer)
+    return noised_vector(vector, values, request, source) + more
 
 
-def without_a_clip(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def without_a_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """An update that is twice as long as the clip norm."""
-    twice = vector.encode(reply.update, request.clip_norm) if request.work.trains else 0
-    return noised_vector(vector, reply, request, source) + twice
+    twice = vector.encode(values.update, request.clip_norm) if request.work.trains else 0
+    return noised_vector(vector, values, request, source) + twice
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from discreet.audit.gaussian_tradeoff import epsilon_of_shift
 from discreet.audit.masked_sums import MakeVector
 from discreet.audit.step_audit import SharedStep, StepAudit, audit_shared_step
 from discreet.audit.verdict import judge
-from discreet.client.noised_vector import noised_vector
+from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.messages import TrainReply, TrainRequest
+from discreet.federated.messages import TrainRequest
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import checked, sizes_of
 from discreet.privacy.per_example import clipped_gradient_sum
@@ -48,24 +48,24 @@ def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows(optimizer:
     assert run.adjacency == "add or remove one example"
 
 
-def of_all_nodes(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def of_all_nodes(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """The noise is enough if all n clients survive, and honest: not if h do."""
     less = replace(vector, variance=vector.variance * vector.summands // vector.nodes)
-    return noised_vector(less, reply, request, source)
+    return noised_vector(less, values, request, source)
 
 
-def for_another_clip(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
-    return noised_vector(replace(vector, variance=vector.variance // 4), reply, request, source)
+def for_another_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    return noised_vector(replace(vector, variance=vector.variance // 4), values, request, source)
 
 
-def one_adds_none(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def one_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """One node more is lost than is borne: the one that holds the examples adds none."""
-    noised = noised_vector(vector, reply, request, source)
-    return noised - vector.noise(source.child("secure", "step")) if reply.update.any() else noised
+    noised = noised_vector(vector, values, request, source)
+    return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised
 
 
-def nobody_adds_any(vector: SecureSum, reply: TrainReply, request: TrainRequest, source: RandomSource) -> Tensor:
-    return noised_vector(replace(vector, variance=0), reply, request, source)
+def nobody_adds_any(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    return noised_vector(replace(vector, variance=0), values, request, source)
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ class Federation:
     nodes: dict[str, MaskingNode]
     server: MaskingServer
     charges: list[str] = field(default_factory=list)
-    price: bytes = b""
+    asked: bytes = b""
 
     def answer(self, name: str, request: bytes) -> bytes:
         paid = lambda: self.charges.append(name)  # noqa: E731
-        return self.nodes[name].answer(request, lambda: self.vectors[name], paid, price=self.price)
+        return self.nodes[name].answer(request, lambda: self.vectors[name], paid, asked=self.asked)
 
     def send(self, exchange: Exchange, gone: Gone = NOBODY) -> Exchange | Opened:
         for name, request in exchange.requests.items():

@@ -287,12 +287,12 @@ def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse
 
 
 def test_another_attempt_at_another_price_is_paid_anew(ours: Federation) -> None:
-    for ours.price in (b"cheap", b"cheap", b"dear"):
+    for ours.asked in (b"cheap", b"cheap", b"dear"):
         ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
     assert ours.charges == [ME, ME]
 
 
 def test_after_a_dear_attempt_a_cheap_one_is_paid_as_well(ours: Federation) -> None:
-    for ours.price in (b"dear", b"cheap", b"dear"):
+    for ours.asked in (b"dear", b"cheap", b"dear"):
         ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
     assert ours.charges == [ME] * 3

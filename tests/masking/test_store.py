@@ -39,7 +39,7 @@ def test_a_round_across_restarts_of_every_node_before_every_message(tmp_path: Pa
 
 def test_after_the_round_nothing_of_it_is_left(ours: Federation, tmp_path: Path) -> None:
     ours.sum(1)
-    assert state_of(tmp_path) == NodeState(closed=1, charged=1, price=digest(b""))
+    assert state_of(tmp_path) == NodeState(closed=1, charged=1, price=digest(terms_of(3).encode(), b""))
     assert not list((tmp_path / ME).glob("*.new"))
 
 
