@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from discreet.deployment.certificates import register_node
+from discreet.deployment.flower_fixes import commands
 from discreet.deployment.healthy import healthy
 from discreet.deployment.processes import STARTER, below, heard
 from discreet.logs import log_to
@@ -38,7 +39,7 @@ APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which d
 def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
     """The command line: nothing insecure, nothing installed at run time."""
     return [
-        *(sys.executable, "-m", "discreet.deployment.flower_fixes.patient_superlink"),
+        *commands.command("superlink"),
         *("--ssl-ca-certfile", str(secrets / "ca.crt")),
         *("--ssl-certfile", str(secrets / "server.crt")),
         *("--ssl-keyfile", str(secrets / "server.key")),

@@ -296,7 +296,10 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
             logger.info("waiting for the process that still writes %s", path)
             lock.acquire(timeout=patience)
     except Timeout as error:
-        raise ConfigError(f"output_dir={path} is in use: another process is writing this run") from error
+        raise ConfigError(
+            f"output_dir={path} is in use: another process is writing this run. A SuperLink that was killed begins "
+            "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
+        ) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
     try:
