@@ -178,14 +178,17 @@ def test_a_name_that_flower_has_lost_costs_its_replacement_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("command", "place", "name"),
-    [("superlink", "flwr.supercore.sql_mixin", "SQLITE_PRAGMAS"), ("supernode", "flwr.app", "Message")],
+    [
+        ("superlink", "flwr.supercore.sql_mixin", "SQLITE_PRAGMAS"),
+        ("supernode", "flwr.supernode.start_client_internal", "_insert_message"),
+    ],
 )
 def test_flowers_command_starts_without_a_name_that_it_has_lost(command: str, place: str, name: str) -> None:
     lose = f"import sys, runpy, {place} as place; del place.{name}; sys.argv[1:] = ['{command}', '--help']; "
     words = [sys.executable, "-c", f"{lose} runpy.run_module('{commands.__name__}', run_name='__main__')"]
     helped = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert helped.returncode == 0, helped.stderr
-    assert f"flower-{command}" in helped.stdout or "usage" in helped.stdout
+    assert "usage" in helped.stdout
     assert "Flower's own behaviour stays" in helped.stderr
 
 
