@@ -160,12 +160,9 @@ def test_a_run_that_somebody_else_writes_stays_what_it_is(tmp_path: Path, monkey
 
 
 def test_a_folder_in_use_is_refused_with_where_to_look_for_the_run(tmp_path: Path) -> None:
-    with (
-        only_writer(tmp_path),
-        pytest.raises(ConfigError, match=r"is in use: .*`flwr list` shows .*`flwr stop` ends one"),
-    ):
-        with only_writer(tmp_path, patience=0.0):
-            pass
+    told = pytest.raises(ConfigError, match=r"is in use: .*`flwr list` shows .*`flwr stop` ends one")
+    with only_writer(tmp_path), told, only_writer(tmp_path, patience=0.0):
+        pass
 
 
 def test_a_run_whose_files_are_complete_is_not_interrupted(tmp_path: Path) -> None:
