@@ -44,7 +44,8 @@ COPY scripts /opt/discreet/scripts
 # message would compile it each time. What is imported here is compiled once.
 RUN cd /opt/discreet && python -m compileall -q . \
  && /opt/venv/bin/python -c "import client_app.client_app, server_app.server_app, discreet.deployment.superlink, discreet.deployment.gate, \
-discreet.deployment.supernode, discreet.deployment.flower_fixes.patient_superlink, discreet.deployment.flower_fixes.patient_supernode, \
+discreet.deployment.supernode, discreet.deployment.flower_fixes.commands, discreet.deployment.flower_fixes.patient_supernode, \
+discreet.deployment.flower_fixes.patient_superlink, \
 scripts.status, flwr.cli.app, flwr.supernode.cli, \
 flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"

@@ -27,9 +27,10 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
     if copy.exists():
         raise LedgerError(f"{copy} exists already and is not overwritten")
     try:
+        copy.touch(mode=0o600)
         with closing(sqlite3.connect(ledger)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{ledger} can't be copied: {error}") from error
     copied = DurableLedger(copy)
     faults = copied.verify()

@@ -8,6 +8,9 @@ each call of a node carries.
 The gate takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in a file
 without a name if it is large. So a SuperLink waits for no node's line, and what it holds does not grow with the nodes:
 of the calls with content, which take it several times their size, it gets a few at a time.
+
+Who calls has a deadline for TLS, for the head of each call and for its body, so that connections on which nothing comes
+do not use up the files that this process may open.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
+from typing import Any
 
 try:
     import httpx
@@ -30,6 +35,7 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
     raise SystemExit(f'discreet: the gate needs {error.name}: pip install "discreet[deployment]"') from None
 
@@ -54,6 +60,11 @@ CONTENT = ("push-object", "pull-object")
 AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
+# A caller says in these who it is. A server that trusts the gate would believe it.
+FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
+HEAD_SECONDS, BODY_SECONDS = 10.0, 30.0  # for TLS, and for the head of a call; for its body, beside its share of
+SLOWEST = 2**14  # bytes a second
+MOST_FILES = 2**16
 MEBIBYTE = 2**20
 DEFAULT_MEBIBYTES = 256
 LARGE = PIECE = 2**16  # bytes
@@ -72,6 +83,8 @@ def make_gate(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
+        loop = asyncio.get_running_loop()  # uvicorn listens only now, and names no deadline for TLS: 60 s
+        loop.__dict__["create_server"] = partial(loop.create_server, ssl_handshake_timeout=HEAD_SECONDS)
         async with httpx.AsyncClient(base_url=upstream, verify=verify, timeout=TIMEOUT) as client:
             yield {"client": client}
 
@@ -94,13 +107,15 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
         return PlainTextResponse(f"a call has at most {largest_body} bytes", status_code=413)
     try:
         with Held(LARGE) as body:
-            sent = await _fill(body, request.stream())
+            sent = await _fill(body, request.stream(), slowest=SLOWEST)
             async with places:
                 if await request.is_disconnected():  # a node waits 30 s, and tries again
                     raise ClientDisconnect
                 return await _answer(request, body, sent)
     except ClientDisconnect:
         return PlainTextResponse("the caller has gone", status_code=400)
+    except TimeoutError:
+        return PlainTextResponse("the call came too slowly", status_code=408, headers={"connection": "close"})
     # 503 is what a node tries again after; the SuperLink may be starting anew.
     except httpx.TransportError as error:
         logger.warning("the SuperLink can't be reached: %s", error)
@@ -129,13 +144,17 @@ async def _answer(request: Request, body: Held, sent: int) -> Response:
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
+    return {name: value for name, value in headers.items() if name not in HOP_BY_HOP | FORWARDED}
 
 
-async def _fill(held: Held, pieces: AsyncIterable[bytes]) -> int:
-    size = 0
-    async for piece in pieces:
-        size += held.write(piece)
+async def _fill(held: Held, pieces: AsyncIterable[bytes], *, slowest: int | None = None) -> int:
+    """Writes pieces down; raises TimeoutError if they come with less than `slowest` bytes a second."""
+    size, until = 0, None if slowest is None else asyncio.get_running_loop().time() + BODY_SECONDS
+    async with asyncio.timeout_at(until) as limit:
+        async for piece in pieces:
+            size += held.write(piece)
+            if until is not None and slowest is not None:
+                limit.reschedule(until + size / slowest)
     held.seek(0)
     return size
 
@@ -147,12 +166,45 @@ async def _pieces(held: Held) -> AsyncIterator[bytes]:
 
 
 async def _refuse(request: Request) -> Response:
-    logger.warning("refused %s %s from %s", request.method, request.url.path[:200], _caller(request))
+    # As Python writes a string: what a path holds is otherwise for the terminal that shows this log.
+    logger.warning("refused %s %s from %s", request.method, ascii(request.url.path[:200]), _caller(request))
     return PlainTextResponse("not here", status_code=404)
 
 
 def _caller(request: Request) -> str:
     return request.client.host if request.client else "an unknown caller"
+
+
+def protocol_with_deadline(**settings: Any) -> AutoHTTPProtocol:
+    """uvicorn's protocol of a connection, which ends if the head of its first or of a further call does not come."""
+    protocol = AutoHTTPProtocol(**settings)
+    made, received, waiting = protocol.connection_made, protocol.data_received, list[asyncio.TimerHandle]()
+
+    def wait() -> None:
+        waiting.append(asyncio.get_running_loop().call_later(HEAD_SECONDS, lambda: protocol.transport.abort()))
+
+    def connection_made(transport: asyncio.Transport) -> None:
+        made(transport)
+        wait()
+
+    def data_received(data: bytes) -> None:
+        received(data)
+        if protocol.cycle is not None and not protocol.cycle.response_complete:
+            while waiting:
+                waiting.pop().cancel()
+        elif not waiting:
+            wait()
+
+    vars(protocol).update(connection_made=connection_made, data_received=data_received)
+    return protocol
+
+
+def _open_many_files() -> None:
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with suppress(ValueError, OSError):  # a system that allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,11 +225,14 @@ def main(words: Sequence[str]) -> int:
     log_to(sys.stdout)
     verify = ssl.create_default_context(cafile=arguments.secrets / "ca.crt")
     gate = make_gate(arguments.upstream, verify=verify, largest_body=arguments.largest_mebibytes * MEBIBYTE)
+    _open_many_files()
     logger.info("the gate to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
     uvicorn.run(
         gate,
         host=arguments.host,
         port=arguments.port,
+        http=protocol_with_deadline,  # type: ignore[arg-type]
+        proxy_headers=False,
         ssl_certfile=str(arguments.secrets / "server.crt"),
         ssl_keyfile=str(arguments.secrets / "server.key"),
         access_log=False,

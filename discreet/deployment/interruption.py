@@ -46,7 +46,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
       tell: puts files right; of the reason, the one line to log.
 
     Raises:
-      SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost.
+      SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost, for instance
+        to a full disk.
     """
     asked: list[AskedToEnd] = []
 
@@ -61,11 +62,12 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
-        if not isinstance(error, AskedToEnd | BrokenPipeError | RunLostError | TimeoutError):
+        if not isinstance(error, AskedToEnd | OSError | RunLostError):
             raise
         if isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-        reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else str(error)
+        said = str(error) or type(error).__name__
+        reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else said
         logger.warning("%s", tell(reason))
         _drop_output()
         raise SystemExit(_exit_code(error)) from None

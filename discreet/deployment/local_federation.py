@@ -26,7 +26,7 @@ from pathlib import Path
 
 from discreet.config import ConfigError
 from discreet.deployment.certificates import PEERS_FILE, make_authority, make_node, make_peers, make_server
-from discreet.deployment.flower_fixes import warm_clients
+from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.flower_run import REPOSITORY, flower_environment, follow, free_port
 from discreet.deployment.healthy import healthy
@@ -141,7 +141,7 @@ class Federation:
     def start_warm_clients(self) -> None:
         """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
-        process = self.start("clients", warm_clients.command(path))
+        process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
         wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
 

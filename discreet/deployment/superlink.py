@@ -19,13 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from discreet.deployment.certificates import register_node
+from discreet.deployment.flower_fixes import commands
 from discreet.deployment.healthy import healthy
 from discreet.deployment.processes import STARTER, below, heard
 from discreet.logs import log_to
 
 logger = logging.getLogger("discreet.superlink")
 
-CONNECTION = "deployment"
+CONNECTION, DATABASE = "deployment", "superlink.db"
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
@@ -38,12 +39,12 @@ APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which d
 def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
     """The command line: nothing insecure, nothing installed at run time."""
     return [
-        *(sys.executable, "-m", "discreet.deployment.flower_fixes.patient_superlink"),
+        *commands.command("superlink"),
         *("--ssl-ca-certfile", str(secrets / "ca.crt")),
         *("--ssl-certfile", str(secrets / "server.crt")),
         *("--ssl-keyfile", str(secrets / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--database", str(state / "superlink.db")),
+        *("--database", str(state / DATABASE)),
         *("--host", host, "--port", str(port)),
     ]
 
@@ -119,7 +120,9 @@ def main(words: Sequence[str]) -> int:
     """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
-    arguments.state.mkdir(parents=True, exist_ok=True)
+    arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (arguments.state / DATABASE).touch(mode=0o600)  # what SQLite keeps beside it is for the same users
+    (arguments.state / DATABASE).chmod(0o600)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
     asked = threading.Event()

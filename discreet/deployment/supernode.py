@@ -1,7 +1,7 @@
 """A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
 
 Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
-process becomes `flower-supernode` (`flower_fixes/patient_supernode.py`), with TLS and the node's own key. Beside it
+process becomes `flower-supernode` (`flower_fixes/commands.py`), with TLS and the node's own key. Beside it
 stands another one that has what a ClientApp needs loaded (`flower_fixes/warm_clients.py`).
 """
 
@@ -20,9 +20,8 @@ from pathlib import Path
 from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
 from discreet.client.node_data import NodeDataError, load_node_data
 from discreet.client.policy import policy_from
-from discreet.deployment.flower_fixes import hand_over, warm_clients
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_fixes.patient_supernode import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
@@ -115,7 +114,7 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
         f"{name}={value}" if isinstance(value, int) else f'{name}="{value}"' for name, value in config.items()
     )
     command = [
-        *(sys.executable, "-m", "discreet.deployment.flower_fixes.patient_supernode"),
+        *commands.command("supernode"),
         *("--superlink", arguments.superlink),
         *("--root-certificates", str(arguments.authority)),
         *("--auth-supernode-private-key", str(arguments.key)),
@@ -131,7 +130,7 @@ def start_warm_clients() -> None:
     """
     if SOCKET_VARIABLE not in os.environ:
         path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
-        subprocess.Popen(warm_clients.command(path))
+        subprocess.Popen(commands.clients_command(path))
         os.environ[SOCKET_VARIABLE] = str(path)
     first = [str(Path(hand_over.__file__).parent), str(Path(sys.executable).parent)]
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])

@@ -15,13 +15,21 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from discreet.federated.known_ledgers import LOCK_SECONDS, KnownLedgers, LedgerError, Mark, make_database
+from discreet.federated.known_ledgers import (
+    LOCK_SECONDS,
+    KnownLedgers,
+    LedgerError,
+    Mark,
+    make_database,
+    typed,
+    unusable,
+)
 from discreet.privacy.events import event_from_json, event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
@@ -148,15 +156,18 @@ class DurableLedger:
         settings = {name: json.dumps(value) for name, value in {**(facts or {}), "identity": identity}.items()}
         mark = Mark(identity, 0, _digest("", sorted(settings.items())))
         rows = [*settings.items(), ("head", mark.head), ("rows", "0")]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
-                raise LedgerError(f"{path} exists already, and is not made anew")
-            flush_folder(path.parent)
-        except (OSError, sqlite3.DatabaseError) as error:
-            raise LedgerError(f"{path} can't be made: {error}") from error
-        with KnownLedgers.opened() as here:
-            here.enter(mark, path)
+        with ExitStack() as undone:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
+                    raise LedgerError(f"{path} exists already, and is not made anew")
+                undone.callback(path.unlink)  # a ledger that this machine does not know is of no use
+                flush_folder(path.parent)
+            except (OSError, sqlite3.DatabaseError) as error:
+                raise LedgerError(f"{path} can't be made: {error}") from error
+            with KnownLedgers.opened() as here:
+                here.enter(mark, path)
+            undone.pop_all()
         return cls(path)
 
     @contextmanager
@@ -165,10 +176,11 @@ class DurableLedger:
         address = f"{self.path.resolve().as_uri()}?mode=rw"
         try:
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+                connection.row_factory = typed
                 connection.execute("pragma synchronous = full")
                 yield connection
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self.path} can't be used as a ledger: {error}") from error
+            raise unusable(f"{self.path} can't be used as a ledger", error) from error
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
@@ -291,7 +303,10 @@ class DurableLedger:
         )
         with self._connect() as connection:
             rows = connection.execute(query, (guarantee, holder)).fetchall()
-        return PrivacyLedger(tuple((event_from_json(text), int(count)) for text, count in rows))
+        try:
+            return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{self.path} is damaged: an event can't be read ({error})") from error
 
     def holders(self, guarantee: str) -> list[str]:
         """Whose data a guarantee has been charged for."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 STATE_VARIABLE = "DISCREET_STATE"
 LOCK_SECONDS = 60.0  # how long a process waits for the others that use the same file
@@ -25,8 +25,33 @@ create index by_path on ledgers (path);
 """
 
 
+COLUMNS: dict[str, type] = dict.fromkeys(("number", "round", "count", "sum(count)", "last", "rows"), int) | (
+    dict.fromkeys(("name", "value", "guarantee", "holder", "event", "nonce", "digest", "identity", "path", "head"), str)
+)
+
+
 class LedgerError(ValueError):
     """A ledger file is missing, damaged, older than it was, or belongs to another run."""
+
+
+class LedgerDiskError(LedgerError, OSError):
+    """The disk under a ledger is full, or fails: no fault of the ledger, which can be used when the disk can."""
+
+
+def unusable(what: str, error: Exception) -> LedgerError:
+    """What SQLite's error means, said of `what`."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of SQLite's extended codes
+    kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
+    return kind(f"{what}: {error}")
+
+
+def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row as it is, for `row_factory`; DatabaseError if a value is of another type than its column, which SQLite
+    lets pass."""
+    for (name, *_), value in zip(cursor.description, row, strict=True):
+        if name in COLUMNS and type(value) is not COLUMNS[name]:
+            raise sqlite3.DatabaseError(f"it is damaged, {name} is of type {type(value).__name__}")
+    return row
 
 
 @dataclass(frozen=True)
@@ -67,9 +92,10 @@ class KnownLedgers:
         path = state_folder() / "ledgers.db"
         try:
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 make_database(path, SCHEMA)
             connection = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
+            connection.row_factory = typed
         except (OSError, sqlite3.DatabaseError) as error:
             raise _unusable(path, error) from error
         with closing(connection):
@@ -78,22 +104,24 @@ class KnownLedgers:
             known._execute("pragma synchronous = normal")
             yield known
 
-    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
+        """All rows, and how many were changed."""
         try:
-            return self.connection.execute(statement, values)
+            done = self.connection.execute(statement, values)
+            return done.fetchall(), done.rowcount
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from error
 
     def recall(self, identity: str) -> Mark | None:
         """How far a ledger had come when this machine charged it last; None if it never did."""
         query = "select identity, rows, head from ledgers where identity = ?"
-        row = self._execute(query, (identity,)).fetchone()
-        return None if row is None else Mark(*row)
+        rows, _ = self._execute(query, (identity,))
+        return Mark(*rows[0]) if rows else None
 
     def another_at(self, path: Path, identity: str) -> bool:
         """Whether the ledger that this machine knows at a path is another one."""
         query = "select count(*) from ledgers where path = ? and identity != ?"
-        (count,) = self._execute(query, (str(path.resolve()), identity)).fetchone()
+        ((count,),), _ = self._execute(query, (str(path.resolve()), identity))
         return bool(count)
 
     def enter(self, mark: Mark, path: Path) -> None:
@@ -108,22 +136,23 @@ class KnownLedgers:
         """Notes that a ledger has come from `since` to `mark`; False if another process noted a step from `since`."""
         change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
         values = (str(path.resolve()), mark.rows, mark.head, mark.identity, since.head)
-        return self._execute(change, values).rowcount == 1
+        return self._execute(change, values)[1] == 1
 
 
 def _unusable(path: Path, error: Exception) -> LedgerError:
-    what = f"{path}, where this machine notes how far its ledgers have come, can't be used: {error}"
-    return LedgerError(f"{what}; {STATE_VARIABLE} names another folder")
+    what = f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} names another folder)"
+    return unusable(f"{what}, can't be used", error)
 
 
 def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()) -> bool:
-    """Makes an SQLite file in WAL mode, whole or not at all; False if there is a file already.
+    """Makes an SQLite file in WAL mode, whole or not at all, for this user alone; False if there is a file already.
 
     Raises:
       OSError, sqlite3.DatabaseError: it can't be made.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
+        beside.touch(mode=0o600)  # what SQLite keeps beside it is for the same users
         with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
@@ -134,5 +163,6 @@ def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[ob
     except FileExistsError:
         return False
     finally:
-        beside.unlink(missing_ok=True)
+        for ending in ("", "-wal", "-shm"):
+            beside.with_name(beside.name + ending).unlink(missing_ok=True)
     return True

@@ -21,7 +21,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -289,14 +289,17 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
     """
     lock = FileLock(path / "lock", thread_local=False)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             logger.info("waiting for the process that still writes %s", path)
             lock.acquire(timeout=patience)
     except Timeout as error:
-        raise ConfigError(f"output_dir={path} is in use: another process is writing this run") from error
+        raise ConfigError(
+            f"output_dir={path} is in use: another process is writing this run. A SuperLink that was killed begins "
+            "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
+        ) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
     try:
@@ -369,19 +372,23 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
     Nobody may be writing the run any more.
     """
     done = folder.load_checkpoint()
-    if state_of(folder) in ("", "running"):
-        change_state(folder, "interrupted", reason)
+    with suppress(OSError):  # the disk may be full; nothing is decided by it
+        if state_of(folder) in ("", "running"):
+            change_state(folder, "interrupted", reason)
     return done.round if done else 0
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replaces a file as a whole; after a crash the old or the new content is there, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)  # a part of it, on a full disk
     flush_folder(path.parent)
 
 

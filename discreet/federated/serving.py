@@ -32,7 +32,7 @@ from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages, parameters_record
 from discreet.federated.session import Session, check_secure, prepare
 from discreet.federated.simulated_clients import set_up_simulation
-from discreet.federated.transport import MessagesTooLarge, Transport
+from discreet.federated.transport import Transport
 from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
 from discreet.settings import client_settings
@@ -41,7 +41,8 @@ from discreet.tasks.models import frozen_digest
 logger = logging.getLogger("discreet")
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
-ENDS = (ConfigError, LedgerError, MessagesTooLarge, TimeoutError)  # end a run with one line, not with a traceback
+# End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
+ENDS = (ConfigError, LedgerError, OSError)
 
 
 class MakeStrategy(Protocol):

@@ -14,13 +14,23 @@ from pathlib import Path
 import pytest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
+from flwr.supercore.object_store import sql_object_store
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.state.schema import linkstate_models
+from flwr.superlink.servicer.control import control_handlers
 from flwr.supernode import start_client_internal
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.runtime import run_clientapp
 
 from discreet.deployment.flower_fixes import (
+    commands,
+    failed_runs,
+    object_pauses,
     patient_superlink,
     patient_supernode,
+    refused_nodes,
     small_superlink,
     warm_clients,
 )
@@ -44,6 +54,8 @@ FIXES = {
     "database_memory": Fix(patient_superlink.be_patient, lambda: dict(sql_mixin.SQLITE_PRAGMAS)["cache_size"]),
     "supernode_replies": Fix(patient_supernode.be_patient, lambda: start_client_internal._push_messages),
     "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
+    "failed_runs": Fix(failed_runs.say_how_runs_fail, lambda: control_handlers._stream_logs),
+    "refused_nodes": Fix(refused_nodes.say_why, lambda: NodeAuthHttpInterceptor.intercept),
     "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
 }
 
@@ -58,6 +70,8 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
     for name in ("put", "get"):
         monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
+    monkeypatch.setattr(control_handlers, "_stream_logs", control_handlers._stream_logs)
+    monkeypatch.setattr(NodeAuthHttpInterceptor, "intercept", NodeAuthHttpInterceptor.intercept)
     for function in (pull_objects, pull_and_inflate_object_from_tree):
         monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__ or {}))
 
@@ -91,7 +105,7 @@ def test_it_steps_aside_with_a_warning_if_version_or_source_differ(
         monkeypatch.setattr("importlib.metadata.version", lambda _: version)
     else:
         monkeypatch.setattr("inspect.getsource", lambda _: "def another(): ...")
-        monkeypatch.setattr(patient_superlink, "SQLITE_PRAGMAS", (("busy_timeout", "1"),))
+        monkeypatch.setattr(patient_superlink, "REPLACED", ((("busy_timeout", "1"),),))
     before = FIXES[name].state()
     with caplog.at_level(logging.WARNING):
         FIXES[name].make()
@@ -107,13 +121,13 @@ def test_clients_are_not_kept_warm_if_that_is_off_or_flower_starts_them_differen
         monkeypatch.setenv(SWITCH, "-warm_clients")
     else:
         monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
-    assert warm_clients.main(["--socket", str(tmp_path / "clients")]) == 0
+    warm_clients.main(["--socket", str(tmp_path / "clients")])
     assert not (tmp_path / "clients").exists()
 
 
 def test_a_superlink_finds_a_server_app_that_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    patient_superlink.start_server_apps_patiently()
+    object_pauses.start_server_apps_patiently()
     found = shutil.which("flwr-serverapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"
@@ -124,8 +138,50 @@ def test_a_superlink_finds_a_server_app_that_looks_sooner(monkeypatch: pytest.Mo
 def test_without_that_a_superlink_finds_flowers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     monkeypatch.setenv(SWITCH, "-all")
-    patient_superlink.start_server_apps_patiently()
+    object_pauses.start_server_apps_patiently()
     assert Path(shutil.which("flwr-serverapp") or "").parent == Path(sys.executable).parent
+
+
+MISSING = {
+    "patient_superlink.be_patient": (sql_mixin, "_set_sqlite_pragmas"),
+    "small_superlink.be_small": (sql_object_store, "SqlObjectStore"),
+    "unread_messages.forget_unread_messages": (linkstate_models, "MessageIns"),
+    "failed_runs.say_how_runs_fail": (control_handlers, "_stream_logs"),
+    "refused_nodes.say_why": (NodeAuthHttpInterceptor, "intercept"),
+    "patient_supernode.be_patient": (start_client_internal, "_insert_message"),
+    "object_pauses.look_for_objects_soon": (inflatable_utils, "pull_objects"),
+    "warm_clients.main": (run_clientapp, "run_clientapp"),
+}
+
+
+@pytest.mark.parametrize("replacement", MISSING)
+def test_a_name_that_flower_has_lost_costs_its_replacement_and_nothing_else(
+    replacement: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, name = replacement.split(".")[0], MISSING[replacement][1]
+    monkeypatch.delattr(*MISSING[replacement])
+    monkeypatch.delitem(sys.modules, f"{commands.__package__}.{module}")
+    commands.make(replacement)
+    (said,) = caplog.messages
+    assert f"is not what {module} is for (" in said
+    assert name in said
+    assert "Flower's own behaviour stays" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "name"),
+    [
+        ("superlink", "flwr.supercore.sql_mixin", "SQLITE_PRAGMAS"),
+        ("supernode", "flwr.supernode.start_client_internal", "_insert_message"),
+    ],
+)
+def test_flowers_command_starts_without_a_name_that_it_has_lost(command: str, place: str, name: str) -> None:
+    lose = f"import sys, runpy, {place} as place; del place.{name}; sys.argv[1:] = ['{command}', '--help']; "
+    words = [sys.executable, "-c", f"{lose} runpy.run_module('{commands.__name__}', run_name='__main__')"]
+    helped = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert helped.returncode == 0, helped.stderr
+    assert "usage" in helped.stdout
+    assert "Flower's own behaviour stays" in helped.stderr
 
 
 @pytest.mark.parametrize("words", ["warm_clients", "-warm_client"])

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from discreet.deployment import gate as the_gate
+from discreet.deployment.flower_run import free_port
 from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_gate
+from discreet.deployment.local_federation import START_SECONDS, make_secrets, wait_until
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 
@@ -264,3 +273,98 @@ def test_a_call_whose_caller_has_gone_is_not_passed_on(told: tuple[dict[str, obj
         assert slow.bodies == ([b"whole"] if status == 200 else [])
 
     asyncio.run(go())
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(the_gate, "BODY_SECONDS", 0.1)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    async def slowly(caller: httpx.AsyncClient) -> httpx.Response:
+        call = caller.post("/v1/fleet/push-object", content=pieces(), headers={"content-length": "2"})
+        return await asyncio.wait_for(call, START_SECONDS)
+
+    calls: Calls = []
+    assert asyncio.run(through_the_gate(calls, slowly)).status_code == 408
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "x-forwarded-proto"])
+def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink(name: str) -> None:
+    _, calls = ask("POST", "/v1/fleet/pull-messages", content=b"", headers={name: "203.0.113.9"})
+    assert name.lower() not in calls[0][3]
+
+
+@dataclass(frozen=True)
+class Open:
+    """A gate as a process, which waits a second for the head of a call."""
+
+    port: int
+    authority: Path
+    log: Path
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS / 4)
+
+    def with_tls(self) -> socket.socket:
+        context = ssl.create_default_context(cafile=self.authority)
+        return context.wrap_socket(self.connected(), server_hostname="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    folder, port = tmp_path_factory.mktemp("gate"), free_port()
+    secrets = make_secrets(folder / "secrets", [])
+    words = ["--upstream", "https://127.0.0.1:9", "--secrets", str(secrets), "--port", str(port)]
+    code = f"from discreet.deployment import gate; gate.HEAD_SECONDS = 1.0; gate.main({words})"
+    command = [sys.executable, "-c", code]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        found = Open(port, secrets / "ca.crt", folder / "log")
+        wait_until(lambda: answers(found), START_SECONDS, "the gate answers")
+        yield found
+        process.terminate()
+
+
+def answers(gate: Open) -> bool:
+    try:
+        with gate.with_tls() as caller:
+            return bool(asked(caller, "/"))
+    except OSError:
+        return False
+
+
+def asked(caller: socket.socket, path: str, *headers: str) -> bytes:
+    caller.sendall("\r\n".join([f"GET {path} HTTP/1.1", "host: gate", *headers, "", ""]).encode())
+    said = b""
+    while not said.endswith(b"not here"):
+        said += caller.recv(4096)
+    return said
+
+
+def is_ended(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(4096) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_that_never_speaks_tls_is_ended(opened: Open) -> None:
+    with opened.connected() as caller:
+        assert is_ended(caller)
+
+
+@pytest.mark.parametrize(("sent", "called_before"), [(b"", False), (b"GET / HTTP/1.1\r\nhost: g", True)])
+def test_a_connection_on_which_no_whole_head_comes_is_ended(sent: bytes, called_before: bool, opened: Open) -> None:
+    with opened.with_tls() as caller:
+        assert not called_before or asked(caller, "/").startswith(b"HTTP/1.1 404")
+        caller.sendall(sent)
+        assert is_ended(caller)
+
+
+def test_the_log_holds_no_escapes_of_a_path_and_the_address_that_really_called(opened: Open) -> None:
+    with opened.with_tls() as caller:
+        asked(caller, "/no%1b%5b2Jhere", "X-Forwarded-For: 203.0.113.9")
+    (line,) = [line for line in opened.log.read_text().splitlines() if "/no" in line]
+    assert line == r"refused GET '/no\x1b[2Jhere' from 127.0.0.1"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,10 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
-from discreet.deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.deployment.processes import STARTER, below
-from discreet.deployment.superlink import RETURNED_FROM, environment, server_apps
+from discreet.deployment.superlink import CONNECTION, RETURNED_FROM, environment, server_apps
+from tests.deployment.link_state import LinkState
 
 
 def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +57,48 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(t
         assert "no run would start any more" in federation.says("superlink")
     finally:
         federation.stop()
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation, int]]:
+    """A SuperLink that was killed while a ServerApp was at work, and that run: it has come back since."""
+    folder = tmp_path_factory.mktemp("superlink")
+    federation = Federation(folder, make_secrets(folder / "secrets", []))
+    (folder / "state").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Flower's settings of alembic
+        link = LinkState(folder / "state" / "superlink.db")
+    (run,) = link.state.get_run_info(run_ids=[link.run])
+    assert run.primary_task_id is not None
+    assert link.state.claim_task(run.primary_task_id)
+    assert link.state.activate_task(run.primary_task_id)
+    link.state.query("UPDATE task SET active_until = '2026-01-01 00:00:00'")
+    try:
+        federation.start_superlink()
+        yield federation, link.run
+    finally:
+        federation.stop()
+
+
+def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_exit_code_1(
+    superlink: tuple[Federation, int],
+) -> None:
+    federation, run = superlink
+    assert federation.start("flwr-log", ["flwr", "log", str(run), CONNECTION]).wait(START_SECONDS) == 1
+    said = federation.says("flwr-log")
+    assert f"discreet: run {run} has failed (No heartbeat received from the task)." in said
+    assert "goes on by resume=true output_dir=FOLDER" in said
+
+
+@pytest.mark.slow
+def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(superlink: tuple[Federation, int]) -> None:
+    federation, _ = superlink
+    folder = federation.run("refused", "resume=true")
+    assert federation.processes["run-refused"].wait(RUN_SECONDS) == 1
+    said = federation.says("run-refused")
+    assert re.findall("(?m)^discreet: (?!run )(.*)$", said) == [
+        f"output_dir={folder.path} holds no run: config.yaml is missing"
+    ]
+    assert "has failed (the reason is above)" in said
+    assert "unhandled" not in said
+    assert "Traceback" not in said

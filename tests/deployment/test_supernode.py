@@ -13,8 +13,8 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
+from discreet.deployment.flower_fixes import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_fixes.patient_supernode import LONGEST_PAUSE
 from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from tests.client.clients import ledger_at
@@ -58,7 +58,7 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Pat
     assert start(tmp_path, *words, "--longest-pause", "20") == 0
     assert os.environ[LONGEST_PAUSE] == "20.0"
     (command,) = executed
-    assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.patient_supernode"]
+    assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.commands"]
     assert "--insecure" not in command
     config = parse_config_args([command[command.index("--node-config") + 1]])
     assert config == {
@@ -143,8 +143,8 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
-    assert started[0][3:6] == ["-m", "discreet.deployment.flower_fixes.warm_clients", "--socket"]
-    assert os.environ[SOCKET_VARIABLE] == started[0][6]
+    assert started[0][3:6] == ["-m", "discreet.deployment.flower_fixes.commands", "clients"]
+    assert os.environ[SOCKET_VARIABLE] == started[0][7]
     found = shutil.which("flwr-clientapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"

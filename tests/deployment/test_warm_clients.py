@@ -14,6 +14,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from discreet.deployment.flower_fixes import warm_clients
+from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
 from discreet.deployment.flower_run import REPOSITORY
 from discreet.deployment.local_federation import wait_until
@@ -39,7 +40,7 @@ class Listening:
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     """As a node starts it, by people who say nothing of threads."""
     path = tmp_path_factory.mktemp("warm") / "clients"
-    words = [sys.executable, "-c", PARENT, *warm_clients.command(path)]
+    words = [sys.executable, "-c", PARENT, *clients_command(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     silent = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     with subprocess.Popen(words, cwd=REPOSITORY, env=silent, text=True, **pipes) as parent:

@@ -1,4 +1,4 @@
-"""Whether a replacement of Flower's behaviour is made: each can be switched off, and is for what it was written for."""
+"""The rule for replacements of Flower's behaviour: each can be switched off, and is for what it was written for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ logger = logging.getLogger("discreet.flower_fixes")
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
     *("database_patience", "unread_messages", "content_garbage", "database_memory"),
-    *("supernode_replies", "supernode_pauses", "object_pauses", "warm_clients"),
+    *("supernode_replies", "supernode_pauses", "object_pauses", "warm_clients", "failed_runs", "refused_nodes"),
 )
 VERSIONS = ("1.41", "1.42")
 
 
 def applies(name: str, *replaced: object, expected: str) -> bool:
-    """Whether to make the replacement `name`. Flower's own behaviour stays, with a warning, if Flower is another one.
+    """True if the replacement `name` is to be made. If Flower is another one, its own behaviour stays, with a warning.
 
     Args:
       replaced: the functions, classes and constants of Flower that are replaced, or that it relies on.
@@ -33,12 +33,15 @@ def applies(name: str, *replaced: object, expected: str) -> bool:
     version, found = importlib.metadata.version("flwr"), fingerprint(*replaced)
     if version.rpartition(".")[0] in VERSIONS and found == expected:
         return True
-    logger.warning(
-        "discreet: flwr %s is not what %s is for (%s, fingerprint %s; found %s): Flower's own behaviour stays, see "
-        "docs/flower_fixes.md",
-        *(version, name, " or ".join(VERSIONS), expected, found),
-    )
+    step_aside(name, f"{' or '.join(VERSIONS)}, fingerprint {expected}; found {found}")
     return False
+
+
+def step_aside(name: str, why: str) -> None:
+    """Says that the replacement `name` is not made."""
+    version = importlib.metadata.version("flwr")
+    kept = "Flower's own behaviour stays, see docs/flower_fixes.md"
+    logger.warning("discreet: flwr %s is not what %s is for (%s): %s", version, name, why, kept)
 
 
 def switched_off(words: str) -> set[str]:

@@ -1,6 +1,10 @@
-"""How soon a process of Flower looks again for the content of a message."""
+"""Shortens the pause after which a process of Flower looks again for the content of a message."""
 
 from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 
@@ -24,9 +28,8 @@ def look_for_objects_soon() -> bool:
     return True
 
 
-def serve() -> None:
-    """What the command `flwr-serverapp` of this folder does: Flower's own, which looks sooner."""
-    from flwr.superlink.cli import flwr_serverapp
-
-    look_for_objects_soon()
-    flwr_serverapp()
+def start_server_apps_patiently() -> None:
+    """Has the SuperLink find this folder's `flwr-serverapp` first, if what that replaces is there to be replaced."""
+    if look_for_objects_soon():
+        first = [str(Path(__file__).parent), str(Path(sys.executable).parent)]
+        os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])

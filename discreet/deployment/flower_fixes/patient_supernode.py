@@ -1,4 +1,4 @@
-"""`flower-supernode` that gets over a lost ClientApp and looks for work soon, with the same words.
+"""Lets a SuperNode get over a lost ClientApp, and look for work soon.
 
 Flower's SuperNode that has taken a message waits until any reply is there, and sends it. If a ClientApp exits without
 replying, the node waits forever. If a reply is left over from a message that the node could not confirm (the SuperLink
@@ -15,7 +15,6 @@ seldom asked looks as seldom as Flower's, or less often.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +27,12 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
 
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.applies import applies
-from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
-SHORTEST_SECONDS, IDLE_SHARE = 0.5, 0.2  # between two looks for a message; a share of the time without work
-LONGEST_PAUSE, FLOWERS_SECONDS = "DISCREET_LONGEST_PAUSE", 3.0  # between two looks; Flower's always
+IDLE_SHARE = 0.2  # of the time without work
 LOOP = start_client_internal.start_client_internal
 REPLIES = (
     *(LOOP, start_client_internal._push_messages, start_client_internal._insert_message),
@@ -163,7 +161,6 @@ def be_patient() -> None:
         start_client_internal._push_messages = push_messages  # type: ignore[assignment]
     if applies("supernode_pauses", LOOP, expected=PAUSES_EXPECTED):
         _pause_less()
-    look_for_objects_soon()
 
 
 def _pause_less() -> None:
@@ -176,13 +173,3 @@ def _pause_less() -> None:
 
     start_client_internal._push_messages = push
     start_client_internal.__dict__["time"] = pauses
-
-
-if __name__ == "__main__":
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    be_patient()
-    flower_supernode()
-    # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
-    sys.stdout.flush()
-    os._exit(1)

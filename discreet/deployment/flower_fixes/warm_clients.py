@@ -1,4 +1,4 @@
-"""Starts ClientApps at once: a process with `--socket PATH`, which `discreet.deployment.supernode` starts by itself.
+"""Starts ClientApps at once: the command `clients`, which `discreet.deployment.supernode` starts by itself.
 
 Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that process's time, so
 this one imports both, once, and forks for each message: every message still has a process of its own, which ends with
@@ -40,12 +40,6 @@ OURS = "discreet"  # forgotten: the bundle of an app brings its own
 REPLACED = (SubprocessExecutor.launch, flwr_clientapp, clientapps.run_clientapp, install_from_fab)
 EXPECTED = "6c98858d0b65"
 LOOK_SECONDS = 1.0
-
-
-def command(path: Path) -> list[str]:
-    """What starts this, listening at `path`. OpenBLAS starts no thread, whose locks a fork would leave behind."""
-    words = [sys.executable, "-m", "discreet.deployment.flower_fixes.warm_clients", "--socket", str(path)]
-    return ["env", "OPENBLAS_NUM_THREADS=1", *words]
 
 
 def install_once(fab_file: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
@@ -130,19 +124,13 @@ def _run() -> int:
     return 0
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     """Loads, listens, and serves; returns at once if it does not apply, and Flower starts ClientApps itself."""
     parser = argparse.ArgumentParser(
-        prog="python -m discreet.deployment.flower_fixes.warm_clients", description=__doc__
+        prog="python -m discreet.deployment.flower_fixes.commands clients", description=__doc__
     )
     parser.add_argument("--socket", type=Path, required=True, help="where to listen; its folder is nobody else's")
     arguments = parser.parse_args(words)
-    if not applies("warm_clients", *REPLACED, expected=EXPECTED):
-        return 0
-    load()
-    serve(arguments.socket)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    if applies("warm_clients", *REPLACED, expected=EXPECTED):
+        load()
+        serve(arguments.socket)
