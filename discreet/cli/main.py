@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
 
 from discreet import __version__
-from discreet.client_settings import ConfigError
-from discreet.places import app_folder
 
 # What works anywhere, and what needs the conf of a project or of a checkout: a line for each verb.
 ANYWHERE = {
@@ -56,9 +58,42 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"discreet: there is no verb {verb}; there are {known} (discreet --help)", file=sys.stderr)
         return 2
     try:
+        return int(_imported(verb, rest).main(rest))
+    except KeyboardInterrupt:
+        return _say_ended()
+
+
+def _imported(verb: str, rest: Sequence[str]) -> ModuleType:
+    """The module of a verb, after a look whether it may start here.
+
+    A Ctrl-C meanwhile ends this process at once: nothing has begun that would need cleaning up, and an extension that
+    is being imported may make another error, or a traceback of its own, of an exception.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not if whoever started it wants Ctrl-C to be ignored
+        signal.signal(signal.SIGINT, _end)
+    try:
         if verb in IN_A_PROJECT and not {"-h", "--help"} & {*rest}:
-            app_folder()
+            _check_place()
+        return import_module(f"discreet.cli.{verb}")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _check_place() -> None:
+    from discreet.places import ConfigError, app_folder
+
+    try:
+        app_folder()
     except ConfigError as error:
         print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    return int(import_module(f"discreet.cli.{verb}").main(rest))
+        raise SystemExit(2) from None
+
+
+def _say_ended() -> int:
+    print("discreet: ended by Ctrl-C", file=sys.stderr, flush=True)
+    return 128 + signal.SIGINT
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    os._exit(_say_ended())
