@@ -86,3 +86,13 @@ def test_a_ctrl_c_in_a_verb_that_has_nothing_to_tidy_up_is_one_line(
     monkeypatch.setattr(status, "main", lambda words: signal.raise_signal(signal.SIGINT))
     assert main(["status", "no/such/run"]) == 130
     assert capsys.readouterr().err == "discreet: ended by Ctrl-C\n"
+
+
+def test_scripts_run_is_the_verb_run_under_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = (CLI.parent.parent / "scripts" / "run").read_text().splitlines()[-1]
+    name, _, command = script.partition(" exec python -m discreet ")
+    monkeypatch.setenv(*name.split("="))
+    assert main([command.split()[0], "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: scripts/run [OVERRIDE ...]")
