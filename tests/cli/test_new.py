@@ -9,6 +9,7 @@ import pytest
 
 from discreet.cli.new import SETTINGS, main
 from discreet.config import load_config
+from discreet.tasks.datasets import load_task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -65,3 +66,8 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path / "file")]) == 2
     assert capsys.readouterr().err.startswith(f"discreet: {tmp_path / 'file'} can't be made: ")
+
+
+def test_its_sample_data_lie_in_the_ranges_that_it_gives(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(load_task("folder", path=str(project / "data")).test) > 0
+    assert caplog.text == ""
