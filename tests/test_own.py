@@ -86,7 +86,10 @@ WRONG = {
         lambda text: text.replace('classes = ["rest", "walk", "run"]', ""),
         "classes that are words must be listed",
     ),
-    "a class that is not listed": (lambda text: text.replace('"walk", ', ""), r"train.csv, line \d+: the class is not in classes"),
+    "a class that is not listed": (
+        lambda text: text.replace('"walk", ', ""),
+        r"train.csv, line \d+: the class is not in classes",
+    ),
     "a missing owner": (lambda text: text.replace('"person"', '"patient"'), "has no column patient"),
     "a missing target": (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
     "a shape that does not fit": (lambda text: text + "shape = [2, 3]\n", "4 inputs a row, not 6"),

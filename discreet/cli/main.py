@@ -29,6 +29,7 @@ IN_A_PROJECT = {
     "statistics": "what clients' data are like, noised and paid for",
     "benchmark": "measures Discreet side by side with others",
 }
+OF_SETTINGS = ("run", "simulate", "statistics", "tune")  # their words are settings
 
 
 def usage() -> str:
@@ -74,20 +75,38 @@ def _imported(verb: str, rest: Sequence[str]) -> ModuleType:
         signal.signal(signal.SIGINT, _end)
     try:
         if verb in IN_A_PROJECT and not {"-h", "--help"} & {*rest}:
-            _check_place()
+            _check(verb, rest)
         return import_module(f"discreet.cli.{verb}")
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_place() -> None:
+def _check(verb: str, rest: Sequence[str]) -> None:
+    """Ends this process if the verb has no place here, or if a setting is written as an option."""
     from discreet.places import ConfigError, app_folder
 
     try:
         app_folder()
+        for word, value in zip(rest, [*rest[1:], "VALUE"], strict=True):
+            if verb in OF_SETTINGS and word.startswith("--") and (name := _setting(word)) and word != "--resume":
+                given = word.partition("=")[2] or value
+                raise ConfigError(f"{word} is no option: settings have no dashes, write {name}={given}")
     except ConfigError as error:
         print(f"discreet: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _setting(word: str) -> str | None:
+    """The full name of the setting that an option is meant for; None if there is none, or several.
+
+    >>> _setting("--rounds"), _setting("--learning-rate=1"), _setting("--batch-size=8"), _setting("--jobs")
+    ('rounds', None, 'training.batch_size', None)
+    """
+    from discreet.settings import rules
+
+    asked = word.removeprefix("--").partition("=")[0].replace("-", "_")
+    found = [name for name, _ in rules() if f".{name}".endswith(f".{asked}")]
+    return asked if asked in found else found[0] if len(found) == 1 else None
 
 
 def _say_ended() -> int:

@@ -96,3 +96,23 @@ def test_scripts_run_is_the_verb_run_under_its_own_name(
     monkeypatch.setenv(*name.split("="))
     assert main([command.split()[0], "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: scripts/run [OVERRIDE ...]")
+
+
+@pytest.mark.parametrize("verb", ["run", "simulate", "statistics", "tune"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=5"),
+        (
+            ["seed=7", "--batch-size=8"],
+            "--batch-size=8 is no option: settings have no dashes, write training.batch_size=8",
+        ),
+        (["--rounds"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
+    ],
+)
+def test_a_setting_that_is_written_as_an_option_is_named_as_a_setting(
+    verb: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, *words])
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"discreet: {said}\n")

@@ -112,7 +112,11 @@ FAULTS = {
     "a column is there twice": ([*NAMES, NAMES[0]], [[*raw_rows(1)[0], 1]], "'mean radius' is there twice"),
     "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is missing"),
     "a value is NaN": (NAMES, [["nan", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is missing"),
-    "a value is infinite": (NAMES, [["inf", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is no finite number"),
+    "a value is infinite": (
+        NAMES,
+        [["inf", *raw_rows(1)[0][1:]]],
+        "line 2: the column mean radius is no finite number",
+    ),
     "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is no finite number"),
     "a row is short": (NAMES, [raw_rows(1)[0][1:]], "line 2: 29 columns, and the header has 30"),
     "a target is a word": (

@@ -119,7 +119,10 @@ WRONG = {
         "line 2: the column p3 is missing",
     ),
     "another task": (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
-    "words for classes": (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "line 2: the class is not in classes"),
+    "words for classes": (
+        lambda folder: csv_folder(folder, extra='classes = ["a"]'),
+        "line 2: the class is not in classes",
+    ),
 }
 
 
