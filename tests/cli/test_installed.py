@@ -113,7 +113,7 @@ def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Comman
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
     done = run(environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project)
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 def test_the_bundle_of_a_new_project_holds_its_own_files_and_no_data(
