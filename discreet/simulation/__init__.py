@@ -21,8 +21,8 @@ def simulate(*settings: str) -> Path:
     # Imported here: nobody waits for them who imports one module of this package.
     from discreet.federated.resuming import run_config
     from discreet.federated.run_folder import with_output_folder
-    from discreet.simulation import in_process
+    from discreet.simulation.in_process import simulate as train
 
     config = with_output_folder(run_config(settings))
-    in_process.simulate(config)
+    train(config)
     return Path(str(config.output_dir))
