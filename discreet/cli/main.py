@@ -83,7 +83,8 @@ def _imported(verb: str, rest: Sequence[str]) -> ModuleType:
 
 def _check(verb: str, rest: Sequence[str]) -> None:
     """Ends this process if the verb has no place here, or if a setting is written as an option."""
-    from discreet.places import ConfigError, app_folder
+    from discreet.client_settings import ConfigError
+    from discreet.places import app_folder
 
     try:
         app_folder()
