@@ -39,7 +39,6 @@ from __future__ import annotations
 import csv
 import logging
 import math
-import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -288,17 +287,15 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, said: str) -> str:
-    """What there is to say of a table that can't be read: of a row with too few or too many cells its line, and never
-    the row itself, which the reader's own message shows."""
-    cells = re.search(r"Expected \d+ columns, got \d+", said)
-    if not cells:
-        return f"{path} can't be read: {said}"
-    with suppress(csv.Error):
-        records = list(_records(path))
-        for line, row in records:
-            if len(row) != len(records[0][1]):
-                return f"{path}, line {line}: {len(row)} columns, and the header has {len(records[0][1])}"
-    return f"{path} can't be read: {cells[0]}"
+    """Says why a table can't be read: of a row with too few or too many cells the line, and never the row, which the
+    reader's own message shows."""
+    expected, got, _ = said.partition(", got ")
+    with suppress(csv.Error, OSError):
+        (_, header), *rows = _records(path) if got else [(0, [])]
+        for line, row in rows:
+            if len(row) != len(header):
+                return f"{path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+    return f"{path} can't be read: {expected}"
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
