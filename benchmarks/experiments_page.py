@@ -41,7 +41,7 @@ BUILT_IN = """
 ## On built-in data
 
 One run each, without a seed, so that yours will differ a little. These need nothing but the checkout: `scripts/run`
-runs them on Flower, `python -m scripts.simulate` in one process. They were measured in one process.
+runs them on Flower, `discreet simulate` in one process. They were measured in one process.
 """
 MNIST = """
 ## On MNIST
@@ -181,7 +181,7 @@ def command(name: str, config: RunConfig) -> str:
     """What runs an experiment."""
     files = config.data.name in FROM_FILES
     in_process = name.endswith(SWEEP) or files or config.privacy.user.secure
-    program = "python -m scripts.simulate" if in_process else "scripts/run"
+    program = "discreet simulate" if in_process else "scripts/run"
     words = [program, *([] if name == DEFAULT else [f"experiment={name}"])]
     return " ".join([*words, "data.path=FOLDER"] if files else words)
 
