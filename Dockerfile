@@ -39,14 +39,15 @@ COPY discreet /opt/discreet/discreet
 COPY strategies /opt/discreet/strategies
 COPY client_app /opt/discreet/client_app
 COPY server_app /opt/discreet/server_app
-COPY scripts /opt/discreet/scripts
+RUN printf '#!/opt/venv/bin/python\nfrom discreet.cli.main import main\n\nraise SystemExit(main())\n' > /opt/venv/bin/discreet \
+ && chmod 0755 /opt/venv/bin/discreet
 # The base image comes without bytecode of the standard library, and nothing can be written later: a process for each
 # message would compile it each time. What is imported here is compiled once.
 RUN cd /opt/discreet && python -m compileall -q . \
  && /opt/venv/bin/python -c "import client_app.client_app, server_app.server_app, discreet.deployment.superlink, discreet.deployment.gate, \
 discreet.deployment.supernode, discreet.deployment.flower_fixes.commands, discreet.deployment.flower_fixes.patient_supernode, \
 discreet.deployment.flower_fixes.patient_superlink, \
-scripts.status, flwr.cli.app, flwr.supernode.cli, \
+discreet.cli.status, flwr.cli.app, flwr.supernode.cli, \
 flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"
 
@@ -55,4 +56,4 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/discreet PYTHONUNBUFFERED=1 HOME=/t
     FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 HF_HUB_OFFLINE=1
 USER 10001:10001
 WORKDIR /runs
-CMD ["python", "-m", "scripts.status", "--help"]
+CMD ["discreet", "--help"]

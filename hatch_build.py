@@ -7,7 +7,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # The same places below discreet/app as in a checkout: `discreet.places` finds them in either.
-FOLDERS = ("conf", "client_app", "server_app", "strategies", "benchmarks", "examples/own", "examples/project")
+PLACES = (
+    *("conf", "client_app", "server_app", "strategies", "benchmarks", "examples/own", "examples/project"),
+    "constraints.txt",
+)
 
 
 class AppFiles(BuildHookInterface):  # type: ignore[type-arg]
@@ -16,4 +19,4 @@ class AppFiles(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling; `version` is standard or editable."""
         if version == "standard":
-            build_data["force_include"] |= {folder: f"discreet/app/{folder}" for folder in FOLDERS}
+            build_data["force_include"] |= {place: f"discreet/app/{place}" for place in PLACES}

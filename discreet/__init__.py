@@ -7,13 +7,17 @@ from typing import Any
 
 __all__ = [
     "DPSGD",
+    "BatchError",
     "BudgetSpent",
+    "ConfigError",
     "DPFedAvg",
     "PrivateEvaluation",
     "ServerAdam",
     "ServerSGD",
     "ServerYogi",
+    "per_example_loss",
     "secure_sum_mod",
+    "simulate",
     "to_group_norm",
 ]
 __version__ = "0.1.0"
@@ -21,14 +25,18 @@ __version__ = "0.1.0"
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
 _HOMES = {
+    "BatchError": "discreet.central.dpsgd",
     "BudgetSpent": "discreet.central.step_account",
+    "ConfigError": "discreet.client_settings",
     "DPFedAvg": "discreet.federated.strategy",
     "DPSGD": "discreet.central.dpsgd",
     "PrivateEvaluation": "discreet.federated.strategy_settings",
     "ServerAdam": "discreet.federated.server_optimizer",
     "ServerSGD": "discreet.federated.server_optimizer",
     "ServerYogi": "discreet.federated.server_optimizer",
+    "per_example_loss": "discreet.training.losses",
     "secure_sum_mod": "discreet.client.secure_sum_mod",
+    "simulate": "discreet.simulation",
     "to_group_norm": "discreet.training.group_norm",
 }
 

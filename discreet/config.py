@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.client_settings import ConfigError
-from discreet.places import conf_folder
+from discreet.places import conf_folder, conf_for, own_files
 from discreet.settings import RunConfig, rules
 
 __all__ = ["ConfigError", "RunConfig", "conf_folder", "load_config", "parse_config"]
@@ -116,7 +116,7 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException, OverrideParseException
 
-    folder = conf or conf_folder()
+    folder = conf_for(overrides, conf or conf_folder())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
@@ -135,7 +135,7 @@ def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message
-    names = sorted(path.stem for path in conf.glob("experiment/*.yaml"))
+    names = sorted({path.stem for folder in (conf, own_files() / "conf") for path in folder.glob("experiment/*.yaml")})
     close = difflib.get_close_matches(missing[1], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"

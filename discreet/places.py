@@ -3,18 +3,24 @@
 A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
 made. Two questions are asked:
 
-- Which conf/ is composed? That of the project in the current folder. If the current folder is none: Discreet's own;
-  it is the checkout's if the package lies in a checkout, else the copy that the wheel brought.
+- Which conf/ is composed? That of the project in the current folder. If the current folder is none, or if an experiment
+  is asked for that only Discreet has: Discreet's own, with its data and its settings. It is the checkout's if the
+  package lies in a checkout, else the copy that the wheel brought.
 - Which app does `discreet run` start? The project in the current folder; if it is none, the checkout. If the package
   was installed from a wheel there is no checkout, and the command says where it works.
 """
 
 from __future__ import annotations
 
+import logging
 import tomllib
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from discreet.client_settings import ConfigError
+
+logger = logging.getLogger("discreet")
 
 PACKAGE = Path(__file__).resolve().parent
 PACKED = PACKAGE / "app"  # only a wheel has it
@@ -38,6 +44,23 @@ def conf_folder(package: Path = PACKAGE) -> Path:
     """The conf/ that a command composes: see this module."""
     here = Path.cwd()
     return (here if is_project(here) else own_files(package)) / "conf"
+
+
+def conf_for(words: Sequence[str], conf: Path) -> Path:
+    """The conf/ that overrides are composed with: `conf`, or Discreet's own if only that has their experiments."""
+    given = [word.removeprefix("experiment=") for word in words if word.startswith("experiment=")]
+    files = [f"experiment/{name}.yaml" for names in given for name in names.split(",")]
+    own = own_files() / "conf"
+    if all((conf / file).is_file() for file in files) or not all((own / file).is_file() for file in files):
+        return conf
+    _say_own(*given)
+    return own
+
+
+@cache
+def _say_own(*experiments: str) -> None:
+    told = "experiment=%s is one of Discreet's own: its data and settings are used, not those of this project"
+    logger.warning(told, ",".join(experiments))
 
 
 def app_folder(package: Path = PACKAGE) -> Path:

@@ -20,7 +20,6 @@ FOLDERS = (
     "strategies",
     "client_app",
     "server_app",
-    "scripts",
     "benchmarks",
 )
 ROOMS = (
@@ -51,7 +50,6 @@ MAY = {
     "strategies": LIBRARY - {"discreet.cli"},
     "client_app": LIBRARY - {"discreet.cli"},
     "server_app": LIBRARY - {"discreet.cli"} | {"strategies"},
-    "scripts": {*LIBRARY, *FOLDERS} - {"benchmarks"},
     "benchmarks": {*LIBRARY, *FOLDERS},
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -115,8 +113,7 @@ def test_no_cycle_between_modules() -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    # scripts/X.py is a thin face of discreet/cli/X.py.
-    names = Counter(path.name for path in FILES if path.name != "__init__.py" and path.parent.name != "scripts")
+    names = Counter(path.name for path in FILES if path.name != "__init__.py")
     assert [name for name, count in names.items() if count > 1] == []
 
 

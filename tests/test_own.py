@@ -86,7 +86,10 @@ WRONG = {
         lambda text: text.replace('classes = ["rest", "walk", "run"]', ""),
         "classes that are words must be listed",
     ),
-    "a class that is not listed": (lambda text: text.replace('"walk", ', ""), "the class walk is not in classes"),
+    "a class that is not listed": (
+        lambda text: text.replace('"walk", ', ""),
+        r"train.csv, line \d+: the class is not in classes",
+    ),
     "a missing owner": (lambda text: text.replace('"person"', '"patient"'), "has no column patient"),
     "a missing target": (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
     "a shape that does not fit": (lambda text: text + "shape = [2, 3]\n", "4 inputs a row, not 6"),
@@ -108,15 +111,44 @@ def test_without_inputs_the_owner_is_no_input(tmp_path: Path) -> None:
     assert (task.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
 
 
-@pytest.mark.parametrize(("cell", "said"), [("fast", "is 'fast', no finite number"), ("", "is missing"), ("nan", "")])
-def test_a_bad_cell_is_named_by_its_column_and_row(cell: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cell", "said"), [("fast", "is no finite number"), ("", "is missing"), ("nan", "is ")])
+def test_a_bad_cell_is_named_by_its_column_and_the_line_of_an_editor(cell: str, said: str, tmp_path: Path) -> None:
     folder = owns(tmp_path)
     lines = (folder / "train.csv").read_text().splitlines()
     place = lines[0].split(",").index("pulse")
     lines[7] = ",".join(cell if index == place else value for index, value in enumerate(lines[7].split(",")))
     (folder / "train.csv").write_text("\n".join(lines))
-    with pytest.raises(FolderError, match=f"train.csv: the input in column pulse, row 6 {said}"):
+    with pytest.raises(FolderError, match=f"train.csv, line 8: the column pulse {said}"):
         load_task("folder", path=str(folder))
+
+
+def test_lines_are_counted_over_empty_ones_and_those_within_quotation_marks(tmp_path: Path) -> None:
+    folder = owns(tmp_path)
+    lines = (folder / "train.csv").read_text().splitlines()
+    rows = [lines[0], "", '"zero\nor 0",5,0.1,70,32,rest', "", *lines[2:5], '"Ann Lee",a lot,0.1,70,32,rest']
+    (folder / "train.csv").write_text("\n".join(rows))
+    with pytest.raises(FolderError, match=r"/train.csv, line 9: the column steps is no finite number$"):
+        load_task("folder", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, and the header has 6"),
+        ("Ann Lee,5,0.1,70,rest", "line 8: 5 columns, and the header has 6"),
+        ("Ann Lee,HIV,0.1,70,32,rest", "line 8: the column steps is no finite number"),
+        ("Ann Lee,5,0.1,70,32,HIV", "line 8: the class is not in classes"),
+        ('Ann "Lee,HIV,5,0.1,70,32,rest', "line 8: 7 columns, and the header has 6"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said_without_the_row(row: str, said: str, tmp_path: Path) -> None:
+    folder = owns(tmp_path)
+    lines = (folder / "train.csv").read_text().splitlines()
+    (folder / "train.csv").write_text("\n".join([*lines[:7], row, *lines[8:]]))
+    with pytest.raises(FolderError) as error:
+        load_task("folder", path=str(folder))
+    assert str(error.value) == f"{folder.resolve() / 'train.csv'}, {said}"
+    assert error.value.__suppress_context__  # a traceback would show the reader's own message
 
 
 def test_values_outside_the_range_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

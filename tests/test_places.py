@@ -8,6 +8,7 @@ import pytest
 
 from discreet.config import load_config
 from discreet.federated.resuming import run_config
+from discreet.federated.run_folder import RunFolder
 from discreet.places import ConfigError, app_folder, conf_folder, own_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,3 +67,32 @@ def test_a_conf_beside_another_pyproject_is_none_of_ours(
 def test_a_conf_that_is_given_is_composed_in_any_folder(project: Path) -> None:
     assert load_config(conf=project / "conf").rounds == 17
     assert run_config([], conf=project / "conf").rounds == 17
+
+
+def test_in_a_project_every_experiment_of_discreet_is_what_it_is_elsewhere(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
+    elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
+    monkeypatch.chdir(project)
+    assert len(names) > 20
+    assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
+    assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30  # as a ServerApp composes
+
+
+def test_a_projects_own_experiment_comes_before_discreets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "conf" / "experiment" / "silos.yaml").write_text("# @package _global_\ndata: {num_clients: 11}\n")
+    monkeypatch.chdir(project)
+    config = load_config(["experiment=silos"])
+    assert (config.rounds, config.data.num_clients) == (17, 11)
+
+
+def test_a_run_of_discreets_experiment_goes_on_in_a_project(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    asked = load_config(["experiment=silos"])
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_config(asked)
+    assert run_config(["experiment=silos", "resume=true", f"output_dir={folder.path}"]).data == asked.data

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
 
 from discreet import __version__
-from discreet.client_settings import ConfigError
-from discreet.places import app_folder
 
 # What works anywhere, and what needs the conf of a project or of a checkout: a line for each verb.
 ANYWHERE = {
@@ -27,6 +29,7 @@ IN_A_PROJECT = {
     "statistics": "what clients' data are like, noised and paid for",
     "benchmark": "measures Discreet side by side with others",
 }
+OF_SETTINGS = ("run", "simulate", "statistics", "tune")  # their words are settings
 
 
 def usage() -> str:
@@ -56,9 +59,61 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"discreet: there is no verb {verb}; there are {known} (discreet --help)", file=sys.stderr)
         return 2
     try:
+        return int(_imported(verb, rest).main(rest))
+    except KeyboardInterrupt:
+        return _say_ended()
+
+
+def _imported(verb: str, rest: Sequence[str]) -> ModuleType:
+    """The module of a verb, after a look whether it may start here.
+
+    A Ctrl-C meanwhile ends this process at once: nothing has begun that would need cleaning up, and an extension that
+    is being imported may make another error, or a traceback of its own, of an exception.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not if whoever started it wants Ctrl-C to be ignored
+        signal.signal(signal.SIGINT, _end)
+    try:
         if verb in IN_A_PROJECT and not {"-h", "--help"} & {*rest}:
-            app_folder()
+            _check(verb, rest)
+        return import_module(f"discreet.cli.{verb}")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _check(verb: str, rest: Sequence[str]) -> None:
+    """Ends this process if the verb has no place here, or if a setting is written as an option."""
+    from discreet.client_settings import ConfigError
+    from discreet.places import app_folder
+
+    try:
+        app_folder()
+        for word, value in zip(rest, [*rest[1:], "VALUE"], strict=True):
+            if verb in OF_SETTINGS and word.startswith("--") and (name := _setting(word)) and word != "--resume":
+                given = word.partition("=")[2] or value
+                raise ConfigError(f"{word} is no option: settings have no dashes, write {name}={given}")
     except ConfigError as error:
         print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    return int(import_module(f"discreet.cli.{verb}").main(rest))
+        raise SystemExit(2) from None
+
+
+def _setting(word: str) -> str | None:
+    """The full name of the setting that an option is meant for; None if there is none, or several.
+
+    >>> _setting("--rounds"), _setting("--learning-rate=1"), _setting("--batch-size=8"), _setting("--jobs")
+    ('rounds', None, 'training.batch_size', None)
+    """
+    from discreet.settings import rules
+
+    asked = word.removeprefix("--").partition("=")[0].replace("-", "_")
+    found = [name for name, _ in rules() if f".{name}".endswith(f".{asked}")]
+    return asked if asked in found else found[0] if len(found) == 1 else None
+
+
+def _say_ended() -> int:
+    print("discreet: ended by Ctrl-C", file=sys.stderr, flush=True)
+    return 128 + signal.SIGINT
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    os._exit(_say_ended())

@@ -45,6 +45,7 @@ def make_project(folder: Path, *, source: Path) -> None:
         shutil.copytree(source / "examples" / "project", folder, ignore=IGNORED, dirs_exist_ok=True)
         (folder / "gitignore").rename(folder / ".gitignore")
         shutil.copytree(source / "strategies", folder / "strategies", ignore=IGNORED)
+        shutil.copy(source / "constraints.txt", folder)
         _copy_example(source / "examples" / "own", folder)
         settings = (source / "conf" / "config.yaml").read_text()
         (folder / "conf" / "config.yaml").write_text(_with_settings(settings))

@@ -35,6 +35,7 @@ from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of, with_output_folder
 from discreet.logs import log_to
+from discreet.places import conf_for
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import check_parallel, number_of_jobs, run_all
@@ -128,7 +129,7 @@ def sweep_of(words: Sequence[str]) -> Sweep | None:
 
 def _composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
     """The sweep that overrides make, and whether they ask for one by hydra.mode."""
-    with hydra_on_conf([]):
+    with hydra_on_conf(overrides):
         composer = GlobalHydra.instance().hydra
         assert composer is not None
         plan = composer.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False).hydra
@@ -252,6 +253,6 @@ def _with_hydra(job: Callable[[DictConfig], None], words: Sequence[str]) -> None
     before = sys.argv
     sys.argv = ["discreet simulate", *words]
     try:
-        hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(job)()
+        hydra.main(config_path=str(conf_for(words, conf_folder())), config_name="config", version_base="1.3")(job)()
     finally:
         sys.argv = before

@@ -25,6 +25,7 @@ from discreet.tasks.folder import (
     FOLDER,
     SCALE,
     FolderError,
+    lines_of,
     open_table,
     read_description,
     read_more,
@@ -32,7 +33,7 @@ from discreet.tasks.folder import (
 )
 from discreet.tasks.models import model_for, parts_of
 from discreet.tasks.normalising import Normaliser
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target, targets_of
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, RowError, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
@@ -158,19 +159,17 @@ def read_inputs(path: Path, saved: SavedModel, *, id_column: str | None = None) 
     if not path.is_file():
         raise FolderError(f"{path} does not exist")
     found = open_table(path, kind)
-    if kind == "npz":
-        values, targets = _array(path, found, saved), found.get("targets")
-    else:
-        told = (*_target_columns(saved), id_column)
-        names = _columns(path, [name for name in found if name not in told], saved)
-        values, targets = (
-            stack_columns(found, names, path).reshape(-1, *saved.input_shape),
-            _targets(path, found, saved),
-        )
-    if targets is not None and len(targets) != len(values):
-        raise FolderError(f"{path} has {len(values)} inputs and {len(targets)} targets")
-    if targets is not None:
-        targets = targets_of(targets, saved.target, num_classes=saved.num_classes, what=str(path))
+    with lines_of(path, kind):
+        if kind == "npz":
+            values, targets = _array(path, found, saved), found.get("targets")
+        else:
+            told = (*_target_columns(saved), id_column)
+            names = _columns(path, [name for name in found if name not in told], saved)
+            values, targets = stack_columns(found, names).reshape(-1, *saved.input_shape), _targets(found, saved)
+        if targets is not None and len(targets) != len(values):
+            raise FolderError(f"{path} has {len(values)} inputs and {len(targets)} targets")
+        if targets is not None:
+            targets = targets_of(targets, saved.target, num_classes=saved.num_classes, what=str(path))
     return Inputs(_to_model(path, values, saved), targets)
 
 
@@ -211,11 +210,11 @@ def _target_columns(saved: SavedModel) -> tuple[str, ...]:
     return saved.target.names or (TARGET,)
 
 
-def _targets(path: Path, found: dict[str, Any], saved: SavedModel) -> Array | None:
+def _targets(found: dict[str, Any], saved: SavedModel) -> Array | None:
     names = _target_columns(saved)
     if not all(name in found for name in names):
         return None
-    columns = stack_columns(found, names, path)
+    columns = stack_columns(found, names)
     return columns[:, 0] if saved.target.kind == CLASSES else columns
 
 
@@ -230,7 +229,7 @@ def _array(path: Path, found: dict[str, Array], saved: SavedModel) -> Array:
         raise FolderError(f"{path}: inputs must be numbers, not {values.dtype}")
     if not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise FolderError(f"{path}: inputs[{row}] has a value that is missing or not finite")
+        raise RowError(row, "an input is missing or not finite")
     return values / 255.0 if values.dtype == np.uint8 and len(saved.input_shape) == 3 else values
 
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, load_config, parse_config
 from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.places import conf_for
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (
@@ -75,7 +76,7 @@ def same_settings(asked: RunConfig) -> RunConfig:
 def _changed(words: Sequence[str], before: RunConfig, asked: Flat, conf: Path | None) -> RunConfig:
     kept, wanted = _flat(dataclasses.asdict(before)), _flat(asked)
     changes: dict[str, object] = {}
-    for word, name in _given(words, [*kept, *wanted], conf or conf_folder()):
+    for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
         if name == TARGET:
             _check_target(word, wanted[name], before)
         elif name not in WHICH_RUN and wanted.get(name) != kept.get(name):

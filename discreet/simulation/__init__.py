@@ -1,1 +1,28 @@
-"""The federation in one process, without Ray."""
+"""The federation in one process, without Ray; `simulate` here is `discreet.simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def simulate(*settings: str) -> Path:
+    """Trains in this process, as the command `discreet simulate` does.
+
+    Args:
+      settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or `"output_dir=outputs/first"`.
+
+    Returns:
+      The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a row for each round,
+      `privacy.json` every guarantee, `model.safetensors` the model.
+
+    Raises:
+      ConfigError: one line that names the setting that is wrong, before anything starts.
+    """
+    # Imported here: nobody waits for them who imports one module of this package.
+    from discreet.federated.resuming import run_config
+    from discreet.federated.run_folder import with_output_folder
+    from discreet.simulation.in_process import simulate as train
+
+    config = with_output_folder(run_config(settings))
+    train(config)
+    return Path(str(config.output_dir))

@@ -36,11 +36,12 @@ data: a minimum, a mean or a count of what occurs would be a release without an 
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ from discreet.tasks.description import DESCRIPTION, DataDescription
 from discreet.tasks.description import read_description as read_description
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
-from discreet.tasks.targets import CLASSES, SEQUENCES, targets_of
+from discreet.tasks.targets import CLASSES, SEQUENCES, RowError, targets_of
 from discreet.tasks.targets import FolderError as FolderError
 
 logger = logging.getLogger("discreet")
@@ -85,9 +86,7 @@ def load_folder(path: str | None) -> Task:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
     description = _with_inputs(folder, read_description(folder))
-    table = _read_labelled(folder, description)
-    shape = _shape_of(description, table, folder)
-    train = _examples_of(table, description, shape, str(folder / description.file))
+    table, shape, train = _load(folder, description)
     owners = None if table.owners is None else np.unique(table.owners, return_inverse=True)[1]
     return Task(
         name=FOLDER,
@@ -101,12 +100,22 @@ def load_folder(path: str | None) -> Task:
     )
 
 
+def _load(
+    folder: Path, description: DataDescription, shape: TaskShape | None = None
+) -> tuple[_Table, TaskShape, Examples]:
+    """A labelled table, its shape unless that is given, and its examples."""
+    path = folder / description.file
+    with lines_of(path, description.format):
+        table = _read_labelled(folder, description)
+        shape = shape or _shape_of(description, table, folder)
+        return table, shape, _examples_of(table, description, shape, str(path))
+
+
 def _test_set(folder: Path, description: DataDescription, shape: TaskShape) -> Examples | None:
     if description.test is None:
         return None
     target = description.test_target or description.target
-    test_set = replace(description, file=description.test, target=target, owner=None)
-    return _examples_of(_read_labelled(folder, test_set), test_set, shape, str(folder / description.test))
+    return _load(folder, replace(description, file=description.test, target=target, owner=None), shape)[2]
 
 
 def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
@@ -122,9 +131,8 @@ def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     description = read_description(folder)
     if description.task not in (None, task):
         raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
-    table = _read_labelled(folder, description)
-    shape = SHAPES[task] if task != FOLDER else _shape_of(description, table, folder)
-    return _examples_of(table, description, shape, f"{folder / description.file} and the task {task}"), shape
+    _, shape, examples = _load(folder, description, SHAPES.get(task))
+    return examples, shape
 
 
 def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -137,9 +145,10 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
     description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
-    table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
-    inputs = _inputs_of(table.inputs, description, shape, str(file))
-    return inputs, None if table.targets is None else _targets_of(table.targets, description, shape, str(file))
+    with lines_of(file, kind):
+        table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
+        inputs = _inputs_of(table.inputs, description, shape, str(file))
+        return inputs, None if table.targets is None else _targets_of(table.targets, description, shape, str(file))
 
 
 def _shape_of(description: DataDescription, table: _Table, folder: Path) -> TaskShape:
@@ -179,7 +188,7 @@ def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, wh
     numbers = np.asarray(values, np.float64).reshape(len(values), size)
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(wrong):
-        raise FolderError(f"{what} do not fit: an input of row {wrong[0]} is missing, NaN or infinite")
+        raise RowError(int(wrong[0]), "an input is missing, NaN or infinite")
     scaled = _scale(numbers, description, shape.scale, what)
     return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
 
@@ -222,7 +231,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no {kind} {name}")
-    inputs = stack_columns(found, names, path) if kind == "column" else found[names[0]]
+    inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
     targets = _given_targets(found, description, names)
     if description.next_token:
         inputs, targets = inputs[:, :-1], np.asarray(inputs[:, 1:])
@@ -270,11 +279,47 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
         table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
         names = list(table.column_names)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise FolderError(f"{path} can't be read: {' '.join(str(error).split())}") from error
+        raise FolderError(_unreadable(path, " ".join(str(error).split()))) from None
     for name in names:
         if names.count(name) > 1:
             raise FolderError(f"{path}: the column {name!r} is there twice")
     return {name: table.column(name) for name in names}
+
+
+def _unreadable(path: Path, said: str) -> str:
+    """Says why a table can't be read: of a row with too few or too many cells the line, and never the row, which the
+    reader's own message shows."""
+    expected, got, _ = said.partition(", got ")
+    with suppress(csv.Error, OSError):
+        (_, header), *rows = _records(path) if got else [(0, [])]
+        for line, row in rows:
+            if len(row) != len(header):
+                return f"{path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+    return f"{path} can't be read: {expected}"
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Each record of a CSV file with the line that it begins in, counted from 1 as an editor does: the header is first,
+    empty lines are none."""
+    with path.open(newline="", errors="replace") as file:
+        reader, begins = csv.reader(file), 1
+        for row in reader:
+            if row:
+                yield begins, row
+            begins = reader.line_num + 1
+
+
+@contextmanager
+def lines_of(path: Path, form: str) -> Iterator[None]:
+    """Says of a row of a table that is refused while the block runs in which line of the file it is, if it is CSV."""
+    try:
+        yield
+    except RowError as error:
+        place = f"row {error.row}"
+        if form == "csv":
+            with suppress(csv.Error, IndexError):
+                place = f"line {[line for line, _ in _records(path)][error.row + 1]}"
+        raise FolderError(f"{path}, {place}: {error.problem}") from None
 
 
 def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
@@ -296,15 +341,15 @@ def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     return replace(description, inputs=_input_names(found, description))
 
 
-def stack_columns(found: Mapping[str, Any], names: Sequence[str], file: Path) -> Array:
+def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
     """The columns `names` of an open table as numbers (n, len(names)).
 
     Raises:
-      FolderError: a cell is missing or is no finite number; it names the first. Row 0 is the one below the header.
+      RowError: a cell is missing or is no finite number.
     """
     if not names:
         return np.zeros((len(next(iter(found.values()), ())), 0))
-    return np.stack([_numbers(found[name], f"{file.name}: the input in column {name}") for name in names], axis=1)
+    return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)
 
 
 def _numbers(column: Any, what: str) -> Array:
@@ -316,9 +361,7 @@ def _numbers(column: Any, what: str) -> Array:
         with suppress(TypeError, ValueError):
             if math.isfinite(float(cell)):
                 continue
-        raise FolderError(
-            f"{what}, row {row} " + ("is missing" if cell in (None, "") else f"is {cell!r}, no finite number")
-        )
+        raise RowError(row, f"{what} is {'missing' if cell in (None, '') else 'no finite number'}")
     raise FolderError(f"{what} is no number in any row")
 
 
@@ -327,9 +370,9 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
     if description.classes:
         places = {name: place for place, name in enumerate(description.classes)}
         places |= {} if description.padding is None else {str(description.padding): PADDING}
-        unknown = [str(value) for value in targets.flat if str(value) not in places]
-        if unknown:
-            raise FolderError(f"{description.file}: the class {unknown[0]} is not in classes")
+        for place, value in enumerate(targets.flat):
+            if str(value) not in places:
+                raise RowError(place * len(targets) // targets.size, "the class is not in classes")
         return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
     try:
         return np.asarray(targets, np.float64)

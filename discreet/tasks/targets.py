@@ -23,7 +23,15 @@ KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 
 
 class FolderError(ValueError):
-    """Data in a folder are missing, can't be read, or do not fit. The message may hold values of the data."""
+    """Data in a folder are missing, can't be read, or do not fit. The message holds no value of the data."""
+
+
+class RowError(FolderError):
+    """A row, counted from 0, that is not as it must be: the first one. `problem` says in what."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(f"row {row}: {problem}")
+        self.row, self.problem = row, problem
 
 
 @dataclass(frozen=True)
@@ -96,9 +104,9 @@ def targets_of(values: Array, target: Target, *, num_classes: int, what: str, pa
     if columns.shape[1] != len(target.names):
         raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
     numbers = columns.astype(np.float64)
-    _refuse_row(~np.isfinite(numbers), "is missing or not finite", target, what)
+    _refuse_row(~np.isfinite(numbers), "is missing or not finite", target)
     if target.kind == LABELS:
-        _refuse_row((numbers != 0) & (numbers != 1), "is not 0 or 1", target, what)
+        _refuse_row((numbers != 0) & (numbers != 1), "is not 0 or 1", target)
         return torch.from_numpy(numbers).float()
     outside = np.count_nonzero((numbers < np.array(target.low)) | (numbers > np.array(target.high)))
     if outside:
@@ -108,10 +116,10 @@ def targets_of(values: Array, target: Target, *, num_classes: int, what: str, pa
     return target.scaled(torch.from_numpy(numbers))
 
 
-def _refuse_row(wrong: Array, how: str, target: Target, what: str) -> None:
+def _refuse_row(wrong: Array, how: str, target: Target) -> None:
     if wrong.any():
         row, column = (int(place) for place in np.argwhere(wrong)[0])
-        raise FolderError(f"{what}: {target.names[column]} in row {row} {how}")
+        raise RowError(row, f"{target.names[column]} {how}")
 
 
 def classes_of(values: Array, num_classes: int, what: str) -> Tensor:
@@ -123,12 +131,11 @@ def classes_of(values: Array, num_classes: int, what: str) -> Tensor:
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise FolderError(f"{what}: targets must be one number a row, not {values.dtype} of shape {values.shape}")
     if not np.isfinite(values).all():
-        raise FolderError(f"{what}: the class in row {int(np.flatnonzero(~np.isfinite(values))[0])} is missing")
+        raise RowError(int(np.flatnonzero(~np.isfinite(values))[0]), "the class is missing")
     whole = values.astype(np.int64)
     outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= num_classes))
     if len(outside):
-        row = int(outside[0])
-        raise FolderError(f"{what}: the class in row {row} is {values[row]:g}, not one of 0 to {num_classes - 1}")
+        raise RowError(int(outside[0]), f"the class is not one of 0 to {num_classes - 1}")
     return torch.from_numpy(whole)
 
 
@@ -151,8 +158,6 @@ def sequences_of(values: Array, length: int, *, num_classes: int, padding: int, 
     wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
     if len(wrong):
         row, place = (int(number) for number in wrong[0])
-        raise FolderError(
-            f"{what}: the class in row {row} at position {place} is {values[row, place]:g}, "
-            f"neither one of 0 to {num_classes - 1} nor the padding {padding}"
-        )
+        told = f"the class at position {place} is neither one of 0 to {num_classes - 1} nor the padding {padding}"
+        raise RowError(row, told)
     return torch.from_numpy(np.where(padded, PADDING, whole))

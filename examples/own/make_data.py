@@ -15,6 +15,7 @@ COLUMNS = ("person", "steps", "swing", "pulse", "warmth", "activity")
 MEANS = {"rest": (5, 0.1, 70, 32.5), "walk": (95, 0.5, 95, 33.0), "run": (150, 1.1, 135, 34.0)}
 MINUTE = (20, 0.2, 12, 0.5)  # standard deviations from minute to minute
 PERSON = (12, 0.1, 12, 0.7)  # and from person to person
+LOW, HIGH = (0, 0, 40, 28), (200, 2, 200, 38)  # what a wristband can say, as in data.toml
 SEED = 52361
 
 
@@ -24,7 +25,7 @@ def rows(people: range, draw: np.random.Generator) -> list[list[object]]:
     for person in people:
         own = draw.normal(0, PERSON)
         for activity in draw.choice(list(MEANS), size=8):
-            values = np.maximum(np.array(MEANS[str(activity)]) + own + draw.normal(0, MINUTE), 0)
+            values = np.clip(np.array(MEANS[str(activity)]) + own + draw.normal(0, MINUTE), LOW, HIGH)
             found.append([person, *(round(float(value), 2) for value in values), str(activity)])
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import ledger, report, status
+from discreet.cli import ledger, report, status
 from tests.made_runs import make_run
 
 READERS: dict[str, tuple[Callable[[Sequence[str]], int], Sequence[str]]] = {

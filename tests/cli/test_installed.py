@@ -110,10 +110,17 @@ def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Comman
     assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
 
 
+def test_an_experiment_of_discreets_own_runs_in_a_project(project: Path, discreet: Command) -> None:
+    done = discreet("simulate", "experiment=silos", "rounds=1", "output_dir=outputs/silos", folder=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "its data and settings are used, not those of this project" in done.stderr
+    assert "round 1/1" in done.stdout
+
+
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
     done = run(environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project)
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 def test_the_bundle_of_a_new_project_holds_its_own_files_and_no_data(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from discreet.cli import status
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
+from tests.scripts.living import default_signals
 
 CLI = Path(__file__).resolve().parent.parent.parent / "discreet" / "cli"
 VERBS = ANYWHERE | IN_A_PROJECT
@@ -45,3 +49,70 @@ def test_no_words_are_a_question_for_help_and_a_verb_that_is_not_there_is_named(
 def test_help_and_status_start_without_torch_and_without_flower(words: list[str]) -> None:
     ran = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True)
     assert not {"torch", "flwr", "numpy", "hydra"} & set(ran.stdout.split())
+
+
+# Sends a Ctrl-C to its own process while WHAT is imported, and makes of the exception what extensions do that import
+# others in C: another error.
+INTERRUPTS = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["WHAT"]:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("failed to import") from None
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(("verb", "module"), [*((verb, f"discreet.cli.{verb}") for verb in VERBS), ("report", "numpy")])
+def test_a_ctrl_c_while_a_command_imports_is_one_line(verb: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    path = os.pathsep.join([str(tmp_path), str(CLI.parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-m", "discreet", verb, "no/such/run"],
+        env=os.environ | {"PYTHONPATH": path, "WHAT": module},
+        preexec_fn=default_signals,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "discreet: ended by Ctrl-C\n")
+
+
+def test_a_ctrl_c_in_a_verb_that_has_nothing_to_tidy_up_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "main", lambda words: signal.raise_signal(signal.SIGINT))
+    assert main(["status", "no/such/run"]) == 130
+    assert capsys.readouterr().err == "discreet: ended by Ctrl-C\n"
+
+
+def test_scripts_run_is_the_verb_run_under_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = (CLI.parent.parent / "scripts" / "run").read_text().splitlines()[-1]
+    name, _, command = script.partition(" exec python -m discreet ")
+    monkeypatch.setenv(*name.split("="))
+    assert main([command.split()[0], "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: scripts/run [OVERRIDE ...]")
+
+
+@pytest.mark.parametrize("verb", ["run", "simulate", "statistics", "tune"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=5"),
+        (
+            ["seed=7", "--batch-size=8"],
+            "--batch-size=8 is no option: settings have no dashes, write training.batch_size=8",
+        ),
+        (["--rounds"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
+    ],
+)
+def test_a_setting_that_is_written_as_an_option_is_named_as_a_setting(
+    verb: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, *words])
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"discreet: {said}\n")

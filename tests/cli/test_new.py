@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 from discreet.cli.new import SETTINGS, main
 from discreet.config import load_config
+from discreet.tasks.datasets import load_task
+from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -65,3 +69,36 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path / "file")]) == 2
     assert capsys.readouterr().err.startswith(f"discreet: {tmp_path / 'file'} can't be made: ")
+
+
+def test_its_sample_data_lie_in_the_ranges_that_it_gives(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(load_task("folder", path=str(project / "data")).test) > 0
+    assert caplog.text == ""
+
+
+def installs(page: Path) -> list[list[str]]:
+    """The words of each `pip install` of a page."""
+    words = [line for line in commands(page) if "install" in line]
+    return [line[line.index("install") + 1 :] for line in words]
+
+
+def test_its_page_installs_what_its_tests_import(project: Path) -> None:
+    tree = ast.parse((project / "tests" / "test_project.py").read_text())
+    wanted = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    given = {word for line in installs(project / "README.md") for word in line}
+    assert wanted - sys.stdlib_module_names - {"discreet"} == {"pytest", "torch"} <= given
+    assert "${DISCREET_WHEEL}[simulation]" in given
+    assert "pip install discreet" not in (project / "README.md").read_text()  # it is on no index
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/project/README.md"])
+def test_pytorch_is_installed_first_for_a_cpu_or_a_gpu_and_all_with_the_versions_that_were_tested(page: str) -> None:
+    cpu, gpu, *rest = installs(ROOT / page)
+    tested = ["--constraint", "constraints.txt"]
+    assert (cpu, gpu) == ([*tested, "torch", "--extra-index-url", "$TORCH_INDEX"], [*tested, "torch"])
+    assert rest
+    assert all("--constraint constraints.txt" in " ".join(line) for line in rest)
+
+
+def test_it_has_the_versions_that_were_tested(project: Path) -> None:
+    assert (project / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()

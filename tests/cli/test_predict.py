@@ -110,17 +110,21 @@ FAULTS = {
     "a column is missing": (NAMES[1:], [row[1:] for row in raw_rows(1)], "missing columns: mean radius"),
     "a column is unknown": ([*NAMES, "age"], [[*raw_rows(1)[0], 40]], "unknown columns: age"),
     "a column is there twice": ([*NAMES, NAMES[0]], [[*raw_rows(1)[0], 1]], "'mean radius' is there twice"),
-    "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "the input in column mean radius, row 0 is missing"),
-    "a value is NaN": (NAMES, [["nan", *raw_rows(1)[0][1:]]], "the input in column mean radius, row 0 is missing"),
-    "a value is infinite": (NAMES, [["inf", *raw_rows(1)[0][1:]]], "mean radius, row 0 is inf, no finite number"),
-    "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "mean radius, row 0 is 'big', no finite number"),
-    "a row is short": (NAMES, [raw_rows(1)[0][1:]], "Expected 30 columns, got 29"),
+    "a value is missing": (NAMES, [["", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is missing"),
+    "a value is NaN": (NAMES, [["nan", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is missing"),
+    "a value is infinite": (
+        NAMES,
+        [["inf", *raw_rows(1)[0][1:]]],
+        "line 2: the column mean radius is no finite number",
+    ),
+    "a value is a word": (NAMES, [["big", *raw_rows(1)[0][1:]]], "line 2: the column mean radius is no finite number"),
+    "a row is short": (NAMES, [raw_rows(1)[0][1:]], "line 2: 29 columns, and the header has 30"),
     "a target is a word": (
         [*NAMES, "target"],
         [[*raw_rows(1)[0], "b"]],
-        "column target, row 0 is 'b', no finite number",
+        "line 2: the column target is no finite number",
     ),
-    "a target is no class": ([*NAMES, "target"], [[*raw_rows(1)[0], 2]], "the class in row 0 is 2, not one of 0 to 1"),
+    "a target is no class": ([*NAMES, "target"], [[*raw_rows(1)[0], 2]], "line 2: the class is not one of 0 to 1"),
     "the file is empty": ([], [], "Empty CSV file"),
 }
 
@@ -139,7 +143,7 @@ def test_what_is_wrong_with_a_table_is_said(
 ARRAYS = {
     "no inputs": ({"x": RAW[:2]}, "no array 'inputs'; it has x"),
     "another shape": ({"inputs": RAW[:2, :5]}, "inputs have shape (2, 5), the model reads (n, 30)"),
-    "a missing value": ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "inputs[0] has a value that is missing"),
+    "a missing value": ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "row 0: an input is missing"),
     "targets of another length": ({"inputs": RAW[:2], "targets": LABELS[:3]}, "has 2 inputs and 3 targets"),
     "words for targets": ({"inputs": RAW[:2], "targets": np.array(["a", "b"])}, "targets must be one number a row"),
     "words": ({"inputs": RAW[:2].astype(str)}, "inputs must be numbers"),

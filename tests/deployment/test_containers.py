@@ -105,7 +105,7 @@ class Deployment:
 
     def spent(self) -> tuple[int, float, float]:
         """Rows of the server's ledger, its epsilon, and the largest that a node reported."""
-        told = json.loads(self.in_service("superlink", "python", "-m", "scripts.status", "--json", "/runs/main"))
+        told = json.loads(self.in_service("superlink", "discreet", "status", "--json", "/runs/main"))
         count = self.in_service("superlink", "python", "-c", COUNT_RELEASES).strip()
         return int(count), told["epsilon"]["user"]["spent"], told["epsilon"]["example"]["spent"]
 
@@ -159,7 +159,7 @@ class AloneNode:
         self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
 
 
-CREATE_LEDGER = ("python", "-m", "scripts.ledger", "create", "/ledger/ledger.db")
+CREATE_LEDGER = ("discreet", "ledger", "create", "/ledger/ledger.db")
 COUNT_RELEASES = (
     "from pathlib import Path; from discreet.federated.durable_ledger import DurableLedger as L; "
     "l = L(Path('/runs/main/ledger.db')); assert l.verify() == []; print(len(l.releases()))"
@@ -308,7 +308,7 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
             shutil.rmtree(app)  # the node's owner withdraws the approval
         assert deployment.run(alone, output="/runs/refused").wait(RUN_SECONDS) == 0
         assert [row["replies"] for row in deployment.rows("/runs/refused")] == ["0"]
-        told = deployment.in_service("superlink", "python", "-m", "scripts.status", "/runs/refused")
+        told = deployment.in_service("superlink", "discreet", "status", "/runs/refused")
         assert "error 1" in told
         assert "Read-only file system" in told
     finally:

@@ -116,10 +116,13 @@ WRONG = {
     "a column that is not there": (lambda folder: csv_folder(folder, extra='inputs = ["q"]'), "has no column q"),
     "a missing value": (
         lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
-        "row 0 is missing",
+        "line 2: the column p3 is missing",
     ),
     "another task": (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
-    "words for classes": (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "the class 0 is not in classes"),
+    "words for classes": (
+        lambda folder: csv_folder(folder, extra='classes = ["a"]'),
+        "line 2: the class is not in classes",
+    ),
 }
 
 
@@ -130,11 +133,11 @@ def test_what_is_wrong_is_said(tmp_path: Path, name: str) -> None:
         load_node_data(make(tmp_path), "digits")
 
 
-def test_a_class_that_the_task_does_not_have_is_named_with_its_row(tmp_path: Path) -> None:
+def test_a_class_that_the_task_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
     rows = np.zeros((3, 30), int)
     head = ",".join([*(f"f{number}" for number in range(30)), "digit"])
     folder = csv_folder(tmp_path, head=head, rows=rows, extra="")
-    with pytest.raises(NodeDataError, match="the class in row 1 is 7"):
+    with pytest.raises(NodeDataError, match="line 3: the class is not one of 0 to 1"):
         load_node_data(folder, "breast_cancer")
 
 

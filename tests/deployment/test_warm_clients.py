@@ -21,7 +21,7 @@ from discreet.deployment.local_federation import wait_until
 
 SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
-OF_THE_APP = ("client_app", "discreet", "strategies", "server_app", "scripts")
+OF_THE_APP = ("client_app", "discreet", "strategies", "server_app")
 
 # A parent of its own, so that a test can end it.
 PARENT = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,12 +89,30 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         simulate(load_config([*SMALL, "resume=true", f"output_dir={tmp_path / 'nothing'}"]))
 
 
-def test_a_guarantee_that_is_off_is_shown_as_none() -> None:
-    line = round_line(
-        {"round": 1, "cohort": 3, "replies": 2, "epsilon_user": 1.5, "epsilon_example": float("inf")}, rounds=9
-    )
-    assert "epsilon user 1.500 example none local none" in line
-    assert "cohort 3 replies 2" in line
+ROW = {"round": 1, "loss": 0.5, "accuracy": 0.9, "clip_norm": 0.33182, "fraction_below": 0.6, "seconds": 0.52}
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "said"),
+    [
+        ({"epsilon_user": 1.5, "epsilon_example": math.inf}, "  epsilon user 1.500  0.5 s"),
+        ({"epsilon_user": 7.8461, "epsilon_example": 3.0}, "  epsilon user 7.846 example 3.000"),
+        ({"epsilon_user": math.inf}, "  epsilon none  0.5 s"),
+    ],
+)
+def test_a_rounds_line_shows_the_epsilon_of_each_guarantee_that_is_on(epsilons: dict[str, float], said: str) -> None:
+    line = round_line({**ROW, **epsilons, "cohort": 70, "replies": 69}, rounds=30)
+    assert line.startswith("round 1/30  accuracy 0.9000  loss 0.5000  ")
+    assert line.endswith(f"  replies 69/70{said}")
+
+
+@pytest.mark.parametrize("clients", [7, 70, 700, 7000])
+@pytest.mark.parametrize("more", [{}, {"auc": 0.91}, {"epsilon_example": 12.3}, {"auc": 0.91, "epsilon_example": 12.3}])
+def test_a_rounds_line_fits_a_hundred_columns(clients: int, more: dict[str, float]) -> None:
+    row = {**ROW, "round": 1000, "epsilon_user": 12.3, "cohort": clients, "replies": clients, **more}
+    line = round_line(row, rounds=1000)
+    assert 60 < len(line) <= 100
+    assert all(part in line for part in ("round 1000/1000", "accuracy 0.9000", "epsilon user 12.300"))
 
 
 def test_more_clients_than_examples_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -379,14 +379,12 @@ def test_pictures_stand_alone_as_well_formed_files(tmp_path: Path) -> None:
     assert "noise_multiplier 2" in paths[0].read_text()
 
 
-@pytest.mark.parametrize(
-    "path", [*(ROOT / "discreet").rglob("*.py"), ROOT / "scripts" / "report.py"], ids=lambda path: path.stem
-)
-def test_only_who_draws_pays_for_the_drawing_library(path: Path) -> None:
-    loaded = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {alias.name for node in loaded if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in loaded if isinstance(node, ast.ImportFrom)}
-    assert not any(name.split(".")[0] == "matplotlib" for name in names)
+def test_only_who_draws_pays_for_the_drawing_library() -> None:
+    for path in (ROOT / "discreet").rglob("*.py"):
+        loaded = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name for node in loaded if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in loaded if isinstance(node, ast.ImportFrom)}
+        assert not any(name.split(".")[0] == "matplotlib" for name in names), path
 
 
 def test_a_sampled_event_is_hashable_and_merged(tmp_path: Path) -> None:

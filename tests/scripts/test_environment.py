@@ -59,6 +59,14 @@ def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(shell: 
     assert all(f"--constraint {checkout}/constraints.txt" in line for line in asked)
 
 
+def test_torch_index_is_where_pytorch_comes_from(shell: str, checkout: Path) -> None:
+    done = sourced(shell, checkout, checkout, TORCH_INDEX="file:///index/cpu")
+    assert "status=0" in done.stdout, done.stderr
+    first, then = (checkout / ".venv" / "bin" / "asked").read_text().splitlines()
+    assert first.endswith(f"--constraint {checkout}/constraints.txt --extra-index-url file:///index/cpu torch")
+    assert "file:///index/cpu" not in then
+
+
 @pytest.mark.parametrize("name", ["bash", "zsh"])
 def test_it_finds_its_checkout_from_another_folder(name: str, checkout: Path) -> None:
     if shutil.which(name) is None:

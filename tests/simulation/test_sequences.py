@@ -175,7 +175,10 @@ WRONG = {
         TAGGED.replace(f"num_classes = {TAGS}", "num_classes = 3"),
         "neither one of 0 to 2 nor",
     ),
-    "another padding": (TAGGED.replace("-1", "-100"), "is -1, neither one of 0 to 3 nor the padding -100"),
+    "another padding": (
+        TAGGED.replace("-1", "-100"),
+        "row 1: the class at position 0 is neither one of 0 to 3 nor the padding -100",
+    ),
     "a token beyond the tokens": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 5"), r"whole numbers in \[0, 5\)"),
     "one token": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 1"), "tokens must be a whole number of at least 2"),
     "a range of tokens": (TAGGED + "low = 0\nhigh = 9\n", "without low and high"),

@@ -122,7 +122,7 @@ def test_several_columns_are_labels_or_numbers(tmp_path: Path) -> None:
         ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
         ("", "target or targets must be given, and not both"),
         ('targets = ["large", "old"]\nnum_classes = 2\n', "go with neither targets nor a range"),
-        ('targets = ["price", "rent"]\n', "price in row 0 is not 0 or 1"),
+        ('targets = ["price", "rent"]\n', "line 2: price is not 0 or 1"),
         ('targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n', "must be one number or 2 of them"),
         ('targets = ["large", "gone"]\n', "has no column or array large or gone"),
     ],

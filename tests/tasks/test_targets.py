@@ -39,10 +39,10 @@ def test_a_prediction_beyond_the_range_is_given_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("target", "values", "said"),
     [
-        (PRICE, [[1.0, np.nan]], "table.csv: rent in row 0 is missing or not finite"),
-        (TOPICS, [[0, 1], [1, 2]], "table.csv: art in row 1 is not 0 or 1"),
+        (PRICE, [[1.0, np.nan]], "row 0: rent is missing or not finite"),
+        (TOPICS, [[0, 1], [1, 2]], "row 1: art is not 0 or 1"),
         (TOPICS, [1, 0], "targets must be 2 numbers a row: sport, art"),
-        (CLASS, [0, 3], "the class in row 1 is 3, not one of 0 to 2"),
+        (CLASS, [0, 3], "row 1: the class is not one of 0 to 2"),
         (CLASS, [[0, 1]], "targets must be one number a row"),
     ],
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from model import build
 
-from discreet.config import load_config
-from discreet.federated.run_folder import RunFolder
-from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.models import build_model
+import discreet
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,17 +21,19 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_model_takes_the_data() -> None:
-    config = load_config()
-    task = load_task(config.data.name, path=config.data.path)
-    model = build_model(config.model.name, task.input_shape, task.num_classes, seed=7411)
-    assert model(task.test.inputs[:5]).shape == (5, task.num_classes)
+    data = tomllib.loads((ROOT / "data" / "data.toml").read_text())
+    inputs, classes = len(data["inputs"]), len(data["classes"])
+    assert build((inputs,), classes)(torch.zeros(5, inputs)).shape == (5, classes)
 
 
 def test_a_short_run_stays_within_its_budget(tmp_path: Path) -> None:
-    config = load_config(["experiment=quick", f"output_dir={tmp_path / 'run'}"])
-    simulate(config)
-    rows = RunFolder(tmp_path / "run").read_metrics()
-    assert [row["round"] for row in rows] == [1, 2]
-    budget = config.privacy.user.target_epsilon
-    assert budget is not None
-    assert 0 < (rows[-1]["epsilon_user"] or 0) <= budget
+    folder = discreet.simulate("experiment=quick", "privacy.user.target_epsilon=8", f"output_dir={tmp_path / 'run'}")
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert 0 < float(rows[-1]["epsilon_user"]) <= 8
+
+
+def test_a_setting_that_is_misspelt_is_refused() -> None:
+    with pytest.raises(discreet.ConfigError, match="did you mean rounds"):
+        discreet.simulate("rouns=1")
