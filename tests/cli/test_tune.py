@@ -301,6 +301,7 @@ def over(people: Path, budget: float) -> list[str]:
         *SMALL,
         "seed=null",
         f"{NOISE}=2",
+        "training.learning_rate=0.1,0.2",
         *words,
         f"privacy.user.max_epsilon={budget}",
     ]
