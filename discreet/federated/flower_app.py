@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +42,8 @@ from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
+
+OnRound = Callable[[Mapping[str, object]], None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 ANY_SHAPE = TaskShape((1,), 2)
@@ -159,6 +161,7 @@ class FlowerApp:
       frozen: patterns of the arrays that stay as they are.
       arrays_key, config_key: of the records in a message.
       metric: by which clients rate models, if they do.
+      on_round: gets the row of metrics.csv of each round; None if nobody wants it.
     """
 
     config: RunConfig
@@ -166,6 +169,7 @@ class FlowerApp:
     arrays_key: str = "arrays"
     config_key: str = "config"
     metric: str = ""
+    on_round: OnRound | None = None
 
     def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:
         """See `discreet.federated.ready_run.App`."""
@@ -251,8 +255,19 @@ class FlowerApp:
         query = RATED if run.config.evaluation.private else None
         chance = float("inf") if loss is None else loss
         plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
+        plan = replace(plan, also=self._told(plan.also))
         after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
         return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
+
+    def _told(self, tracked: OnRound) -> OnRound:
+        """Who is told of a round: the tracker, and the app's own hook."""
+
+        def also(row: Mapping[str, object]) -> None:
+            tracked(row)
+            if self.on_round is not None:
+                self.on_round(dict(row))
+
+        return also
 
 
 def _refuse_evaluation(call: StartCall, *, private: bool) -> None:

@@ -276,13 +276,14 @@ class TrainingRun:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
         self._look_at_ceiling(state.clip_norm)
         after = _after(checkpoint, state, report)
-        evaluation = self._report(after, metrics, report, started)
+        evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
         score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
+        self.plan.also(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
     def _round(
@@ -319,8 +320,10 @@ class TrainingRun:
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
         return self.plan.source.child("round", checkpoint.round + 1)
 
-    def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Scores:
-        """Evaluates, and writes metrics, status and log."""
+    def _report(
+        self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float
+    ) -> tuple[Scores, dict[str, object]]:
+        """Evaluates, and writes metrics, status and log. Returns the row too."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
             "round": after.round,
@@ -334,7 +337,6 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
-        self.plan.also(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
         last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(
@@ -348,7 +350,7 @@ class TrainingRun:
         fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
         report.log_failures()
-        return evaluation
+        return evaluation, row
 
     def _epsilons(self, after: Checkpoint) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
