@@ -35,6 +35,7 @@ from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, r
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.simulated_clients import set_up_simulation
+from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
@@ -48,6 +49,10 @@ OnRound = Callable[[Mapping[str, object]], None]
 # What clients of another app rate by: one accuracy, whatever their examples are.
 ANY_SHAPE = TaskShape((1,), 2)
 RATED = Query(metric_blocks(["accuracy"], ANY_SHAPE), ANY_SHAPE)
+UNSEEN = (
+    "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
+    "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
+)
 # How the constructor and `start` call the settings of conf/.
 ARGUMENTS = {
     "sampling.kind": "sampling",
@@ -209,7 +214,7 @@ class FlowerApp:
         if asked.resume:
             return same_settings(asked), asked
         config = resolve_noise(asked, sizes)
-        count_stddev(config)
+        check_search(config, count_stddev(config))
         return config, asked
 
     def _transport(self, call: StartCall, run: OpenedRun, layout: ArrayLayout) -> GridTransport:
@@ -256,6 +261,8 @@ class FlowerApp:
         chance = float("inf") if loss is None else loss
         plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
         plan = replace(plan, also=self._told(plan.also))
+        if evaluation.evaluate_fn is None and query is None:
+            logger.warning("%s", UNSEEN)
         after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
         return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
 

@@ -69,9 +69,10 @@ class DPFedAvg(Strategy):
       target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
       max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
       delta: below 1 / population_size.
-      clip_norm: the first clip norm, or the only one with clipping="fixed".
+      clip_norm: the first clip norm, or the only one with clipping="fixed". None: the first rounds search for it from
+        0.1 on, up to 10, by the noised bits that are paid for anyway.
       clipping: "adaptive": the clip norm tracks a quantile of the norms of the differences; or "fixed".
-      clip_max: what an adaptive clip norm never passes; None is ten times the first one.
+      clip_max: what an adaptive clip norm never passes; None is ten times `clip_norm`, or 10 without it.
       target_quantile: of the norms, which an adaptive clip norm tracks.
       clip_learning_rate: of the steps by which it does so.
       count_stddev: noise on the count of norms below the clip norm; None is a small share of what the round costs.
@@ -126,7 +127,7 @@ class DPFedAvg(Strategy):
         target_epsilon: float | None = None,
         max_epsilon: float | None = None,
         delta: float = 1e-5,
-        clip_norm: float = 0.1,
+        clip_norm: float | None = None,
         clipping: str = "adaptive",
         clip_max: float | None = None,
         target_quantile: float = 0.5,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from discreet.federated.budget import BudgetSpentError, require_room_for
-from discreet.federated.divergence import divergence
+from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
@@ -98,8 +98,10 @@ class TrainingRun:
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
-        self.at_ceiling, self.abandoned = False, 0
-        rows = [(row["loss"], row[main_score(row)]) for row in folder.read_metrics()]
+        self.abandoned, before_now = 0, folder.read_metrics()
+        shares = [row["fraction_below"] for row in before_now]
+        self.clip_watch = ClipWatch(plan.settings.user, [share for share in shares if share is not None])
+        rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
 
@@ -274,7 +276,8 @@ class TrainingRun:
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
-        self._look_at_ceiling(state.clip_norm)
+        for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
+            logger.warning("%s", self.plan.says(note))
         after = _after(checkpoint, state, report)
         evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
@@ -304,18 +307,6 @@ class TrainingRun:
 
     def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
         self.ledger.charge([Charge(number, guarantee, "", event)])
-
-    def _look_at_ceiling(self, clip_norm: float) -> None:
-        """Says once that the clip norm is as large as it may become."""
-        user = self.plan.settings.user
-        if self.at_ceiling or user is None or user.count_stddev is None or clip_norm < user.clip_max:
-            return
-        self.at_ceiling = True
-        reached = (
-            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
-            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
-        )
-        logger.warning("%s", self.plan.says(reached))
 
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
         return self.plan.source.child("round", checkpoint.round + 1)

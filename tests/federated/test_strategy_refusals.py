@@ -58,6 +58,10 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a word": ({"noise_multiplier": "much"}, "noise_multiplier"),
     "a large delta": ({"delta": 0.2}, r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
     "no clip": ({"clip_norm": 0.0}, r"clip_norm must be within \[1e-09, 1e\+09\]"),
+    "no clip norm that stays": (
+        {"clip_norm": None, "clipping": "fixed"},
+        "clip_norm must be given with clipping=fixed",
+    ),
     "another accountant": ({"accountant": "moments"}, "accountant must be one of pld, rdp"),
     "another noise": ({"noise": "laplace"}, "noise must be one of float, grid, secure_sum"),
     "PLD of fixed cohorts": ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
@@ -191,3 +195,11 @@ def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_p
     with pytest.raises(ConfigError, match=r"train_config must give a ConfigRecord for each round \(got None for 1\)"):
         strategy(tmp_path / "run").start(grid, arrays(), 1, 2.0, lambda _: None)  # type: ignore[arg-type, return-value]
     assert grid.sent == {}
+
+
+def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=r"clip_norm must be given, .* standard deviation of 0\.25, and 0\.2 or more"):
+        strategy(tmp_path / "run", clip_norm=None).start(grid, arrays(), num_rounds=5, timeout=2.0)
+    assert grid.sent == {}
+    assert not (tmp_path / "run").exists()
