@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
+    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it: lines of
+    another library's error, or of a model's, become one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split("\n")))
 
 
 def setting(default: T, rule: Rule) -> T:

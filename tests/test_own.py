@@ -253,7 +253,49 @@ def centred(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Centred(num_classes)
 
 
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: object, *_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no backward\nof this layer")
+
+
+class Calling(nn.Module):
+    """A linear model, and what is done with its outputs."""
+
+    def __init__(self, num_classes: int, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(4, num_classes), then
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.then(self.layer(inputs))
+
+
+def no_backward(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Calling(num_classes, NoBackward.apply)
+
+
+def detached(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Calling(num_classes, torch.Tensor.detach)
+
+
+def misspelt(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Calling(num_classes, lambda outputs: outputs.sofmax())  # type: ignore[attr-defined]
+
+
+def two_lines(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    raise ValueError("one line\nand another")
+
+
 REFUSED = {
+    "./tests/test_own.py:norm": r"module as Python imports it, such as tests\.test_own:norm \(got ./t",
+    "tests.test_own:no_backward": "no_backward has no gradient by its parameters: no backward of this layer",
+    "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors does not require grad",
+    "tests.test_own:misspelt": r"can't read inputs of shape \(4,\): 'Tensor' object has no attribute 'sofmax'",
+    "tests.test_own:two_lines": r"two_lines\(\(4,\), 3\) failed: one line and another",
     "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
     "tests.test_own:gone": "tests.test_own has no 'gone'",
     "tests.test_own:notes": "tests.test_own:notes is a str, not a function",

@@ -213,6 +213,11 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     trials = TrialCount(arguments.trials, arguments.mean)
     configs = [load_config(words) for words in candidates_of(arguments.overrides)]
+    if all(config == configs[0] for config in configs):
+        raise ConfigError(
+            "there must be at least two different candidates (got 1), for choosing costs epsilon: a comma lists values "
+            "to try; `discreet simulate` trains once"
+        )
     if any(config.data.normalise == "private" for config in configs):
         raise ConfigError("data.normalise must be none or public with discreet tune, whose price is that of rounds")
     cost = cost_of(configs, trials)

@@ -1,12 +1,16 @@
-"""When training is lost: the loss on the public test set says so."""
+"""When training is lost, or learns little: the loss on the public test set and the clip norm say so."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from discreet.federated.round import UserPrivacy
 
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
 FACTOR = 2.0  # times the loss of a model that gives 0 throughout
+CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
 
 
 def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
@@ -34,3 +38,39 @@ def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
         f"the loss on the public test set diverged: {last[-1]:.4g} after round {len(losses)}, "
         f"{best:.4g} after round {losses.index(best) + 1}"
     )
+
+
+@dataclass
+class ClipWatch:
+    """Looks at an adaptive clip norm after each round, and says each of two things once. It reads released numbers
+    alone.
+
+    Attributes:
+      user: None if user-level privacy is off: nothing is said.
+      shares: the noised share of norms within the clip norm, of each round that has one.
+    """
+
+    user: UserPrivacy | None
+    shares: list[float]
+    said: set[str] = field(default_factory=set)
+
+    def notes(self, clip_norm: float, share: float | None) -> Iterator[str]:
+        """What is new after a round with this share, which has moved the clip norm to `clip_norm`."""
+        user = self.user
+        if user is None or share is None:
+            return
+        self.shares.append(share)
+        last, least = self.shares[-CUT_ROUNDS:], min(CUT_SHARE, user.target_quantile / 2)
+        if len(last) == CUT_ROUNDS and max(last) < least and "cut" not in self.said:
+            self.said.add("cut")
+            yield (
+                f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
+                f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
+                f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
+            )
+        if clip_norm >= user.clip_max and "ceiling" not in self.said:
+            self.said.add("ceiling")
+            yield (
+                f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
+                "drives the model, or privacy.user.clip.norm, the first one, was far too small"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +35,7 @@ from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, r
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.simulated_clients import set_up_simulation
+from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
@@ -43,9 +44,15 @@ from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 
+OnRound = Callable[[Mapping[str, object]], None]
+
 # What clients of another app rate by: one accuracy, whatever their examples are.
 ANY_SHAPE = TaskShape((1,), 2)
 RATED = Query(metric_blocks(["accuracy"], ANY_SHAPE), ANY_SHAPE)
+UNSEEN = (
+    "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
+    "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
+)
 # How the constructor and `start` call the settings of conf/.
 ARGUMENTS = {
     "sampling.kind": "sampling",
@@ -159,6 +166,7 @@ class FlowerApp:
       frozen: patterns of the arrays that stay as they are.
       arrays_key, config_key: of the records in a message.
       metric: by which clients rate models, if they do.
+      on_round: gets the row of metrics.csv of each round; None if nobody wants it.
     """
 
     config: RunConfig
@@ -166,6 +174,7 @@ class FlowerApp:
     arrays_key: str = "arrays"
     config_key: str = "config"
     metric: str = ""
+    on_round: OnRound | None = None
 
     def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:
         """See `discreet.federated.ready_run.App`."""
@@ -205,7 +214,7 @@ class FlowerApp:
         if asked.resume:
             return same_settings(asked), asked
         config = resolve_noise(asked, sizes)
-        count_stddev(config)
+        check_search(config, count_stddev(config))
         return config, asked
 
     def _transport(self, call: StartCall, run: OpenedRun, layout: ArrayLayout) -> GridTransport:
@@ -251,8 +260,21 @@ class FlowerApp:
         query = RATED if run.config.evaluation.private else None
         chance = float("inf") if loss is None else loss
         plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
+        plan = replace(plan, also=self._told(plan.also))
+        if evaluation.evaluate_fn is None and query is None:
+            logger.warning("%s", UNSEEN)
         after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
         return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
+
+    def _told(self, tracked: OnRound) -> OnRound:
+        """Who is told of a round: the tracker, and the app's own hook."""
+
+        def also(row: Mapping[str, object]) -> None:
+            tracked(row)
+            if self.on_round is not None:
+                self.on_round(dict(row))
+
+        return also
 
 
 def _refuse_evaluation(call: StartCall, *, private: bool) -> None:

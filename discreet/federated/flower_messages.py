@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
+from discreet.client_settings import ClientSettings, ConfigError
 from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.masked_messages import ASKED, FROZEN
 from discreet.federated.messages import (
@@ -32,7 +33,8 @@ class FlowerMessages:
 
     Attributes:
       layout: of the app's arrays.
-      config: sent to every client in every round, with the number of the round beside it.
+      config: sent to every client in every round, with the number of the round beside it; or a function that gives it
+        for the number of a round.
       arrays_key, config_key: of the records.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
       masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays: the mod of
@@ -40,7 +42,7 @@ class FlowerMessages:
     """
 
     layout: ArrayLayout
-    config: ConfigRecord
+    config: ConfigRecord | Callable[[int], ConfigRecord]
     arrays_key: str = "arrays"
     config_key: str = "config"
     metric: str = "accuracy"
@@ -51,7 +53,10 @@ class FlowerMessages:
         arrays = self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.
         sent = self.layout.vector(arrays)
-        config = ConfigRecord({**self.config, ROUND: number})
+        given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
+        if not isinstance(given, ConfigRecord):
+            raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
+        config = ConfigRecord({**given, ROUND: number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         if self.masked is not None:
             run, frozen = self.masked

@@ -22,6 +22,8 @@ class NoiseOutlook:
       drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, and if clients share a
         step at example level, see docs/noise.md.
       limit: the largest drive with which such a run learns.
+      early: whether the run is over before the noise has grown: it is warned of, and not refused.
+      remedies: numbers of clients, and of parameters, with which the drive would be at its limit.
       shared_step: whether it is such a step. The clip norm is then that of an example's gradient, and the noise is that
         of the gradients' mean.
     """
@@ -30,11 +32,18 @@ class NoiseOutlook:
     drive: float
     limit: float
     shared_step: bool = False
+    early: bool = False
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def loud(self) -> bool:
+        """Whether noise drives the model."""
+        return self.drive > self.limit
 
     @property
     def drowned(self) -> bool:
         """Whether the run will not learn."""
-        return self.drive > self.limit
+        return self.loud and not self.early
 
     def __str__(self) -> str:
         if self.shared_step:
@@ -43,9 +52,12 @@ class NoiseOutlook:
                 "privacy.example.l2_norm_clip, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
-        if not self.drowned:
+        if not self.loud:
             return said
-        return f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/noise.md)"
+        said = f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/noise.md)"
+        if not self.early:
+            return said
+        return f"{said}. A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
 
 
 def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
@@ -66,9 +78,15 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     full = training.optimizer != "sgd"
     work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
     drive = noise_drive(ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work)
-    adaptive = user.clip.kind == "adaptive"
-    limit = largest_drive(config.rounds, shrinking=optimizer.shrink_with_noise) if adaptive else math.inf
-    return NoiseOutlook(ratio, drive, limit)
+    if user.clip.kind != "adaptive":
+        return NoiseOutlook(ratio, drive, math.inf)
+    limit = largest_drive(shrinking=optimizer.shrink_with_noise)
+    excess = max(1.0, drive / limit)
+    remedies = (
+        f"a population of {math.ceil(config.population_size * excess)} clients",
+        f"a model of {math.floor(num_params / excess**2)} parameters",
+    )
+    return NoiseOutlook(ratio, drive, limit, early=config.rounds <= EARLY_ROUNDS, remedies=remedies)
 
 
 def _of_shared_step(config: RunConfig, *, num_params: int) -> NoiseOutlook:
@@ -119,6 +137,4 @@ def _remedies(asked: RunConfig, outlook: NoiseOutlook, num_params: int) -> Itera
     yield f"rounds={rounds}"
     if not asked.server.shrink_with_noise and outlook.drive <= LARGEST_DRIVE_SHRINKING:
         yield "server.shrink_with_noise=true"
-    excess = outlook.drive / outlook.limit
-    yield f"a population of {math.ceil(asked.population_size * excess)} clients"
-    yield f"a model of {math.floor(num_params / excess**2)} parameters"
+    yield from outlook.remedies

@@ -121,7 +121,7 @@ def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
         )
     if user.enabled or config.privacy.example.secure:
         outlook = noise_outlook(config, num_params=num_params)
-        logger.log(logging.WARNING if outlook.drowned else logging.INFO, "%s", outlook)
+        logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
     for line in client_lines(config):
         logger.info("%s", line)
     off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]

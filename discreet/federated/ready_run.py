@@ -21,6 +21,7 @@ from discreet.federated.server_messages import parameters_record
 from discreet.federated.session import Session, finish
 from discreet.federated.training_run import Outcome, TrainingRun
 
+TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -32,7 +33,7 @@ class StartCall:
     initial_arrays: ArrayRecord
     num_rounds: int
     timeout: float
-    train_config: ConfigRecord | None = None
+    train_config: TrainConfig | None = None
     evaluate_config: ConfigRecord | None = None
     evaluate_fn: EvaluateFn | None = None
 

@@ -172,6 +172,7 @@ class UserPrivacy:
       event: what a round costs.
       count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
       target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
+      clip_search_rate: a further learning rate in the first round, halved in each one after it.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
       on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
       largest_cohort: how many updates a sum on the grid must be able to hold.
@@ -183,6 +184,7 @@ class UserPrivacy:
     target_quantile: float = 0.5
     clip_learning_rate: float = 0.2
     clip_max: float = LARGEST_ESTIMATE
+    clip_search_rate: float = 0.0
     draws: int = 1
     on_grid: bool = False
     largest_cohort: int = 2**20
@@ -313,7 +315,7 @@ def dp_fedavg_round(
     if user.count_stddev is None:
         return after, RoundMetrics(state.clip_norm, None, cohort.replies, released)
     noised = _noised_count(cohort.below, user, source.child("count"))
-    estimator, fraction = norm_estimator(state.clip_norm, user).update(noised, expected_cohort=settings.expected_cohort)
+    estimator, fraction = norm_estimator(state, settings).update(noised, expected_cohort=settings.expected_cohort)
     metrics = RoundMetrics(state.clip_norm, fraction, cohort.replies, released)
     return replace(after, clip_norm=estimator.estimate), metrics
 
@@ -344,11 +346,20 @@ def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> Co
     return CohortSum(num_params, clip_norm, grid)
 
 
-def norm_estimator(clip_norm: float, user: UserPrivacy) -> QuantileEstimator:
-    """What moves the clip norm after a round."""
+def norm_estimator(state: ServerState, settings: RoundSettings) -> QuantileEstimator:
+    """What moves the clip norm after a round with noised bits: a function of public constants and of the round."""
+    user = settings.user
+    assert user is not None
+    assert user.count_stddev is not None
     # A run may be resumed with a lower ceiling than the clip norm that it has reached.
     return QuantileEstimator(
-        min(clip_norm, user.clip_max), user.target_quantile, user.clip_learning_rate, user.clip_max
+        min(state.clip_norm, user.clip_max),
+        user.target_quantile,
+        user.clip_learning_rate,
+        user.clip_max,
+        # Halved each round: a search that halves its interval, in the logarithm of the norm.
+        search_rate=user.clip_search_rate * 0.5**state.round,
+        doubt=2 * user.count_stddev / settings.expected_cohort,
     )
 
 

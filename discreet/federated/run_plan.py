@@ -78,6 +78,7 @@ def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
         target_quantile=user.clip.target_quantile,
         clip_learning_rate=user.clip.learning_rate,
         clip_max=user.clip.ceiling,
+        clip_search_rate=user.clip.search_rate,
         draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
         on_grid=config.privacy.noise == "grid",
         largest_cohort=config.population_size,

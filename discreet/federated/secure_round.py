@@ -48,7 +48,7 @@ def secure_round(
     metrics = RoundMetrics(state.clip_norm, None, sealed.replies, _sums(answers, settings))
     if user is None or user.count_stddev is None or below is None:
         return after, metrics
-    estimator, fraction = norm_estimator(clip_norm, user).update(below, expected_cohort=settings.expected_cohort)
+    estimator, fraction = norm_estimator(state, settings).update(below, expected_cohort=settings.expected_cohort)
     return replace(after, clip_norm=estimator.estimate), replace(metrics, fraction_below=fraction)
 
 

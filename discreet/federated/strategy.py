@@ -12,9 +12,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from discreet.federated.flower_app import FlowerApp, said_in_arguments
+from discreet.config import ConfigError
+from discreet.federated.flower_app import FlowerApp, OnRound, said_in_arguments
 from discreet.federated.opened_run import Interruptible
-from discreet.federated.ready_run import App, EvaluateFn, StartCall
+from discreet.federated.ready_run import App, EvaluateFn, StartCall, TrainConfig
 from discreet.federated.server_optimizer import ServerOptimizer
 from discreet.federated.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
 from discreet.federated.training_run import Outcome
@@ -22,6 +23,14 @@ from discreet.logs import log_to
 
 logger = logging.getLogger("discreet")
 
+ITSELF = "DPFedAvg does its rounds itself, since sampling, clipping, noise and ledger belong together"
+# What people override a part for, and how it is done here.
+INSTEAD = {
+    "configure_train": "give start a train_config that is a function of the round",
+    "aggregate_train": "give on_round=..., which is called after each round",
+    "configure_evaluate": "give start an evaluate_fn, or private_evaluation=...",
+    "aggregate_evaluate": "give start an evaluate_fn, or private_evaluation=...",
+}
 AggregateFn = Callable[[list[RecordDict], str], MetricRecord]
 
 
@@ -60,9 +69,10 @@ class DPFedAvg(Strategy):
       target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
       max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
       delta: below 1 / population_size.
-      clip_norm: the first clip norm, or the only one with clipping="fixed".
+      clip_norm: the first clip norm, or the only one with clipping="fixed". None: the first rounds search for it from
+        0.1 on, up to 10, by the noised bits that are paid for anyway.
       clipping: "adaptive": the clip norm tracks a quantile of the norms of the differences; or "fixed".
-      clip_max: what an adaptive clip norm never passes; None is ten times the first one.
+      clip_max: what an adaptive clip norm never passes; None is ten times `clip_norm`, or 10 without it.
       target_quantile: of the norms, which an adaptive clip norm tracks.
       clip_learning_rate: of the steps by which it does so.
       count_stddev: noise on the count of norms below the clip norm; None is a small share of what the round costs.
@@ -84,6 +94,8 @@ class DPFedAvg(Strategy):
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
       private_evaluation: `discreet.PrivateEvaluation(every, metric, noise_multiplier)`: clients rate the model, and the
         mean of what they say is noised and paid for; `evaluate_fn` is then left out. None: they are not asked.
+      on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be lost any more; what
+        `private_evaluation` finds comes as a row of its own.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
       tracking: "mlflow" or "tensorboard" is told of rounds what may be published; "none" is not.
       tracking_uri: where that is.
@@ -115,7 +127,7 @@ class DPFedAvg(Strategy):
         target_epsilon: float | None = None,
         max_epsilon: float | None = None,
         delta: float = 1e-5,
-        clip_norm: float = 0.1,
+        clip_norm: float | None = None,
         clipping: str = "adaptive",
         clip_max: float | None = None,
         target_quantile: float = 0.5,
@@ -136,18 +148,20 @@ class DPFedAvg(Strategy):
         frozen: Sequence[str] = (),
         seed: int | None = None,
         private_evaluation: PrivateEvaluation | None = None,
+        on_round: OnRound | None = None,
         output_dir: str | None = None,
         tracking: str = "none",
         tracking_uri: str | None = None,
         resume: bool = False,
     ) -> None:
         given = locals()
+        self._refuse_overrides()
         with said_in_arguments():
             refuse_what_is_not_private(given)
             config = flower_settings(given)
         patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         metric = private_evaluation.metric if private_evaluation else ""
-        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric)
+        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round)
         self.outcome: Outcome | None = None
 
     @classmethod
@@ -166,7 +180,7 @@ class DPFedAvg(Strategy):
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
+        train_config: TrainConfig | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
@@ -177,7 +191,7 @@ class DPFedAvg(Strategy):
           initial_arrays: what the first round sends. A run that goes on takes only their names, shapes and dtypes.
           num_rounds: in all, those of before a resumption too.
           timeout: seconds to wait for the replies of a round; who is later counts as zero.
-          train_config: sent to clients, with the number of the round.
+          train_config: sent to clients, with the number of the round; or a function of that number that gives it.
           evaluate_config: must be left out.
           evaluate_fn: gets the number of a round and its arrays, before the first round too, and works on data of the
             server's own. What it says is logged and returned, and its loss tells whether training runs away.
@@ -190,6 +204,7 @@ class DPFedAvg(Strategy):
           ConfigError, LedgerError: before any client is asked.
           MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; what is done is kept.
         """
+        self._refuse_overrides()
         _make_log_visible()
         call = StartCall(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         result = Result()
@@ -203,6 +218,16 @@ class DPFedAvg(Strategy):
         result.arrays = ready.arrays(outcome.model.params)
         result.evaluate_metrics_serverapp.update(ready.evaluations)
         return result
+
+    def _refuse_overrides(self) -> None:
+        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object: nobody would call it,
+        see `_refuse_part`."""
+        for name, instead in INSTEAD.items():
+            if getattr(getattr(self, name), "__func__", None) is not vars(DPFedAvg)[name]:
+                raise ConfigError(
+                    f"{name} must be DPFedAvg's own (got that of {type(self).__name__}), which is never called: "
+                    f"{ITSELF}. Instead {instead}"
+                )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -229,10 +254,7 @@ class DPFedAvg(Strategy):
 
 def _refuse_part() -> NoReturn:
     """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
-    raise NotImplementedError(
-        "DPFedAvg does its rounds itself: call start. Sampling, clipping, noise and ledger belong together, and a "
-        "strategy around it could take them apart"
-    )
+    raise NotImplementedError(f"{ITSELF}: call start, for a strategy around it could take them apart")
 
 
 def _make_log_visible() -> None:

@@ -41,6 +41,11 @@ REFUSED = {
     "noise is for; all count the same",
 }
 
+LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
+# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
+# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
+FIRST_NORM, LARGEST_NORM, SEARCH_RATE = 0.1, 10.0, 5.0
+
 
 def refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
     """Raises ConfigError if an argument asks for what a private strategy does not do; nothing is ignored."""
@@ -74,10 +79,14 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
     if given["sampling"] == "everyone" and given["fraction_train"] != 1:
         raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
     population = given["population_size"]
+    searches = given["clip_norm"] is None
+    if searches and given["clipping"] == "fixed":
+        raise ConfigError("clip_norm must be given with clipping=fixed: nothing moves it to where the differences are")
     clip = {
         "kind": given["clipping"],
-        "norm": given["clip_norm"],
-        "max": given["clip_max"],
+        "norm": FIRST_NORM if searches else given["clip_norm"],
+        "max": LARGEST_NORM if searches and given["clip_max"] is None else given["clip_max"],
+        "search_rate": SEARCH_RATE if searches else 0.0,
         "target_quantile": given["target_quantile"],
         "learning_rate": given["clip_learning_rate"],
         "count_stddev": given["count_stddev"],
@@ -110,6 +119,17 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
             },
         }
     )
+
+
+def check_search(config: RunConfig, count_stddev: float | None) -> None:
+    """Raises ConfigError if the clip norm is to be searched for, and noise on the bits would hide where it is."""
+    share = (count_stddev or 0.0) / config.expected_cohort
+    if config.privacy.user.clip.search_rate and share >= LARGEST_DOUBT:
+        raise ConfigError(
+            "clip_norm must be given, as long as a node's difference is, by public data: the share of differences "
+            f"within it can't be told, for its noise has a standard deviation of {share:.2g}, and {LARGEST_DOUBT:g} or "
+            "more is too much to search by"
+        )
 
 
 def _evaluation(asked: PrivateEvaluation | None) -> dict[str, object]:

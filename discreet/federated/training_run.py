@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from discreet.federated.budget import BudgetSpentError, require_room_for
-from discreet.federated.divergence import divergence
+from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
@@ -98,8 +98,10 @@ class TrainingRun:
         self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
-        self.at_ceiling, self.abandoned = False, 0
-        rows = [(row["loss"], row[main_score(row)]) for row in folder.read_metrics()]
+        self.abandoned, before_now = 0, folder.read_metrics()
+        shares = [row["fraction_below"] for row in before_now]
+        self.clip_watch = ClipWatch(plan.settings.user, [share for share in shares if share is not None])
+        rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
 
@@ -274,15 +276,17 @@ class TrainingRun:
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
-        self._look_at_ceiling(state.clip_norm)
+        for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
+            logger.warning("%s", self.plan.says(note))
         after = _after(checkpoint, state, report)
-        evaluation = self._report(after, metrics, report, started)
+        evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
         score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
+        self.plan.also(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
     def _round(
@@ -304,23 +308,13 @@ class TrainingRun:
     def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
         self.ledger.charge([Charge(number, guarantee, "", event)])
 
-    def _look_at_ceiling(self, clip_norm: float) -> None:
-        """Says once that the clip norm is as large as it may become."""
-        user = self.plan.settings.user
-        if self.at_ceiling or user is None or user.count_stddev is None or clip_norm < user.clip_max:
-            return
-        self.at_ceiling = True
-        reached = (
-            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
-            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
-        )
-        logger.warning("%s", self.plan.says(reached))
-
     def _draw(self, checkpoint: Checkpoint) -> RandomSource:
         return self.plan.source.child("round", checkpoint.round + 1)
 
-    def _report(self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float) -> Scores:
-        """Evaluates, and writes metrics, status and log."""
+    def _report(
+        self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float
+    ) -> tuple[Scores, dict[str, object]]:
+        """Evaluates, and writes metrics, status and log. Returns the row too."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
             "round": after.round,
@@ -334,7 +328,6 @@ class TrainingRun:
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
-        self.plan.also(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
         last_failure = report.reasons[-1] if report.reasons else None
         self.status = after_round(
@@ -348,7 +341,7 @@ class TrainingRun:
         fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
         report.log_failures()
-        return evaluation
+        return evaluation, row
 
     def _epsilons(self, after: Checkpoint) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""

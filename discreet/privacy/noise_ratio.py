@@ -44,14 +44,8 @@ def noise_drive(ratio: float, *, learning_rate: float, momentum: float, local_wo
     return ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
 
 
-def largest_drive(rounds: int, *, shrinking: bool) -> float:
-    """The noise drive up to which a run of so many rounds learns; `shrinking`: its steps are as long as their signal.
-
-    >>> largest_drive(10, shrinking=False), largest_drive(11, shrinking=False), largest_drive(11, shrinking=True)
-    (inf, 6.5, 23.0)
-    """
-    if rounds <= EARLY_ROUNDS:
-        return math.inf
+def largest_drive(*, shrinking: bool) -> float:
+    """The noise drive up to which a run learns; `shrinking`: its steps are as long as their signal."""
     return LARGEST_DRIVE_SHRINKING if shrinking else LARGEST_DRIVE
 
 

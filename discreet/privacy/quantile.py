@@ -31,6 +31,8 @@ class QuantileEstimator:
       target_quantile: the share of update norms that should lie at or below it, within (0, 1).
       learning_rate: the step in log space, above 0.
       ceiling: a public constant that the estimate never passes.
+      search_rate: of a further step while the estimate is far from the median, at least 0.
+      doubt: how far a fraction may be from one half by noise alone: only what is beyond it counts for that step.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871), Section 2 and Algorithm 1.
     """
@@ -39,6 +41,8 @@ class QuantileEstimator:
     target_quantile: float
     learning_rate: float
     ceiling: float = LARGEST_ESTIMATE
+    search_rate: float = 0.0
+    doubt: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.estimate) and self.estimate > 0):
@@ -67,7 +71,9 @@ class QuantileEstimator:
         if not expected_cohort > 0:
             raise ValueError(f"expected_cohort must be above 0 (got {expected_cohort})")
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
+        sure = max(0.0, abs(fraction - 0.5) - self.doubt)
         step = self.learning_rate * (fraction - self.target_quantile)
+        step += self.search_rate * math.copysign(sure, fraction - 0.5)
         estimate = self.estimate * math.exp(-step)
         return replace(self, estimate=min(self.ceiling, max(LEAST_ESTIMATE, estimate))), fraction
 

@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
-from discreet.tasks.models import MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.tasks.models import (
+    MISTAKES,
+    MODELS,
+    TEXT_MODELS,
+    frozen,
+    frozen_norms,
+    model_for,
+    to_train,
+    trainable,
+)
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359
@@ -97,7 +106,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         try:
             logits, again = model(inputs), model(inputs)
             alone = [model(one) for one in torch.split(inputs, 1)]
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except MISTAKES as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
     wanted = (len(inputs), *task.output_shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
@@ -110,3 +119,8 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         raise ValueError(
             f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
         )
+    try:
+        with torch.enable_grad():
+            torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)
+    except MISTAKES as error:
+        raise ValueError(f"model.name: {name} has no gradient by its parameters: {error}") from error

@@ -116,6 +116,12 @@ MODELS: dict[str, Builder] = {
 
 TEXT_MODELS = {"lstm": _lstm}  # those that read tokens
 
+# Everything that a mistake in a model of one's own raises.
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+)
+
 OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 
@@ -145,7 +151,9 @@ def _built(name: str, builder: Builder, arguments: tuple[tuple[int, ...], int], 
         torch.default_generator.manual_seed(seed)
         try:
             model = builder(*arguments)
-        except (TypeError, RuntimeError) as error:
+        except MISTAKES as error:
+            if name in MODELS and isinstance(error, ValueError):
+                raise
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
@@ -155,6 +163,9 @@ def _built(name: str, builder: Builder, arguments: tuple[tuple[int, ...], int], 
 def own_builder(name: str) -> Builder:
     """The function that `package.module:function` names. Raises ValueError, in one line, if there is none."""
     module, mark, function = name.partition(OWN)
+    if "/" in module or module.endswith(".py"):
+        known = f"{module.removesuffix('.py').strip('./').replace('/', '.')}{OWN}{function}"
+        raise ValueError(f"model.name must name a module as Python imports it, such as {known} (got {name})")
     if not mark:
         known = f"{', '.join(MODELS)}, or package.module:function"
         raise ValueError(f"model.name: no model {name!r}; known are {known}")
@@ -162,11 +173,11 @@ def own_builder(name: str) -> Builder:
     if here not in sys.path:
         sys.path.append(here)
     try:
-        builder: Builder = getattr(importlib.import_module(module), function)
-    except (ImportError, SyntaxError, ValueError) as error:
+        builder: Builder | None = getattr(importlib.import_module(module), function, None)
+    except MISTAKES as error:
         raise ValueError(f"model.name: {module!r} of {name} can't be imported: {error}") from error
-    except AttributeError as error:
-        raise ValueError(f"model.name: {module} has no {function!r}") from error
+    if builder is None:
+        raise ValueError(f"model.name: {module} has no {function!r}")
     if not callable(builder):
         raise ValueError(f"model.name: {name} is a {type(builder).__name__}, not a function")
     return builder

@@ -106,8 +106,17 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     monkeypatch.setattr(tune, "simulate", simulated)
     monkeypatch.setattr(tune, "_score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
-    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1"]) == 0
+    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
     assert ran == accuracies
+
+
+@pytest.mark.parametrize("noise", ["1", "1,1"])
+def test_one_candidate_is_refused_before_anything_is_spent(
+    noise: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}={noise}"]) == 2
+    assert "at least two different candidates (got 1)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_the_chosen_run_is_left(tuned: Path) -> None:
@@ -152,7 +161,7 @@ def test_the_cost_alone_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--output", str(tuned), *SMALL, f"{NOISE}=1"]) == 2
+    assert main(["--output", str(tuned), *SMALL, f"{NOISE}=1,2"]) == 2
     assert "is not empty" in capsys.readouterr().err
 
 
@@ -292,6 +301,7 @@ def over(people: Path, budget: float) -> list[str]:
         *SMALL,
         "seed=null",
         f"{NOISE}=2",
+        "training.learning_rate=0.1,0.2",
         *words,
         f"privacy.user.max_epsilon={budget}",
     ]

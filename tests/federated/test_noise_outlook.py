@@ -112,5 +112,17 @@ def test_it_runs_where_it_is_told_to_and_warns(tmp_path: Path, caplog: pytest.Lo
     assert record.levelno == logging.WARNING
 
 
+@pytest.mark.parametrize("rounds", [1, 10])
+def test_a_short_run_is_warned_of_by_the_same_measure_with_what_would_do(
+    rounds: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulate(load_config([*NOISY, f"rounds={rounds}", f"output_dir={tmp_path / 'run'}"]))
+    (record,) = (record for record in caplog.records if "times as long as the clip norm" in record.message)
+    assert record.levelno == logging.WARNING
+    assert re.search(
+        r"drive the model: [\d.]+, above 6\.5 .* not refused; take a population of \d+ clients", record.message
+    )
+
+
 def test_a_run_that_has_begun_may_go_on() -> None:
     check_noise(load_config(["rounds=200", "resume=true", "output_dir=run"]), num_params=PARAMS)

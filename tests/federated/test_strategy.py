@@ -94,6 +94,30 @@ def test_clients_get_what_fedavg_would_send_them(tmp_path: Path) -> None:
     assert dict(config) == {"lr": 0.1}
 
 
+def test_the_config_may_be_a_function_of_the_round(tmp_path: Path) -> None:
+    grid = Nodes()
+    made = strategy(tmp_path / "run", sampling="everyone")
+    made.start(grid, arrays(), num_rounds=2, timeout=2.0, train_config=lambda number: ConfigRecord({"lr": 1 / number}))
+    sent = [dict(message.content["config"]) for message in grid.sent.values()]  # type: ignore[call-overload]
+    assert sent == [{"lr": 1.0, "server-round": 1}] * NODES + [{"lr": 0.5, "server-round": 2}] * NODES
+
+
+def test_on_round_gets_the_row_of_each_round(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    run(tmp_path / "run", num_rounds=3, on_round=rows.append)
+    written = RunFolder(tmp_path / "run").read_metrics()
+    assert [[row[name] for name in ("round", "replies", "clip_norm")] for row in rows] == [
+        [row["round"], row["replies"], pytest.approx(row["clip_norm"])] for row in written
+    ]
+
+
+def test_an_on_round_that_fails_ends_the_run_and_costs_no_round(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run", num_rounds=3, on_round=lambda row: 1 / 0)
+    run(tmp_path / "run", num_rounds=3, resume=True)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 3
+
+
 def test_the_ledger_holds_what_an_accountant_of_its_own_computes(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=3, fraction_train=0.4)
     wanted = PLDAccountant().compose(PoissonSampledDpEvent(0.4, GaussianDpEvent(1.0)), 3).get_epsilon(1e-3)

@@ -14,7 +14,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.config import ConfigError
 from discreet.federated.array_layout import layout_of
 from discreet.federated.strategy import DPFedAvg
-from tests.federated.flower_apps import NODES, START, Nodes, arrays, changed_by, run, status_of, strategy, values_of
+from tests.federated.flower_apps import (
+    NODES,
+    SETTINGS,
+    START,
+    Nodes,
+    arrays,
+    changed_by,
+    run,
+    status_of,
+    strategy,
+    values_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +58,10 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a word": ({"noise_multiplier": "much"}, "noise_multiplier"),
     "a large delta": ({"delta": 0.2}, r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
     "no clip": ({"clip_norm": 0.0}, r"clip_norm must be within \[1e-09, 1e\+09\]"),
+    "no clip norm that stays": (
+        {"clip_norm": None, "clipping": "fixed"},
+        "clip_norm must be given with clipping=fixed",
+    ),
     "another accountant": ({"accountant": "moments"}, "accountant must be one of pld, rdp"),
     "another noise": ({"noise": "laplace"}, "noise must be one of float, grid, secure_sum"),
     "PLD of fixed cohorts": ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
@@ -154,5 +169,37 @@ PARTS: dict[str, Callable[[DPFedAvg], object]] = {
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
 def test_a_part_of_a_round_is_not_done_alone(part: Callable[[DPFedAvg], object], tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="DPFedAvg does its rounds itself: call start"):
+    with pytest.raises(NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"):
         part(strategy(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_subclass_that_overrides_a_part_of_a_round_is_refused_by_name_when_it_is_made(
+    part: str, tmp_path: Path
+) -> None:
+    mine = type("Mine", (DPFedAvg,), {part: lambda *_: []})
+    with pytest.raises(ConfigError, match=rf"{part} must be DPFedAvg's own \(got that of Mine\).*Instead give"):
+        mine(**SETTINGS, output_dir=str(tmp_path / "run"))
+
+
+def test_a_part_that_is_replaced_on_the_object_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid, made = Nodes(), strategy(tmp_path / "run")
+    made.aggregate_train = lambda *_: (None, None)  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="aggregate_train must be DPFedAvg's own"):
+        made.start(grid, arrays(), num_rounds=1, timeout=2.0)
+    assert grid.sent == {}
+
+
+def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=r"train_config must give a ConfigRecord for each round \(got None for 1\)"):
+        strategy(tmp_path / "run").start(grid, arrays(), 1, 2.0, lambda _: None)  # type: ignore[arg-type, return-value]
+    assert grid.sent == {}
+
+
+def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=r"clip_norm must be given, .* standard deviation of 0\.25, and 0\.2 or more"):
+        strategy(tmp_path / "run", clip_norm=None).start(grid, arrays(), num_rounds=5, timeout=2.0)
+    assert grid.sent == {}
+    assert not (tmp_path / "run").exists()

@@ -40,6 +40,26 @@ def test_it_grows_when_all_updates_lie_above_and_shrinks_when_all_lie_below() ->
     assert below.estimate == pytest.approx(math.exp(-0.1))
 
 
+@pytest.mark.parametrize("median", [0.02, 0.1, 0.7, 3.0])
+def test_a_search_comes_near_the_median_in_five_rounds(median: float) -> None:
+    source, estimate = seeded_source(60917), 0.1
+    for number in range(5):
+        norms = median * np.exp(0.3 * source.normal(COHORT).numpy())
+        estimator = QuantileEstimator(estimate, 0.5, 0.2, search_rate=5 * 0.5**number, doubt=0.1)
+        found, _ = estimator.update(centred_count(norms, estimate, source), expected_cohort=COHORT)
+        estimate = found.estimate
+    assert median / 2 < estimate < 2 * median
+
+
+def test_a_search_leaves_what_noise_alone_may_be_to_the_papers_rule() -> None:
+    plain, searching = (QuantileEstimator(1.0, 0.5, 0.2, search_rate=rate, doubt=0.2) for rate in (0.0, 5.0))
+    for count in (-0.2 * COHORT, 0.1 * COHORT):
+        assert searching.update(count, expected_cohort=COHORT)[0].estimate == (
+            plain.update(count, expected_cohort=COHORT)[0].estimate
+        )
+    assert searching.update(-0.3 * COHORT, expected_cohort=COHORT)[0].estimate == pytest.approx(math.exp(0.06 + 0.5))
+
+
 def test_an_empty_cohort_leaves_only_noise_around_one_half() -> None:
     _, fraction = QuantileEstimator(1.0, 0.3, 0.2).update(0.0, expected_cohort=COHORT)
     assert fraction == 0.5
