@@ -221,6 +221,29 @@ def centred(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Centred(num_classes)
 
 
+class Numbers(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (8 * inputs.clamp(-1, 1) + 8).long()
+
+
+def clipped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(Numbers(), nn.Embedding(17, 4, max_norm=0.5), nn.Flatten(), nn.Linear(16, num_classes))
+
+
+class Observer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.get_buffer("largest"), inputs.detach().amax(0)) + 1
+        return inputs
+
+
+def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Observer(), nn.Linear(4, num_classes))
+
+
 REFUSED = {
     "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
     "tests.test_own:gone": "tests.test_own has no 'gone'",
@@ -231,6 +254,8 @@ REFUSED = {
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
     "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
+    "tests.test_own:clipped": "the model's forward changes 1.weight: what examples leave there",
+    "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
     "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",

@@ -60,6 +60,12 @@ def test_many_clients_at_once_are_these_clients_one_by_one(words: tuple[str, ...
     assert rows[0] == rows[1]
 
 
+def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more(tmp_path: Path) -> None:
+    found = enter(tmp_path, {"0": 128, "1": 129}, "privacy.example.aggregation=secure", "sampling.kind=everyone")
+    assert isinstance(found["0"], Admitted)
+    assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
+
+
 def test_a_resumed_simulation_reads_what_was_spent(tmp_path: Path) -> None:
     first = spent(enter(tmp_path, {"3": 9})["3"])
     assert spent(enter(tmp_path, {"3": 9}, number=2)["3"]) > first > 0

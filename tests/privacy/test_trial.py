@@ -226,7 +226,6 @@ HONEST: dict[str, Loss] = {
     "by row": lambda o, t: torch.stack([each(a[None], b[None])[0] for a, b in zip(o, t, strict=True)]),
     "of one output": lambda outputs, targets: (outputs[:, :1].squeeze() - targets).square().reshape(-1),
     "of probabilities": lambda outputs, targets: -outputs.softmax(1)[torch.arange(len(targets)), targets].log(),
-    "of nothing": lambda outputs, targets: torch.zeros(len(targets)),
     "of the outputs alone": lambda outputs, targets: outputs.square().sum(1),
     "of classes from 1 on": lambda outputs, targets: each(outputs, targets.clamp(min=0)),
 }

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from discreet.privacy.rules.any_model import check_layers
 from discreet.privacy.rules.graph import CONFUSED, made_up
 from discreet.privacy.rules.objective import Loss, Objective
 from discreet.privacy.rules.operations import leaves
@@ -51,6 +52,7 @@ def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules:
     tries_loss = not is_known and all(each() is not loss for each in losses or ())
     if not tries_loss and (has_rules or losses is not None):
         return
+    check_layers(model)
     try:
         with torch.enable_grad():
             outputs, again, moved = two_passes(model, made_up(model, inputs))
@@ -61,7 +63,7 @@ def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules:
     if moved:
         raise ValueError(writes(moved))
     pairs = zip(_floats(outputs), _floats(again), strict=True)
-    if any(_differ(one, other, _REPEATED) for one, other in pairs):
+    if any(differ(one, other, _REPEATED) for one, other in pairs):
         raise ValueError(
             "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
             "draws random numbers that torch.manual_seed does not repeat"
@@ -134,7 +136,7 @@ def _floats(outputs: Any) -> list[Tensor]:
     return [value.detach() for value in leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
 
 
-def _differ(one: Tensor, other: Tensor, part: float) -> bool:
+def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
     """Whether some values differ by more than a part of the largest; NaN tells nothing."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
@@ -168,7 +170,7 @@ def _mixes(objective: Objective, outputs: Tensor, targets: Tensor) -> bool:
     for left_out in range(3):
         rows = [row for row in range(3) if row != left_out]
         part = _losses_and_gradients(objective, outputs[rows], targets[rows])
-        if any(_differ(one[rows], other, AGREEMENT) for one, other in zip(whole, part, strict=True)):
+        if any(differ(one[rows], other) for one, other in zip(whole, part, strict=True)):
             return True
     return False
 
