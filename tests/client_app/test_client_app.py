@@ -172,7 +172,7 @@ def test_a_node_sends_nothing_of_a_model_whose_forward_changes_the_rows_that_its
     shutil.copytree(Path("examples/own"), tmp_path / "own")
     toml = tmp_path / "own" / "data.toml"
     toml.write_text(toml.read_text().replace("examples.own.model:build", name))
-    run = config(*EXAMPLE, "data.name=folder", "data.num_clients=2", f"model.name={name}", "training.batch_size=1000")
+    run = config(*EXAMPLE, "data.name=folder", "data.num_clients=2", f"model.name={name}", "privacy.delta=1e-5")
     ledger = DurableLedger.create(tmp_path / "ledger.db").path
     reply = send(asked(run, size=size), node={"data": str(tmp_path / "own"), "ledger": str(ledger)})
     assert reply.has_error()
