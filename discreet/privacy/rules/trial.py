@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -86,7 +85,7 @@ def two_passes(model: nn.Module, inputs: Tensor) -> tuple[Any, Any, str]:
     before = state_of(model)
     with same_chance(inputs):
         again = model(inputs)
-    return outputs, again, next(iter([*moved, *moved_since(model, before)]), "")
+    return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
 
 
 @contextmanager
@@ -98,8 +97,8 @@ def unmoved(model: nn.Module) -> Iterator[None]:
     """
     before = state_of(model)
     yield
-    for name in moved_since(model, before):
-        raise ValueError(writes(name))
+    if moved := moved_since(model, before):
+        raise ValueError(writes(moved[0]))
 
 
 def writes(name: str) -> str:
@@ -112,19 +111,22 @@ def writes(name: str) -> str:
 
 def state_of(model: nn.Module) -> State:
     """The parameters and buffers of a model, as they are."""
-    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: (value, value._version, value.detach().clone()) for name, value in named}
+    return {name: (value, value._version, value.detach().clone()) for name, value in _named(model).items()}
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def moved_since(model: nn.Module, before: State) -> list[str]:
     """The names of parameters and buffers that were written, replaced, added or taken away."""
-    now = {name: value for name, (value, _, _) in state_of(model).items()}
-    kept = [
+    now = _named(model)
+    kept = {
         name
         for name, (value, version, copy) in before.items()
         if now.get(name) is value and value._version == version and is_same(value, copy)
-    ]
-    return [name for name in before | now if name not in kept]
+    }
+    return sorted((before.keys() | now.keys()) - kept)
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
