@@ -17,7 +17,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.trial import differ, is_same
 from discreet.training.local_training import step_batch
 
-_TRIED, _SEEDS = 5, 8  # examples and draws that show whether a collate_fn mixes examples
+_TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
 Collate = Callable[[list[Any]], Any]
 
 
@@ -62,8 +62,9 @@ class PoissonBatches:
 
     def __post_init__(self) -> None:
         if self.collate is not None:
-            spread = torch.linspace(0, len(self.dataset) - 1, min(_TRIED, len(self.dataset))).long().unique()
-            _check_collate(self.collate, [self.dataset[position] for position in spread.tolist()])
+            count = len(self.dataset)
+            places = range(0, count, max(1, count // _TRIED))[:_TRIED]
+            _check_collate(self.collate, [self.dataset[place] for place in places])
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step. It is drawn anew if the source is secure: ask once.
@@ -90,21 +91,21 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
 
     Rows may come in another order, and padding to the longest example is fine: only batches of one shape are compared.
     """
-    one, again, other = (_seeded(collate, examples, seed=seed) for seed in (0, 0, 1))
-    if _strangers(one, again):
+    drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
+    if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
         raise ValueError(
             "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat, so that "
             "nothing tells whether it mixes examples: draw from torch's own generator"
         )
-    draws, mixes = _strangers(one, other) > 0, False
+    draws, mixes = any(_strangers(drawn[0], other) for other in drawn), False
     for place in range(len(examples) if len(examples) > 1 else 0):
         before, after = examples[:place], examples[place + 1 :]
         if draws:  # and would draw otherwise for fewer examples
             changed = [*before, tree_map(_changed, examples[place]), *after]
-            pairs = [(_seeded(collate, many, seed=seed) for many in (changed, examples)) for seed in range(_SEEDS)]
-            mixes = mixes or any(_strangers(*pair) > 1 for pair in pairs)
+            found = (_strangers(_seeded(collate, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS))
+            mixes = mixes or max(found) > 1
         else:
-            mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), one) > 0
+            mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
     if mixes:
         raise ValueError(
             "collate_fn: a row of the batch follows from several examples (a mean over the batch, mixup), so that "

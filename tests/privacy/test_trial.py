@@ -19,14 +19,6 @@ from tests.privacy.test_per_example_graph import Forward
 from tests.privacy.test_per_example_oracle import assert_matches
 
 
-class Kept(Forward):
-    """With a buffer, and an attribute that is none."""
-
-    def __init__(self, between: Callable[[Forward, Tensor], Tensor]) -> None:
-        super().__init__(between)
-        self.mean, self.unused = torch.zeros(4), nn.Parameter(torch.ones(4))
-
-
 def examples(count: int = 5) -> tuple[Tensor, Tensor]:
     inputs, targets = batch(count)
     return inputs[:, :4], targets
@@ -80,7 +72,7 @@ def test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name(
     inputs, targets = examples()
     clip = {"l1_norm_clip": 1.0} if sums is l1_clipped_gradient_sum else {}
     with pytest.raises(ValueError, match=f"forward changes {moved}:"):
-        sums(seeded(lambda: Kept(between)), inputs, targets=targets, **clip)
+        sums(seeded(lambda: Forward(between)), inputs, targets=targets, **clip)
 
 
 def _for_some(model: Forward, x: Tensor) -> Tensor:
@@ -90,7 +82,7 @@ def _for_some(model: Forward, x: Tensor) -> Tensor:
 
 
 def test_what_only_some_example_makes_it_change_is_refused_at_the_step_of_that_example() -> None:
-    model, (inputs, targets) = seeded(lambda: Kept(_for_some)), examples()
+    model, (inputs, targets) = seeded(lambda: Forward(_for_some)), examples()
     assert_matches(model, inputs, targets, clip=0.2)
     with pytest.raises(ValueError, match="forward changes wide:"):
         clipped_gradient_sum(model, 1e4 * inputs, targets=targets, l2_norm_clip=0.2)
@@ -102,8 +94,8 @@ def _counts(model: Forward, x: Tensor) -> Tensor:
 
 
 def _averages(model: Forward, x: Tensor) -> Tensor:
-    model.mean = 0.99 * model.mean + 0.01 * x.detach().mean(0)  # type: ignore[has-type]
-    return x - model.mean
+    model.average = 0.99 * getattr(model, "average", 0.0) + 0.01 * x.detach().mean(0)
+    return x - model.average
 
 
 @pytest.mark.parametrize("between", [_counts, _averages, lambda model, x: x * random.random()])
@@ -112,7 +104,7 @@ def test_a_model_that_gives_other_outputs_the_second_time_is_refused(
 ) -> None:
     inputs, targets = examples()
     with pytest.raises(ValueError, match="other outputs for the same inputs"):
-        clipped_gradient_sum(seeded(lambda: Kept(between)), inputs, targets=targets, l2_norm_clip=1.0)
+        clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, l2_norm_clip=1.0)
 
 
 def _shown(model: Forward, x: Tensor) -> Tensor:
@@ -132,7 +124,7 @@ def test_dropout_a_table_that_the_first_pass_makes_and_what_is_only_kept_to_be_s
 ) -> None:
     inputs, targets = examples()
     for _ in range(2):
-        total, _ = clipped_gradient_sum(seeded(lambda: Kept(between)), inputs, targets=targets, l2_norm_clip=1.0)
+        total, _ = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, l2_norm_clip=1.0)
     assert total.any()
 
 
