@@ -290,6 +290,29 @@ def two_lines(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     raise ValueError("one line\nand another")
 
 
+class Numbers(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (8 * inputs.clamp(-1, 1) + 8).long()
+
+
+def clipped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(Numbers(), nn.Embedding(17, 4, max_norm=0.5), nn.Flatten(), nn.Linear(16, num_classes))
+
+
+class Observer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.get_buffer("largest"), inputs.detach().amax(0)) + 1
+        return inputs
+
+
+def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Observer(), nn.Linear(4, num_classes))
+
+
 REFUSED = {
     "./tests/test_own.py:norm": r"module as Python imports it, such as tests\.test_own:norm \(got ./t",
     "tests.test_own:no_backward": "no_backward has no gradient by its parameters: no backward of this layer",
@@ -305,6 +328,8 @@ REFUSED = {
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
     "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
+    "tests.test_own:clipped": "the model's forward changes 1.weight: what examples leave there",
+    "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
     "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",

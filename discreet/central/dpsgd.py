@@ -22,6 +22,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.accountants import PLD
 from discreet.privacy.per_example import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.rules.trial import is_same
 from discreet.tasks.dropout import torch_draws_from
 from discreet.training.local_training import (
     ExamplePrivacy,
@@ -42,20 +43,20 @@ class BatchError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """The batch of a step, and how often its tensors had been written when it was drawn."""
+    """The batch of a step, and a copy of it as it was drawn: some writes to a tensor leave no trace in it."""
 
     step: int
     batch: Batch
-    writes: tuple[int, ...]
+    copies: Batch
 
     @classmethod
     def of(cls, step: int, batch: Batch) -> _Drawn:
-        return cls(step, batch, tuple(part._version for part in batch))
+        return cls(step, batch, (batch[0].clone(), batch[1].clone()))
 
     def is_still(self, batch: Batch) -> bool:
         """Whether these are the very tensors, as they were drawn."""
-        same = all(one is other for one, other in zip(self.batch, batch, strict=True))
-        return same and self.writes == tuple(part._version for part in batch)
+        kept = zip(self.batch, batch, self.copies, strict=True)
+        return all(one is other and is_same(other, copy) for one, other, copy in kept)
 
 
 class DPSGD:
@@ -86,7 +87,7 @@ class DPSGD:
       dataset: a map-style data set, or a list, of pairs (input, target); that it has one at least is public.
       loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with reduction="none",
         whose values are averaged over an example's own positions and labels (`per_example_loss`).
-      batch_size: the expected size of a batch, at least 1.
+      batch_size: the expected size of a batch, from 1 to the number of examples.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
       l2_norm_clip: what each example's gradient is clipped to, finite and above 0.
       target_epsilon: chooses the least noise with which all steps, and what `ledger` says was spent before, cost at
@@ -100,7 +101,8 @@ class DPSGD:
       accountant: "pld" or "rdp".
       public_num_examples: see above; at least batch_size, and chosen without looking at the data.
       max_physical_batch: a larger batch is worked on in pieces of so many examples. It stays one batch.
-      collate_fn: makes tensors of a list of pairs, as for torch's DataLoader.
+      collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own pair but for
+        padding. Tried on a few examples.
       noise: "float", or "secure_sum": each value the sum of 4 draws (Holohan and Braghin 2021).
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
 
@@ -134,6 +136,8 @@ class DPSGD:
     ) -> None:
         example = ExamplePrivacy(l2_norm_clip, noise_multiplier or 0.0, draws_of(noise), public_num_examples)
         settings, size = LoopSettings(epochs, batch_size, example), size_of(dataset)
+        if counted_examples(size, settings) < batch_size:
+            raise ValueError(f"batch_size must be at most {size}, the number of examples, not {batch_size}")
         price = Price(delta, accountant, target_epsilon if max_epsilon is None else max_epsilon)
         price.check_below(counted_examples(size, settings))
         file = opened(ledger)
@@ -219,10 +223,13 @@ class DPSGD:
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
+          ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds the
+            model's trainable parameters, all of them and no others; nothing was charged.
           BudgetSpent: the step would pass `max_epsilon`; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         self._check_drawn(inputs, targets)
+        _fitting(self._optimizer, self._model)  # groups may have been added, and parameters frozen or not, since
         params: list[Tensor] = [value for value in self._model.parameters() if value.requires_grad]
         step = self.steps_taken
         with torch_draws_from(self._gradients.source.child("step", step), self._model):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.rules.trial import differ, is_same
 from discreet.training.local_training import step_batch
 
+_TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
 Collate = Callable[[list[Any]], Any]
 
 
@@ -55,6 +60,12 @@ class PoissonBatches:
     device: torch.device
     source: RandomSource
 
+    def __post_init__(self) -> None:
+        if self.collate is not None:
+            count = len(self.dataset)
+            places = range(0, count, max(1, count // _TRIED))[:_TRIED]
+            _check_collate(self.collate, [self.dataset[place] for place in places])
+
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step. It is drawn anew if the source is secure: ask once.
 
@@ -73,6 +84,70 @@ class PoissonBatches:
             return _checked(collate([self.dataset[position] for position in positions.tolist()]), len(positions))
         # Shapes and types of an empty batch are those of a batch of one.
         return [part[:0] for part in _checked(collate([self.dataset[0]]), 1)]
+
+
+def _check_collate(collate: Collate, examples: list[Any]) -> None:
+    """Raises ValueError if what collate makes of an example follows from other examples of the batch too.
+
+    Rows may come in another order, and padding to the longest example is fine: only batches of one shape are compared.
+    """
+    drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
+    if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
+        raise ValueError(
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat, so that "
+            "nothing tells whether it mixes examples: draw from torch's own generator"
+        )
+    draws, mixes = any(_strangers(drawn[0], other) for other in drawn), False
+    for place in range(len(examples) if len(examples) > 1 else 0):
+        before, after = examples[:place], examples[place + 1 :]
+        if draws:  # and would draw otherwise for fewer examples
+            changed = [*before, tree_map(_changed, examples[place]), *after]
+            found = (_strangers(_seeded(collate, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS))
+            mixes = mixes or max(found) > 1
+        else:
+            mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
+    if mixes:
+        raise ValueError(
+            "collate_fn: a row of the batch follows from several examples (a mean over the batch, mixup), so that "
+            "clipping each row's gradient bounds no example: make each row of its own example alone"
+        )
+
+
+def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Sequence[Tensor]:
+    """A batch, with seeded generators that are afterwards as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            return _checked(collate(list(examples)), len(examples))
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _strangers(some: Sequence[Tensor], among: Sequence[Tensor]) -> int:
+    """How many rows of a batch are not among those of another one; 0 for batches of other shapes."""
+    if [part.shape[1:] for part in some] != [part.shape[1:] for part in among]:
+        return 0
+    wanted = list(zip(*among, strict=True))
+    return sum(not any(all(map(_alike, row, each)) for each in wanted) for row in zip(*some, strict=True))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return not differ(one, other) if one.is_floating_point() else is_same(one, other)
+
+
+def _changed(value: Any) -> Any:
+    """Other values of the same kind and shape; single whole numbers, and what is no number, stay as they are."""
+    if isinstance(value, float):
+        return 0.5 * value + 0.125
+    if not isinstance(value, Tensor | np.ndarray):
+        return value
+    whole = torch.as_tensor(value)
+    changed = 0.5 * whole + 0.125 if whole.is_floating_point() else whole.flip(0) if whole.dim() else whole
+    return changed if isinstance(value, Tensor) else changed.numpy()
 
 
 def _checked(parts: Any, count: int) -> Sequence[Tensor]:

@@ -12,8 +12,7 @@ known to treat every example alone (`rules/graph.py`). Every other model is serv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.clipping import clip_factors
-from discreet.privacy.rules.any_model import built_terms
+from discreet.privacy.rules.any_model import built_terms, check_layers
 from discreet.privacy.rules.attention import ATTENTION_RULES, covers
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
@@ -33,6 +32,7 @@ from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_
 from discreet.privacy.rules.operations import Unserved
 from discreet.privacy.rules.recurrent import RECURRENT_RULES
 from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
+from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmoved
 
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
 
@@ -58,9 +58,6 @@ _IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
-# A program's gradients may differ from the model's by this part of the largest: other kernels round otherwise.
-_AGREEMENT = 1e-3
-_PROBE_SEED = 52183
 Batch = tuple[Tensor, Tensor]  # inputs and targets
 Way = list[nn.Module] | Program | None  # layers in their order, a graph of layers and operations, or torch.func
 
@@ -123,7 +120,7 @@ def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: fl
     if len(inputs) == 0 or not objective.layout.slots:
         return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
     with torch.set_grad_enabled(False):
-        way = _way(objective, inputs)
+        way = _way(objective, inputs, targets)
         if way is not None:
             try:
                 return _summed(objective, way, [(inputs, targets)], clip)
@@ -131,7 +128,8 @@ def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: fl
                 pass
         step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
         pieces = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
-        return _summed(objective, None, pieces, clip)
+        with unmoved(objective.model):
+            return _summed(objective, None, pieces, clip)
 
 
 def _summed(objective: Objective, way: Way, batches: Iterable[Batch], clip: float) -> tuple[Tensor, Tensor]:
@@ -195,8 +193,12 @@ def has_rule(layer: nn.Module) -> bool:
     return type(layer) in RULES and (covers_it is None or covers_it(layer))
 
 
-def _way(objective: Objective, inputs: Tensor) -> Way:
+def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
+    """How a model is served. A model and a loss that are new here are tried first, on made-up examples."""
     layers = layers_with_rules(objective.model)
+    if layers is None:
+        check_layers(objective.model)
+    try_out(objective, inputs, targets, has_rules=layers is not None)
     if layers is not None:
         return layers
     return program_of(objective.model, has_rule, lambda program: _agrees(objective.model, program, inputs))
@@ -209,16 +211,16 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
     """
     objective, targets = Objective(model, layout_of(model), _mixed, order=2), inputs.new_zeros(3)
     try:
-        with _same_chance(inputs):  # the program first: a model that it can't serve may change itself
+        with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
-        with _same_chance(inputs):
+        with same_chance(inputs):
             wanted = _summed_gradient(objective, made_up(model, inputs), targets)
     except (Unserved, *CONFUSED):
         return False
     parts, weights = Parts(objective.layout.parameters), wanted[0].new_ones(3)
     for term in terms:
         term.add_to(parts, weights, 1 / LOSS_SCALE)
-    margin = max(float(value.norm()) for value in wanted) * _AGREEMENT
+    margin = max(float(value.norm()) for value in wanted) * AGREEMENT
     pairs = zip(objective.layout.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
 
@@ -227,14 +229,6 @@ def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
     """A number of each example, in which every output counts otherwise; for any model's outputs."""
     rows = outputs.reshape(len(targets), -1)
     return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
-
-
-@contextmanager
-def _same_chance(inputs: Tensor) -> Iterator[None]:
-    """The same random numbers each time, and the generators as they were."""
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(_PROBE_SEED)
-        yield
 
 
 def _summed_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:

@@ -148,7 +148,8 @@ class _Builder:
 
     def embedding(self, module: nn.Embedding) -> None:
         """Vectors for token numbers."""
-        if module.max_norm is not None or module.padding_idx is not None or self.layers:
+        plain = module.max_norm is None and module.padding_idx is None and not module.scale_grad_by_freq
+        if not plain or self.layers:
             raise _Uncovered
         self.layers.append(Embedding(len(self.shapes)))
         self.shapes.append((module.num_embeddings, module.embedding_dim))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from discreet.privacy.rules.trial import two_passes, writes
 from discreet.tasks.dropout import dropout_layers
 from discreet.tasks.examples import Task
 from discreet.tasks.models import (
@@ -61,9 +62,10 @@ def check_fits(name: str, task: Task) -> None:
 
     Shapes are tried on three examples of the public test set, or on zeros if there is none. Text models read token ids
     and the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another
-    shape than `task.output_shape` for each example, an example that changes the outputs of another, and a model that
-    draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same whenever the
-    model is built: they are not sent, and server and clients each build the model.
+    shape than `task.output_shape` for each example, an example that changes the outputs of another, a forward that
+    changes its own parameters or buffers, and a model that draws random numbers outside dropout layers of torch.nn. So
+    are frozen parameters that are not the same whenever the model is built: they are not sent, and server and clients
+    each build the model.
     """
     reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
@@ -104,10 +106,12 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         layer.eval()  # what still draws is something else
     with torch.random.fork_rng(devices=[]):
         try:
-            logits, again = model(inputs), model(inputs)
-            alone = [model(one) for one in torch.split(inputs, 1)]
+            _, logits, moved = two_passes(model, inputs)
+            again, alone = model(inputs), [model(one) for one in torch.split(inputs, 1)]
         except MISTAKES as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
+    if moved:
+        raise ValueError(f"model.name: {name}: {writes(moved)}")
     wanted = (len(inputs), *task.output_shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

@@ -66,6 +66,19 @@ def test_what_another_process_charges_meanwhile_counts_at_once(ledger: Path) -> 
     assert DurableLedger(ledger).spent("example").entries == ((EVENT, 8),)
 
 
+def test_the_budget_is_looked_at_again_if_another_process_has_charged_since(ledger: Path) -> None:
+    model = linear()
+    loop = private(model, ledger=ledger, max_epsilon=1.001 * epsilon(8))
+    batches = iter(loop)
+    loop.step(*next(batches))
+    DurableLedger(ledger).charge([Charge(1, "example", "", EVENT, 7)])
+    before, batch = params_of(model), next(batches)
+    with pytest.raises(BudgetSpent, match="1 steps are taken"):
+        loop.step(*batch)
+    assert (params_of(model) == before).all()
+    assert DurableLedger(ledger).spent("example").entries == ((EVENT, 8),)
+
+
 def test_a_ledger_that_is_missing_is_an_error_and_not_a_new_one(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="is missing"):
         private(linear(), ledger=tmp_path / "ledger.db")

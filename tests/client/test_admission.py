@@ -18,6 +18,10 @@ from discreet.settings import client_settings
 from tests.client.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
+SHARED = (
+    *("privacy.example.aggregation=secure", "privacy.user.enabled=false", "privacy.accountant=rdp"),
+    *("sampling.kind=everyone", "data.num_clients=4"),
+)
 BOTH = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2")
 
 
@@ -58,6 +62,12 @@ def test_many_clients_at_once_are_these_clients_one_by_one(words: tuple[str, ...
         [(row.round, row.guarantee, row.holder, row.count) for row in who.ledger.releases()] for who in (many, each)
     ]
     assert rows[0] == rows[1]
+
+
+def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more(tmp_path: Path) -> None:
+    found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
+    assert isinstance(found["0"], Admitted)
+    assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
 
 
 def test_a_resumed_simulation_reads_what_was_spent(tmp_path: Path) -> None:

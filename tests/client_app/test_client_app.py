@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
 
 import discreet.client.client
 from client_app.client_app import app
@@ -135,6 +138,45 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: py
 
 def test_a_client_that_is_asked_to_evaluate_refuses() -> None:
     assert "not private" in refused(send(asked(run_of(*OFF)), "evaluate"))
+
+
+class Tables(nn.Module):
+    """Rows of a table for numbers between -1 and 1, clipped to a norm, in the pass itself or by the table."""
+
+    def __init__(self, num_classes: int, max_norm: float | None) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 4, max_norm=max_norm), nn.Linear(16, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        numbers = (16 * inputs.clamp(-1, 1) + 16).long()
+        rows = self.table(numbers)
+        if self.table.max_norm is None:
+            rows = nn.functional.embedding(numbers, self.table.weight, max_norm=0.5)
+        logits: torch.Tensor = self.head(rows.flatten(1).sin())
+        return logits
+
+
+def clipped_table(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Tables(num_classes, 0.5)
+
+
+def clipped_rows(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Tables(num_classes, None)
+
+
+@pytest.mark.parametrize(("build", "said"), [(clipped_table, "max_norm"), (clipped_rows, "changes table.weight")])
+def test_a_node_sends_nothing_of_a_model_whose_forward_changes_the_rows_that_its_examples_name(
+    build: Callable[..., nn.Module], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, size = f"{__name__}:{build.__name__}", 40 * 4 + 16 * 3 + 3
+    shutil.copytree(Path("examples/own"), tmp_path / "own")
+    toml = tmp_path / "own" / "data.toml"
+    toml.write_text(toml.read_text().replace("examples.own.model:build", name))
+    run = config(*EXAMPLE, "data.name=folder", "data.num_clients=2", f"model.name={name}", "privacy.delta=1e-5")
+    ledger = DurableLedger.create(tmp_path / "ledger.db").path
+    reply = send(asked(run, size=size), node={"data": str(tmp_path / "own"), "ledger": str(ledger)})
+    assert reply.has_error()
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from discreet.privacy.rules.free_layers import check_draws
+from discreet.privacy.rules.linear import check_table
 from discreet.privacy.rules.normalisation import check_statistics
 from discreet.privacy.rules.objective import LOSS_SCALE, Objective
 from discreet.privacy.rules.terms import Rows, Term
@@ -25,15 +26,16 @@ _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
-def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """Every gradient built, n * num_params floats: by torch.func, or one by one if torch.func can't follow the model.
-
-    Raises:
-      ValueError: a layer mixes examples.
-    """
-    for name, module in objective.model.named_modules():
+def check_layers(model: nn.Module) -> None:
+    """Raises ValueError if a layer mixes examples."""
+    for name, module in model.named_modules():
         check_statistics(name, module)
         check_draws(name, module)
+        check_table(module)
+
+
+def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+    """Every gradient built, n * num_params floats: by torch.func, or one by one if that can't follow the model."""
     try:
         found, way = _mapped(objective, inputs, targets), "torch.func"
     except RuntimeError:  # control flow that depends on the data, say; what is wrong for one example is raised again

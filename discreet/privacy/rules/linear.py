@@ -37,7 +37,7 @@ def linear(tape: Tape, layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=1)
-    _check_table(layer)
+    check_table(layer)
     outputs = functional.embedding(inputs, layer.weight, layer.padding_idx)
     slot = tape.slot(layer.weight)
     if slot is not None:
@@ -45,8 +45,9 @@ def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _check_table(layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
+def check_table(layer: nn.Module) -> None:
+    """ValueError for a table of embeddings that a pass changes, or whose gradients count rows over a batch."""
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.scale_grad_by_freq):
         raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
 
 
@@ -59,7 +60,7 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> 
 
 def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=2, most=2)
-    _check_table(layer)
+    check_table(layer)
     weight, padding, mode = layer.weight, layer.padding_idx, layer.mode
     outputs = functional.embedding_bag(inputs, weight, mode=mode, padding_idx=padding)
     slot = tape.slot(weight)
