@@ -12,11 +12,10 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it: lines of
-    another library's error, or of a model's, become one."""
+    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split("\n")))
+        super().__init__(message.replace("\n", " "))  # of an error of a library or of somebody's model
 
 
 def setting(default: T, rule: Rule) -> T:

@@ -108,7 +108,7 @@ class ClipConfig:
     max: float | None = None
     target_quantile: float = setting(0.5, OPEN_SHARE)
     learning_rate: float = setting(0.2, LEARNING_RATE)
-    search_rate: float = setting(0.0, NOT_NEGATIVE)
+    search_rate: float = setting(0.0, within(0, 10_000))
     count_stddev: float | None = setting(None, NOT_NEGATIVE)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@
               or a step of Adam or Yogi on that same mean update       server.{beta_1,beta_2,tau}
     adapted   C_{t+1} = C_t * exp(-learning_rate * (share -            privacy.user.clip.{learning_rate,max}
               target_quantile)); share, of the norms within C_t, is    privacy.user.clip.target_quantile
-              below / (q * population_size) + 1/2
+              below / (q * population_size) + 1/2. The first rounds    privacy.user.clip.search_rate
+              may take longer steps towards the median
 
 `discreet.federated.round` does this, pure; `run_plan` makes its constants of conf, and `training_run` repeats it.
 Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.

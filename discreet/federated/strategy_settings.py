@@ -79,18 +79,6 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
     if given["sampling"] == "everyone" and given["fraction_train"] != 1:
         raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
     population = given["population_size"]
-    searches = given["clip_norm"] is None
-    if searches and given["clipping"] == "fixed":
-        raise ConfigError("clip_norm must be given with clipping=fixed: nothing moves it to where the differences are")
-    clip = {
-        "kind": given["clipping"],
-        "norm": FIRST_NORM if searches else given["clip_norm"],
-        "max": LARGEST_NORM if searches and given["clip_max"] is None else given["clip_max"],
-        "search_rate": SEARCH_RATE if searches else 0.0,
-        "target_quantile": given["target_quantile"],
-        "learning_rate": given["clip_learning_rate"],
-        "count_stddev": given["count_stddev"],
-    }
     names = ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy", "account", "aggregation")
     user = {name: given[name] for name in names}
     if given["aggregation"] == SECURE and given["private_evaluation"] is not None:
@@ -114,11 +102,27 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
             "evaluation": _evaluation(given["private_evaluation"]),
             "privacy": {
                 **{name: given[name] for name in ("delta", "accountant", "noise")},
-                "user": {**user, "enabled": True, "clip": clip},
+                "user": {**user, "enabled": True, "clip": _clip(given)},
                 "secure": {name: given[name] for name in ("dropouts", "colluding", "threshold")},
             },
         }
     )
+
+
+def _clip(given: Mapping[str, Any]) -> dict[str, object]:
+    """The section `privacy.user.clip` of the settings."""
+    searches = given["clip_norm"] is None
+    if searches and given["clipping"] == "fixed":
+        raise ConfigError("clip_norm must be given with clipping=fixed: nothing moves it to where the differences are")
+    return {
+        "kind": given["clipping"],
+        "norm": FIRST_NORM if searches else given["clip_norm"],
+        "max": LARGEST_NORM if searches and given["clip_max"] is None else given["clip_max"],
+        "search_rate": SEARCH_RATE if searches else 0.0,
+        "target_quantile": given["target_quantile"],
+        "learning_rate": given["clip_learning_rate"],
+        "count_stddev": given["count_stddev"],
+    }
 
 
 def check_search(config: RunConfig, count_stddev: float | None) -> None:

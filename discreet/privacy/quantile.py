@@ -74,7 +74,7 @@ class QuantileEstimator:
         sure = max(0.0, abs(fraction - 0.5) - self.doubt)
         step = self.learning_rate * (fraction - self.target_quantile)
         step += self.search_rate * math.copysign(sure, fraction - 0.5)
-        estimate = self.estimate * math.exp(-step)
+        estimate = self.estimate * math.exp(min(-step, 50.0))  # further than the range of estimates
         return replace(self, estimate=min(self.ceiling, max(LEAST_ESTIMATE, estimate))), fraction
 
 

@@ -164,8 +164,8 @@ def own_builder(name: str) -> Builder:
     """The function that `package.module:function` names. Raises ValueError, in one line, if there is none."""
     module, mark, function = name.partition(OWN)
     if "/" in module or module.endswith(".py"):
-        known = f"{module.removesuffix('.py').strip('./').replace('/', '.')}{OWN}{function}"
-        raise ValueError(f"model.name must name a module as Python imports it, such as {known} (got {name})")
+        known = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise ValueError(f"model.name must name a module as Python imports it, such as {known}:{function} (got {name})")
     if not mark:
         known = f"{', '.join(MODELS)}, or package.module:function"
         raise ValueError(f"model.name: no model {name!r}; known are {known}")

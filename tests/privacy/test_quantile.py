@@ -86,7 +86,7 @@ def test_a_ceiling_below_the_estimate_is_refused() -> None:
 
 
 def test_it_does_not_leave_the_range_of_numbers() -> None:
-    estimator = QuantileEstimator(1e-9, 0.5, 5.0)
+    estimator = QuantileEstimator(1e-9, 0.5, 1e4)
     for _ in range(2000):
         estimator, _ = estimator.update(1e9, expected_cohort=10)
     assert estimator.estimate > 0
