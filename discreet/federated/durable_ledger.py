@@ -27,6 +27,7 @@ from discreet.federated.known_ledgers import (
     LedgerError,
     Mark,
     make_database,
+    remove_database,
     typed,
     unusable,
 )
@@ -161,14 +162,15 @@ class DurableLedger:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
                     raise LedgerError(f"{path} exists already, and is not made anew")
-                undone.callback(path.unlink)  # a ledger that this machine does not know is of no use
+                undone.callback(remove_database, path)  # one that can't be used, or is not known here, is of no use
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
+            made = cls(path)
             with KnownLedgers.opened() as here:
                 here.enter(mark, path)
             undone.pop_all()
-        return cls(path)
+        return made
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
