@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from discreet.federated.known_ledgers import (
     KnownLedgers,
     LedgerError,
     Mark,
+    flush_folder,
     make_database,
     remove_database,
     typed,
@@ -388,15 +388,6 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
     if len(rows) != mark.rows or digest != mark.head:
         return [f"the last rows are missing: {len(rows)} of {mark.rows} are there, and the head digest differs"]
     return []
-
-
-def flush_folder(path: Path) -> None:
-    """Writes to disk which files a folder holds."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

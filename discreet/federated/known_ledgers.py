@@ -171,3 +171,12 @@ def remove_database(path: Path) -> None:
     """Removes an SQLite file, and what SQLite keeps beside it."""
     for ending in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def flush_folder(path: Path) -> None:
+    """Writes to disk which files a folder holds."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
