@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,9 @@ from discreet.federated.known_ledgers import (
     KnownLedgers,
     LedgerError,
     Mark,
+    flush_folder,
     make_database,
+    remove_database,
     typed,
     unusable,
 )
@@ -161,14 +162,15 @@ class DurableLedger:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
                     raise LedgerError(f"{path} exists already, and is not made anew")
-                undone.callback(path.unlink)  # a ledger that this machine does not know is of no use
+                undone.callback(remove_database, path)  # one that can't be used, or is not known here, is of no use
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
+            made = cls(path)
             with KnownLedgers.opened() as here:
                 here.enter(mark, path)
             undone.pop_all()
-        return cls(path)
+        return made
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -386,15 +388,6 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
     if len(rows) != mark.rows or digest != mark.head:
         return [f"the last rows are missing: {len(rows)} of {mark.rows} are there, and the head digest differs"]
     return []
-
-
-def flush_folder(path: Path) -> None:
-    """Writes to disk which files a folder holds."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -154,15 +154,29 @@ def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[ob
     try:
         beside.touch(mode=0o600)  # what SQLite keeps beside it is for the same users
         with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
-            connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
             connection.executescript(script)
             for statement, values in rows:
                 connection.execute(statement, values)
+            connection.execute("pragma journal_mode = wal")  # last: all that was written lies in the file itself
         os.link(beside, path)  # unlike a rename it replaces nothing
     except FileExistsError:
         return False
     finally:
-        for ending in ("", "-wal", "-shm"):
-            beside.with_name(beside.name + ending).unlink(missing_ok=True)
+        remove_database(beside)
     return True
+
+
+def remove_database(path: Path) -> None:
+    """Removes an SQLite file, and what SQLite keeps beside it."""
+    for ending in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def flush_folder(path: Path) -> None:
+    """Writes to disk which files a folder holds."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

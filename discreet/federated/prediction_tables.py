@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from discreet.csv_text import csv_text
 from discreet.privacy.rules.objective import PADDING, cross_entropy
 from discreet.tasks.metrics import indicators, label_indicators, number_scores
 from discreet.tasks.targets import CLASS, CLASSES, LABELS, NUMBERS, SEQUENCES, Target
@@ -41,12 +40,8 @@ def predictions_csv(
         head, rows = _position_cells(said, targets, named)
     else:
         head, rows = _column_cells(said, targets, target)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", *([ids[0]] if ids is not None else []), *head])
-    for row, cells in enumerate(rows):
-        writer.writerow([row, *([str(ids[1][row])] if ids is not None else []), *cells])
-    return text.getvalue()
+    named_rows = ([row, *([str(ids[1][row])] if ids is not None else []), *cells] for row, cells in enumerate(rows))
+    return csv_text([["row", *([ids[0]] if ids is not None else []), *head], *named_rows])
 
 
 Cells = tuple[list[str], Iterator[list[str]]]  # the heads of columns, and the cells of each row

@@ -36,8 +36,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.deciding_settings import deciding_settings
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark, flush_folder
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER
+from discreet.federated.known_ledgers import flush_folder
 from discreet.json_numbers import json_ready
 from discreet.settings import client_settings, described
 from discreet.tasks.scores import score_columns
@@ -114,11 +115,7 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     def ledger(self, config: RunConfig) -> DurableLedger:
-        """The server's ledger of a resolved configuration.
-
-        Raises:
-          LedgerError: it is missing, or was made under other privacy settings.
-        """
+        """The server's ledger of a resolved configuration; LedgerError if it is missing or has other settings."""
         return DurableLedger(self.ledger_path, facts=deciding_settings(config))
 
     def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
@@ -263,10 +260,8 @@ def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> Run
 
 
 def check_output(config: RunConfig) -> RunFolder:
-    """The run folder of a configuration, which is not made. The path is absolute.
-
-    Raises:
-      ConfigError: `output_dir` holds a run already and `resume` is off, or there is nothing to resume.
+    """The run folder of a configuration, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds
+    a run already and `resume` is off, or if there is nothing to resume.
     """
     folder = RunFolder(Path(str(with_output_folder(config).output_dir)))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
@@ -282,10 +277,8 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
     """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process.
 
     A server that was thought dead must not write beside the one that took over. A SuperLink that is killed leaves its
-    ServerApp running for a moment, so whoever resumes waits `patience` seconds.
-
-    Raises:
-      ConfigError: another process still holds the folder, or it can't be made.
+    ServerApp running for a moment, so whoever resumes waits `patience` seconds. Raises ConfigError if another process
+    still holds the folder, or if it can't be made.
     """
     lock = FileLock(path / "lock", thread_local=False)
     try:
@@ -355,9 +348,7 @@ def state_of(folder: RunFolder) -> str:
 def write_status(folder: RunFolder, status: RunStatus, *, now: datetime | None = None) -> None:
     """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
     stamped = replace(status, updated=(now or datetime.now(UTC)).isoformat(timespec="seconds"))
-    beside = folder.path / f".{STATUS}.{os.getpid()}"
-    beside.write_text(json.dumps(dataclasses.asdict(stamped)) + "\n")
-    os.replace(beside, folder.path / STATUS)
+    replace_file(folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False)
 
 
 def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
@@ -378,18 +369,20 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
     return done.round if done else 0
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file as a whole; after a crash the old or the new content is there, never a part."""
+def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
+    """Replaces a file as a whole; after a crash the old or the new content is there, if it was flushed, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)  # a part of it, on a full disk
-    flush_folder(path.parent)
+    if flush:
+        flush_folder(path.parent)
 
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:

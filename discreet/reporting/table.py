@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from discreet.csv_text import csv_text
 from discreet.federated.guarantees import GUARANTEES
 from discreet.reporting.records import (
     SCORE,
@@ -128,7 +127,4 @@ def _spread(group: Group) -> tuple[str, ...]:
 
 def to_csv(table: Table) -> str:
     """The table as CSV with a header."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([table.columns, *table.rows])
-    return text.getvalue()
+    return csv_text([table.columns, *table.rows])
