@@ -12,7 +12,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,6 @@ from typing import TextIO
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
-from discreet.deployment.processes import kept
 from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
@@ -31,6 +29,7 @@ from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
 from discreet.places import PACKAGE, app_folder
+from discreet.processes import kept, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 MOST_NODES = 200  # a simulation with more clients has several on each node
@@ -132,11 +131,7 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
     Raises:
       RunLostError: the SuperLink did not start, or ended before the run.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="discreet-") as scratch,
-        simulation_superlink(Path(scratch), folder=folder) as (address, superlink),
-    ):
-        home = Path(scratch)
+    with scratch_folder() as home, simulation_superlink(home, folder=folder) as (address, superlink):
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
         )

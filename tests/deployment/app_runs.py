@@ -12,8 +12,8 @@ from pathlib import Path
 from discreet.deployment.flower_run import flower_environment, free_port, simulation_superlink
 from discreet.deployment.healthy import healthy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
-from discreet.deployment.processes import kept
 from discreet.federated.run_folder import RunFolder
+from discreet.processes import kept
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"

@@ -20,9 +20,9 @@ from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_run import flower_environment, free_port, main
 from discreet.deployment.local_federation import wait_until
-from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
+from discreet.processes import below
 from discreet.simulation.in_process import simulate
 from tests.federated.test_tracking import tensorboard_scalars
 from tests.scripts.living import check_interrupted, default_signals

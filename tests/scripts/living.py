@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.processes import below
 
 MARK = "DISCREET_TEST_MARK"
 

@@ -30,7 +30,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERRO
 
 from discreet.deployment.flower_fixes.applies import applies
 from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
-from discreet.deployment.processes import STARTER, below
+from discreet.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 SHORTEST_SECONDS, IDLE_SHARE = 0.5, 0.2  # between two looks for a message; a share of the time without work
