@@ -5,7 +5,7 @@ Run as a program this does one of three things, until its parent ends:
 - `tied` becomes a command, which Linux kills when its parent ends.
 - `keep` runs a command, and ends every process that came of it when the command ends or the keeper is asked to end. On
   Linux that includes those that have left its session, as Ray's do: a keeper is the subreaper of all of them.
-- `remove` removes a folder when its parent has ended.
+- `remove` waits, ends what was started with a folder, and removes the folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
 STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, and the loss of the terminal
 DIE_WITH_PARENT, SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux
@@ -61,10 +62,10 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
         yield pid
 
 
-def end_below(ancestor: int) -> None:
-    """Kills every process below a process, and those that they start in the meantime."""
+def _end(living: Callable[[], list[int]]) -> None:
+    """Kills all processes that there are, and those that they start in the meantime."""
     deadline = time.monotonic() + END_SECONDS
-    while (left := below(ancestor)) and time.monotonic() < deadline:
+    while (left := living()) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -99,24 +100,38 @@ def _starts(what: str, words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for this user alone, which is removed with the block, or with this process, however that ends."""
+    """A folder for this user alone, which is removed with the block, or with this process, even by kill -9.
+
+    Every process that is started in the block, and what that starts, ends with it too: their environment names the
+    folder.
+    """
     folder = Path(tempfile.mkdtemp(prefix="discreet-"))
     silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     remover = subprocess.Popen(_starts("remove", [str(folder)]), start_new_session=True, **silent)
+    before = os.environ.get(SCRATCH)
+    os.environ[SCRATCH] = str(folder)
     try:
         yield folder
     finally:
+        os.environ.pop(SCRATCH) if before is None else os.environ.update({SCRATCH: before})
+        _remove(folder)
         remover.kill()
         remover.wait()
-        _remove(folder)
+
+
+def carrying(name: str, value: str) -> list[int]:
+    """The other processes that were started with this value of a variable; none if the system has no /proc."""
+    found = []
+    for pid in below(0):
+        with suppress(OSError):  # it has ended in the meantime, or is another user's
+            if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder that processes which are about to end may still write to."""
-    deadline = time.monotonic() + END_SECONDS
-    while folder.exists() and time.monotonic() < deadline:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(LOOK_SECONDS)
+    _end(lambda: carrying(SCRATCH, str(folder)))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_with(parent: int, number: signal.Signals) -> None:
@@ -142,7 +157,7 @@ def _keep(command: Sequence[str]) -> int:
     finally:
         if process is not None:
             process.kill()  # all that there is to end where the system has no /proc
-        end_below(os.getpid())
+        _end(lambda: below(os.getpid()))
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

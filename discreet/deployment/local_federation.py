@@ -39,7 +39,7 @@ from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
 from discreet.places import app_folder
-from discreet.processes import scratch_folder, tied
+from discreet.processes import carrying, scratch_folder, tied
 from discreet.tasks.description import DESCRIPTION
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
@@ -227,15 +227,7 @@ class Federation:
 
     def leftovers(self) -> list[int]:
         """Processes whose FLWR_HOME is this federation's: Flower starts some in sessions of their own."""
-        wanted = f"FLWR_HOME={self.home}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return [pid for pid in found if pid != os.getpid()]
+        return carrying("FLWR_HOME", str(self.home))
 
 
 def _signal(pid: int, number: int) -> None:

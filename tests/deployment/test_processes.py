@@ -86,7 +86,7 @@ def test_a_keeper_ends_with_whoever_started_it_even_by_kill_9(mark: str) -> None
 def test_kill_9_of_a_process_takes_its_command_and_its_folder_along(mark: str, tmp_path: Path) -> None:
     code = (
         "import subprocess; from discreet.processes import scratch_folder, tied\n"
-        f"with scratch_folder() as folder:\n    (folder / 'a').touch()\n    subprocess.run(tied(['sleep', '996']))"
+        "with scratch_folder() as folder:\n    (folder / 'a').touch()\n    subprocess.run(tied(['sleep', '996']))"
     )
     environment = os.environ | {MARK: mark, "TMPDIR": str(tmp_path)}
     starter = subprocess.Popen([sys.executable, "-c", code], env=environment)

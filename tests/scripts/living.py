@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
-from discreet.processes import below
+from discreet.processes import below, carrying
 
 MARK = "DISCREET_TEST_MARK"
 
 
 def marked(mark: str, *, program: str = "") -> list[int]:
     """The living processes of a mark, or those of them that run a program."""
-    found = set()
-    for pid in below(0, program.encode()):
-        try:
-            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.add(pid)
-        except OSError:
-            continue  # it has ended in the meantime
-    return sorted(found)
+    return sorted({*carrying(MARK, mark)} & {*below(0, program.encode())})
 
 
 def default_signals() -> None:
