@@ -119,6 +119,17 @@ def scratch_folder() -> Iterator[Path]:
         remover.wait()
 
 
+def ray_environment(folder: Path) -> dict[str, str]:
+    """Settings of Ray 2.55 for a cluster of one machine: it writes below `folder`, listens on the loopback interface
+    alone, and answers only processes that have its token, a random one each time."""
+    return {
+        "RAY_TMPDIR": str(folder),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0 is "one machine", on Linux too
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.urandom(32).hex(),
+    }
+
+
 def carrying(name: str, value: str) -> list[int]:
     """The other processes that were started with this value of a variable; none if the system has no /proc."""
     found = []
