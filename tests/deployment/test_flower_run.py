@@ -171,6 +171,7 @@ def test_ray_that_a_run_starts_answers_nobody_else_and_goes_with_it_even_by_kill
         wait_until(lambda: not {*tree} & {*below(0)} and not folder.exists(), DEADLINE, "all of it is gone")
     finally:
         process.kill()
+        process.communicate()
 
 
 def wait_for_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int) -> None:
