@@ -106,8 +106,10 @@ def scratch_folder() -> Iterator[Path]:
     folder.
     """
     folder = Path(tempfile.mkdtemp(prefix="discreet-"))
-    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    remover = subprocess.Popen(_starts("remove", [str(folder)]), start_new_session=True, **silent)
+    none = subprocess.DEVNULL
+    remover = subprocess.Popen(
+        _starts("remove", [str(folder)]), stdin=none, stdout=none, stderr=none, start_new_session=True
+    )
     before = os.environ.get(SCRATCH)
     os.environ[SCRATCH] = str(folder)
     try:
@@ -188,7 +190,7 @@ def _main(what: str, parent: int, words: Sequence[str]) -> int:
         return 0
     if what == "tied":
         _end_with(parent, signal.SIGKILL)
-        os.execvp(words[0], words)
+        os.execvp(words[0], list(words))
     for number in ENDING:
         signal.signal(number, _leave)
     _end_with(parent, signal.SIGTERM)

@@ -25,7 +25,12 @@ from typing import Any
 import ray
 import torch
 from ray._private import ray_constants
-from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, Config, get_authentication_mode
+from ray._raylet import (  # type: ignore[attr-defined]
+    AuthenticationMode,
+    AuthenticationTokenLoader,
+    Config,
+    get_authentication_mode,
+)
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

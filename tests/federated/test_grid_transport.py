@@ -260,11 +260,11 @@ def test_a_reply_that_can_not_be_unpacked_costs_one_reply() -> None:
 
 
 def test_a_reply_counts_for_the_node_that_sent_it_whatever_it_says_that_it_answers() -> None:
-    grid = LinkGrid({1: good, 2: garbage})
-    grid.claims[2] = 1
+    grid = LinkGrid({1: garbage, 2: good})
+    grid.claims[1] = 2
     replies = {reply.client: reply for reply in ask(grid, [1, 2])}
-    assert isinstance(replies[1], TrainReply)
-    assert isinstance(replies[2], Failure)
+    assert isinstance(replies[1], Failure)
+    assert isinstance(replies[2], TrainReply)
 
 
 def test_an_empty_cohort_asks_nobody() -> None:
