@@ -1,7 +1,8 @@
 """`flwr run . --stream` on a SuperLink of its own: what `discreet run` and `scripts/run` start.
 
 The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own, and both end with the run:
-nothing that another run or another project left running can answer instead.
+nothing that another run or another project left running can answer instead. Ray, which it starts, listens there alone,
+too, with a token.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +22,6 @@ from typing import TextIO
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
-from discreet.deployment.processes import kept
 from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
@@ -31,6 +30,7 @@ from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
 from discreet.places import PACKAGE, app_folder
+from discreet.processes import kept, ray_environment, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 MOST_NODES = 200  # a simulation with more clients has several on each node
@@ -80,10 +80,10 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def simulation_superlink(home: Path, *, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A SuperLink for simulations, started in `folder`; gives its address and what keeps its processes.
+def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
+    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and what keeps its processes.
 
-    Every process that came of it ends with the block, or with this process, however that ends.
+    Every process that came of it ends with the block, or with this process, however that ends, and so does FLWR_HOME.
 
     Raises:
       RunLostError: it did not start; the message says what it wrote last.
@@ -91,20 +91,25 @@ def simulation_superlink(home: Path, *, folder: Path) -> Iterator[tuple[str, sub
     port = free_port()
     address = f"127.0.0.1:{port}"
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / LOG).open("w") as output, _kept(command, home, folder=folder, output=output) as process:
+    with (
+        scratch_folder() as home,
+        (home / LOG).open("w") as output,
+        _kept(command, home, folder=folder, output=output) as process,
+    ):
         deadline = time.monotonic() + START_SECONDS
         while not healthy(f"http://{address}/health", authority=None):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RunLostError(f"the SuperLink did not start{_last_line(home)}")
             time.sleep(LOOK_SECONDS)
-        yield address, process
+        yield address, home, process
 
 
 @contextmanager
 def _kept(command: Sequence[str], home: Path, *, folder: Path, output: TextIO) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone."""
+    environment = flower_environment(home) | ray_environment(home)
     process = subprocess.Popen(
-        kept(command), cwd=folder, env=flower_environment(home), stdout=output, stderr=output, start_new_session=True
+        kept(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
     )
     try:
         yield process
@@ -132,11 +137,7 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
     Raises:
       RunLostError: the SuperLink did not start, or ended before the run.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="discreet-") as scratch,
-        simulation_superlink(Path(scratch), folder=folder) as (address, superlink),
-    ):
-        home = Path(scratch)
+    with simulation_superlink(folder) as (address, home, superlink):
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
         )

@@ -16,7 +16,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
 from discreet.places import app_folder
+from discreet.processes import carrying, scratch_folder, tied
 from discreet.tasks.description import DESCRIPTION
 
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
@@ -78,7 +78,7 @@ def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
 
 @dataclass
 class Federation:
-    """Starts processes, knows their logs, and ends every one of them.
+    """Starts processes, knows their logs, and ends every one of them. They end with this process, even by kill -9.
 
     Attributes:
       folder: everything that is written lies in it.
@@ -108,7 +108,7 @@ class Federation:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                tied(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
         self.processes[name] = process
         self.started.append(process)
@@ -227,15 +227,7 @@ class Federation:
 
     def leftovers(self) -> list[int]:
         """Processes whose FLWR_HOME is this federation's: Flower starts some in sessions of their own."""
-        wanted = f"FLWR_HOME={self.home}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return [pid for pid in found if pid != os.getpid()]
+        return carrying("FLWR_HOME", str(self.home))
 
 
 def _signal(pid: int, number: int) -> None:
@@ -327,12 +319,12 @@ def _federation(arguments: argparse.Namespace, nodes: Sequence[Sequence[str]]) -
         return 2
     print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     which = ("--nodes", str(count)) if arguments.data is None else ("--data", str(arguments.data.resolve()))
-    with resumable(run, *PROGRAM, *which), tempfile.TemporaryDirectory() as folder:
+    with resumable(run, *PROGRAM, *which), scratch_folder() as folder:
         for ledger in node_ledgers(run, count) if not config.resume else ():
             if not ledger.exists():  # they are there if an earlier try ended before the run began
                 DurableLedger.create(ledger)
         overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
-        return _train(nodes, overrides, run, folder=Path(folder))
+        return _train(nodes, overrides, run, folder=folder)
 
 
 def node_ledgers(run: RunFolder, count: int) -> list[Path]:

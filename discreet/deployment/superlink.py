@@ -1,6 +1,7 @@
 """A SuperLink with TLS, and with its nodes' keys registered: `python -m discreet.deployment.superlink`.
 
 It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it, and ends with it.
+If this process is killed, Flower's SuperLink ends too.
 Its state (which nodes are known, which runs there were) is a file, so that it survives a restart.
 """
 
@@ -21,8 +22,8 @@ from pathlib import Path
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
 from discreet.deployment.healthy import healthy
-from discreet.deployment.processes import STARTER, below, heard
 from discreet.logs import log_to
+from discreet.processes import STARTER, below, heard, listens, tied
 
 logger = logging.getLogger("discreet.superlink")
 
@@ -79,7 +80,8 @@ def _wait_until_healthy(
 ) -> bool:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
-        if healthy(f"https://127.0.0.1:{port}/health", authority=authority):
+        # Another SuperLink that was left on the port answers, too, until this one finds the port taken.
+        if listens(process.pid, port) and healthy(f"https://127.0.0.1:{port}/health", authority=authority):
             return True
     return False
 
@@ -130,7 +132,7 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: asked.set())
     command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
     # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
-    process = subprocess.Popen(command, start_new_session=True, env=environment())
+    process = subprocess.Popen(tied(command), start_new_session=True, env=environment())
     try:
         _serve(process, arguments, asked)
     finally:

@@ -26,6 +26,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
 from discreet.masking.identity import IdentityError
+from discreet.processes import tied
 
 logger = logging.getLogger("discreet.node")
 
@@ -130,7 +131,7 @@ def start_warm_clients() -> None:
     """
     if SOCKET_VARIABLE not in os.environ:
         path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
-        subprocess.Popen(commands.clients_command(path))
+        subprocess.Popen(tied(commands.clients_command(path)))
         os.environ[SOCKET_VARIABLE] = str(path)
     first = [str(Path(hand_over.__file__).parent), str(Path(sys.executable).parent)]
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])

@@ -16,9 +16,11 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
+from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
 
 from discreet.federated.messages import REFUSED_CODE, TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
+from discreet.federated.pulled_replies import pull_replies
 from discreet.federated.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")
@@ -27,6 +29,7 @@ logger = logging.getLogger("discreet")
 NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
+MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
 PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
 
@@ -83,7 +86,8 @@ class Sending:
     Attributes:
       kind: Flower's type of the messages.
       group: what their metadata says of their round.
-      reply_size: how many values, of four bytes, a reply holds: so many replies are asked for at once.
+      reply_size: how many values a reply holds: it decides how many replies are asked for at once, and how large one
+        may be.
       what: they are, in words.
     """
 
@@ -199,11 +203,11 @@ class GridTransport:
         waiting = yield from self._push(contents, sending)
         enough = math.inf
         for waited in looks(self.timeout):
-            for message in self._pull(list(waiting), at_once=max(1, PULL_FLOATS // sending.reply_size)):
+            for number, reply in self._pull(list(waiting), sending.reply_size):
                 # Popped: a second reply to the same message is not counted again.
-                answered = waiting.pop(message.metadata.reply_to_message_id, None)
+                answered = waiting.pop(number, None)
                 if answered is not None:
-                    yield answered, message
+                    yield answered, replace(reply, client=answered) if isinstance(reply, Failure) else reply
             if not waiting:
                 return
             if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
@@ -242,12 +246,19 @@ class GridTransport:
             )
         return numbers
 
-    def _pull(self, numbers: Sequence[str], *, at_once: int) -> Iterator[Message]:
-        """The replies that are there, by a few messages at a time: what is held does not grow with the cohort."""
+    def _pull(self, numbers: Sequence[str], reply_size: int) -> Iterator[tuple[str, Message | Failure]]:
+        """The replies that are there, with the numbers of what they reply to, by a few messages at a time: what is held
+        does not grow with the cohort, nor with what a node sends."""
+        at_once = max(1, PULL_FLOATS // reply_size)
         for start in range(0, len(numbers), at_once):
-            arrived = deque(self.grid.pull_messages(numbers[start : start + at_once]))
+            some = numbers[start : start + at_once]
+            if isinstance(self.grid, HttpGrid):
+                yield from pull_replies(self.grid, some, most=MOST_BYTES_EACH * reply_size + MORE_BYTES)
+                continue
+            arrived = deque(self.grid.pull_messages(some))
             while arrived:
-                yield arrived.popleft()
+                message = arrived.popleft()
+                yield message.metadata.reply_to_message_id, message
 
 
 def looks(timeout: float) -> Iterator[float]:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +24,13 @@ from typing import Any
 
 import ray
 import torch
+from ray._private import ray_constants
+from ray._raylet import (  # type: ignore[attr-defined]
+    AuthenticationMode,
+    AuthenticationTokenLoader,
+    Config,
+    get_authentication_mode,
+)
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -32,6 +38,7 @@ import discreet
 from discreet.client_settings import ConfigError
 from discreet.federated.run_lost import RunLostError
 from discreet.places import PACKED
+from discreet.processes import ray_environment, scratch_folder
 from discreet.settings import RunConfig
 from discreet.tasks.models import OWN, own_builder
 
@@ -141,8 +148,8 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
         yield _checked(here)
     elif address is None:
         # What Ray writes, logs and data that do not fit into memory, goes with it.
-        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder, _ended():
-            _start(folder)
+        with scratch_folder() as folder, _for_this_machine(folder), _ended():
+            _start()
             yield _checked(here)
     else:
         with _ended():
@@ -167,11 +174,38 @@ def _ended() -> Iterator[None]:
         ray.shutdown()
 
 
-def _start(folder: str) -> None:
+@contextmanager
+def _for_this_machine(folder: Path) -> Iterator[None]:
+    """Has a cluster that is started in the block be for this process alone. Ray reads its settings once: it is made to
+    read them again, also afterwards, since this process may join another cluster."""
+    settings, before = ray_environment(folder), ray_constants.ENABLE_RAY_CLUSTER
+    kept = {name: os.environ[name] for name in settings if name in os.environ}
+    os.environ |= settings
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    _read_settings_again()
     try:
-        _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, _temp_dir=folder)
+        yield
+    finally:
+        for name in settings:
+            del os.environ[name]
+        os.environ |= kept
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        _read_settings_again()
+
+
+def _read_settings_again() -> None:
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")
+
+
+def _start() -> None:
+    try:
+        _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False)
     except Exception as error:  # Ray has no class of its own for a process that did not start
         raise ConfigError(f"engine=ray can't start Ray on this machine: {one_line(error)}") from error
+    address = ray.get_runtime_context().gcs_address
+    if not address.startswith("127.") or get_authentication_mode() != AuthenticationMode.TOKEN:
+        raise ConfigError(f"engine=ray: Ray {ray.__version__} can be reached from other machines, at {address}")
 
 
 def _join(address: str) -> None:

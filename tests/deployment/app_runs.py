@@ -12,8 +12,8 @@ from pathlib import Path
 from discreet.deployment.flower_run import flower_environment, free_port, simulation_superlink
 from discreet.deployment.healthy import healthy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
-from discreet.deployment.processes import kept
 from discreet.federated.run_folder import RunFolder
+from discreet.processes import kept
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
@@ -33,9 +33,7 @@ def copy_of(app: Path, folder: Path, *, private: bool) -> Path:
 
 def run_simulated(app: Path, folder: Path, *, nodes: int, config: str) -> str:
     """What the app says in Flower's simulation; its ServerApp runs in `folder`."""
-    home = folder / "home"
-    home.mkdir()
-    with simulation_superlink(home, folder=folder) as (address, _):
+    with simulation_superlink(folder) as (address, home, _):
         resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
         return _run(app, home, address, "--federation-config", resources, "--run-config", config)
 

@@ -20,12 +20,12 @@ from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_run import flower_environment, free_port, main
 from discreet.deployment.local_federation import wait_until
-from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
+from discreet.processes import SCRATCH, below
 from discreet.simulation.in_process import simulate
 from tests.federated.test_tracking import tensorboard_scalars
-from tests.scripts.living import check_interrupted, default_signals
+from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
@@ -150,6 +150,28 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     assert after.round == done + 2
     assert DurableLedger(first.ledger_path).spent("user").num_releases - after.round in (0, 1)
     assert status_of(first).state == "finished"
+
+
+@slow
+def test_ray_that_a_run_starts_answers_nobody_else_and_goes_with_it_even_by_kill_9(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    process = start([*SMALL, "privacy.user.noise_multiplier=0.1", "rounds=500", f"output_dir={run.path}"])
+    try:
+        wait_for_rounds(run, process, 1)
+        tree = below(process.pid)
+        assert {host for host, _ in listening(tree)} <= LOOPBACK
+        ((_, port),) = listening(gcs := below(process.pid, b"gcs_server"))
+        assert "ray.exceptions.AuthenticationError" in intrude(f"127.0.0.1:{port}", tmp_path / "intruded")
+        assert not (tmp_path / "intruded").exists()
+        variables = Path(f"/proc/{gcs[0]}/environ").read_text().split("\0")
+        (folder,) = [Path(value) for name, _, value in (each.partition("=") for each in variables) if name == SCRATCH]
+        assert list((folder / "ray").glob("session_*"))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        process.kill()
+        wait_until(lambda: not {*tree} & {*below(0)} and not folder.exists(), DEADLINE, "all of it is gone")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int) -> None:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from benchmarks import load_speed as load
-from discreet.deployment.local_federation import RUN_SECONDS, Federation, main, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, main, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder, state_of
@@ -65,30 +67,33 @@ def test_runs_on_nodes_that_normalise_charge_one_account_up_to_its_limit(tmp_pat
     assert DurableLedger(second.ledger_path).releases() == []  # it could not even ask
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
-    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    command = [
-        sys.executable,
-        "-m",
-        "discreet.deployment.local_federation",
-        "--nodes",
-        "2",
-        "rounds=500",
-        f"output_dir={run.path}",
-    ]
+@contextmanager
+def federation_in_training(run: RunFolder, mark: str) -> Iterator[subprocess.Popen[str]]:
+    """The command with two nodes, which has done a round; all of its processes carry the mark."""
+    words = ["--nodes", "2", "rounds=500", f"output_dir={run.path}"]
+    command = [sys.executable, "-m", "discreet.deployment.local_federation", *words]
     process = subprocess.Popen(
         command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
     )
     try:
         wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
         assert len(marked(mark)) > 8
+        yield process
+    finally:
+        for pid in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
+    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
+    with federation_in_training(run, mark) as process:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=RUN_SECONDS)
-    finally:
-        process.kill()  # its keeper ends the rest
-    assert process.returncode == 130
-    assert marked(mark) == []
+        assert process.returncode == 130
+        assert marked(mark) == []
     assert state_of(run) == "interrupted"
     go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
@@ -99,6 +104,16 @@ def test_light_nodes_cost_the_server_what_they_send() -> None:
     found = load.rows((2,), (1000, 300_000), rounds=1)
     assert [(row["nodes"], row["parameters"], row["replies"]) for row in found] == [(2, 1000, 2), (2, 300_000, 2)]
     assert all(row[f"{part}_mib"] > 20 and row["link_seconds"] > 0 for row in found for part in ("gate", "link", "app"))
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_federation_on_this_machine_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    with federation_in_training(RunFolder(tmp_path / "run"), mark) as process:
+        process.kill()
+        wait_until(lambda: marked(mark) == [], START_SECONDS, "every process has ended")
+
+
 
 
 def test_the_model_under_load_has_a_million_parameters() -> None:

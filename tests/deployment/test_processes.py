@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.local_federation import wait_until
-from discreet.deployment.processes import below, kept
+from discreet.processes import below, kept
 from tests.scripts.living import MARK, marked
 
 SECONDS = 60
@@ -75,12 +75,27 @@ def test_a_command_that_ends_leaves_no_process_and_gives_its_exit_code(plant: Pl
 
 def test_a_keeper_ends_with_whoever_started_it_even_by_kill_9(mark: str) -> None:
     command = f"kept(['sh', '-c', {TREE + 'wait'!r}])"
-    code = f"import subprocess; from discreet.deployment.processes import kept; subprocess.run({command})"
+    code = f"import subprocess; from discreet.processes import kept; subprocess.run({command})"
     starter = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {MARK: mark})
     wait_until(lambda: len(sleepers(mark)) == 3, SECONDS, "the tree lives")
     starter.kill()
     starter.wait(SECONDS)
     wait_until(lambda: marked(mark) == [], SECONDS, "the tree has ended")
+
+
+def test_kill_9_of_a_process_takes_its_command_and_its_folder_along(mark: str, tmp_path: Path) -> None:
+    code = (
+        "import subprocess; from discreet.processes import scratch_folder, tied\n"
+        "with scratch_folder() as folder:\n    (folder / 'a').touch()\n    subprocess.run(tied(['sleep', '996']))"
+    )
+    environment = os.environ | {MARK: mark, "TMPDIR": str(tmp_path)}
+    starter = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    wait_until(lambda: len(sleepers(mark)) == 1, SECONDS, "the command runs")
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    starter.kill()
+    starter.wait(SECONDS)
+    wait_until(lambda: marked(mark) == [] and not folder.exists(), SECONDS, "all is gone")
 
 
 def test_what_has_ended_is_not_below(mark: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
-from discreet.deployment.processes import STARTER, below
 from discreet.deployment.superlink import CONNECTION, RETURNED_FROM, environment, server_apps
+from discreet.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 
 
@@ -41,6 +42,34 @@ def test_freed_memory_goes_back_to_the_system_unless_the_environment_says_otherw
         monkeypatch.setenv(name, given)
     process = subprocess.run(["printenv", name], env=environment(), capture_output=True, text=True, check=True)
     assert process.stdout.strip() == (given or "131072")
+
+
+def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
+    try:
+        federation.start_superlink()
+        process = federation.processes["superlink"]
+        started = below(process.pid)
+        process.kill()
+        assert process.wait(START_SECONDS) == -signal.SIGKILL
+        wait_until(lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended")
+    finally:
+        federation.stop()
+
+
+def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
+    words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--port", str(federation.port)]
+    ready = tmp_path / "other-ready"
+    try:
+        federation.start_superlink()
+        module = [sys.executable, "-m", "discreet.deployment.superlink"]
+        second = federation.start("second", [*module, *words, "--ready", str(ready)])
+        assert second.wait(START_SECONDS) == 1
+        assert "the SuperLink did not start" in federation.says("second")
+        assert not ready.exists()
+    finally:
+        federation.stop()
 
 
 @pytest.mark.slow

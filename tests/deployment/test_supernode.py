@@ -143,8 +143,9 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
-    assert started[0][3:6] == ["-m", "discreet.deployment.flower_fixes.commands", "clients"]
-    assert os.environ[SOCKET_VARIABLE] == started[0][7]
+    *_, module, word, option, path = started[0]
+    assert (module, word, option) == ("discreet.deployment.flower_fixes.commands", "clients", "--socket")
+    assert os.environ[SOCKET_VARIABLE] == path
     found = shutil.which("flwr-clientapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"

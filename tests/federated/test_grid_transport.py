@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.message import array
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata, PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import Message as PulledMessage
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+from numpy.typing import NDArray
 
 from discreet.federated.grid_transport import GridTransport, Sending, VirtualClients
 from discreet.federated.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
@@ -90,7 +99,7 @@ def silent(message: Message) -> None:
     return None
 
 
-def ask(grid: FakeGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
+def ask(grid: FakeGrid | LinkGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
     transport = GridTransport(grid, OwnMessages(RUN), timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
     transport.members()
     return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
@@ -159,6 +168,103 @@ def test_requests_are_made_and_sent_a_few_at_a_time() -> None:
     replies = list(transport.exchange(map(request, cohort), Sending(MessageType.TRAIN, "1", 1, "nothing")))
     assert pushed == [(4, 4), (4, 8), (2, 10)]
     assert [client for client, _ in replies] == list(cohort)
+
+
+class LinkGrid(HttpGrid):
+    """Flower's own grid, and the calls of a SuperLink that it pulls replies by.
+
+    Attributes:
+      claims: by client, whose message its reply itself says that it answers.
+      spoil: changes the parts of what the client 1 replies.
+    """
+
+    def __init__(self, answers: dict[int, Callable[[Message], RecordDict]]) -> None:
+        super().__init__(token="any")
+        self.set_run(Run.create_empty(1))
+        self._client = self  # type: ignore[assignment]
+        self.answers, self.claims = answers, dict[int, int]()
+        self.spoil: Callable[[dict[str, bytes]], None] = lambda _: None
+        self.sent, self.objects, self.pulled = dict[str, Message](), dict[str, bytes](), 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.answers)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            number = str(message.metadata.dst_node_id)
+            message.metadata.__dict__["_message_id"] = number
+            self.sent[number] = message
+        return [str(message.metadata.dst_node_id) for message in messages]
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+        response = PullAppMessagesResponse()
+        for number in request.message_ids:
+            client = int(number)
+            answered = self.sent[str(self.claims.get(client, client))]
+            reply = Message(self.answers[client](self.sent[number]), reply_to=answered)
+            parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+            if client == 1:
+                self.spoil(parts)
+            self.objects |= parts
+            metadata = Metadata(message_id=reply.object_id, reply_to_message_id=number)
+            response.messages_list.append(PulledMessage(metadata=metadata))
+            response.message_object_trees.append(get_object_tree(reply))
+        return response
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        self.pulled += 1
+        return PullObjectResponse(
+            object_found=True, object_available=True, object_content=self.objects[request.object_id]
+        )
+
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:  # noqa: N802
+        pass
+
+
+def large(values: NDArray[np.float32]) -> Callable[[Message], RecordDict]:
+    return lambda message: RecordDict({"update": ArrayRecord({"update": Array(values)}), "reply": MetricRecord()})
+
+
+def test_a_reply_that_unpacks_to_more_than_was_asked_for_is_refused_before_it_is_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 2**16)
+    grid = LinkGrid({1: large(np.zeros(2**24, np.float32)), 2: good})
+    malformed, reply = ask(grid, [1, 2])
+    assert isinstance(malformed, Failure)
+    assert re.fullmatch(r"the reply unpacks to 6\d{7} bytes, of 1048592 that .*", malformed.reason)
+    assert sum(map(len, grid.objects.values())) < 2**18
+    assert isinstance(reply, TrainReply)
+
+
+def test_what_is_pulled_of_a_reply_stops_at_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 2**16)
+    grid = LinkGrid({1: large(np.arange(2**21, dtype=np.float32))})  # 128 pieces, all different
+    (malformed,) = ask(grid, [1])
+    assert isinstance(malformed, Failure)
+    assert re.match(r"the reply has more than 1048592 bytes", malformed.reason)
+    assert grid.pulled < 64
+
+
+def test_a_reply_that_can_not_be_unpacked_costs_one_reply() -> None:
+    def spoil(parts: dict[str, bytes]) -> None:
+        for name, content in parts.items():
+            parts[name] = content.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": {"1": 2}')
+
+    grid = LinkGrid({1: large(np.ones(3, np.float32)), 2: good})
+    grid.spoil = spoil
+    malformed, reply = ask(grid, [1, 2])
+    assert isinstance(malformed, Failure)
+    assert malformed.reason.startswith("the reply can't be unpacked")
+    assert isinstance(reply, TrainReply)
+
+
+def test_a_reply_counts_for_the_node_that_sent_it_whatever_it_says_that_it_answers() -> None:
+    grid = LinkGrid({1: garbage, 2: good})
+    grid.claims[1] = 2
+    replies = {reply.client: reply for reply in ask(grid, [1, 2])}
+    assert isinstance(replies[1], Failure)
+    assert isinstance(replies[2], TrainReply)
 
 
 def test_an_empty_cohort_asks_nobody() -> None:

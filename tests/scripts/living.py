@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from discreet.deployment.processes import below
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.processes import below, carrying
 
 MARK = "DISCREET_TEST_MARK"
+LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # as /proc/net writes addresses
+# Ray's client tries for minutes if it is refused, so a stranger asks first.
+STRANGER = """
+import sys
+from pathlib import Path
+import ray
+from ray._raylet import GcsClient
+
+GcsClient(address=sys.argv[1])
+ray.init(sys.argv[1], log_to_driver=False)
+ray.get(ray.remote(lambda path: Path(path).touch()).remote(sys.argv[2]))
+"""
 
 
 def marked(mark: str, *, program: str = "") -> list[int]:
     """The living processes of a mark, or those of them that run a program."""
-    found = set()
-    for pid in below(0, program.encode()):
-        try:
-            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.add(pid)
-        except OSError:
-            continue  # it has ended in the meantime
-    return sorted(found)
+    return sorted({*carrying(MARK, mark)} & {*below(0, program.encode())})
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """The addresses, as /proc/net writes them, and the ports that processes listen on."""
+    opened = set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended in the meantime
+            opened |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    ends = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in opened]
+    return {(host, int(port, 16)) for host, port in ends}
+
+
+def intrude(address: str, file: Path) -> str:
+    """What a process says that knows the address of a cluster, and nothing else, and has it make a file."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    words = [sys.executable, "-c", STRANGER, address, str(file)]
+    return subprocess.run(
+        words, env=environment, cwd=file.parent, capture_output=True, text=True, timeout=120, check=False
+    ).stderr
 
 
 def default_signals() -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "DISCREET_TEST_OF_ENDING"
 SECONDS = 60.0
 DRIVER = """
+import os
 import time
 from pathlib import Path
 import ray
@@ -31,7 +32,7 @@ with ending(lambda reason: "told"), connected(None):
     task = ray.remote(num_cpus=1)(busy).remote("begun")
     while not Path("begun").exists():
         time.sleep(0.1)
-    print("ready", flush=True)
+    print(os.environ["DISCREET_SCRATCH"], flush=True)
     ray.get(task)
 """
 
@@ -57,11 +58,12 @@ def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Si
         [sys.executable, "-c", DRIVER], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as driver:
         assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
+        folder = Path(driver.stdout.readline().rstrip())
+        assert (folder / "ray").is_dir()
         assert len(left(tmp_path.name)) > 2
         driver.send_signal(number)
         assert driver.wait(SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
     deadline = time.monotonic() + SECONDS
-    while left(tmp_path.name):
-        assert time.monotonic() < deadline, "processes of the cluster are left"
+    while left(tmp_path.name) or folder.exists():
+        assert time.monotonic() < deadline, "processes of the cluster are left, or its folder"
         time.sleep(0.1)

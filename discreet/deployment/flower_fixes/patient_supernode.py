@@ -29,7 +29,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERRO
 
 from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.applies import applies
-from discreet.deployment.processes import STARTER, below
+from discreet.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 IDLE_SHARE = 0.2  # of the time without work

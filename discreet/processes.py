@@ -1,0 +1,201 @@
+"""Processes that end, and folders that are removed, with the process that started them, even by kill -9.
+
+Run as a program this does one of three things, until its parent ends:
+
+- `tied` becomes a command, which Linux kills when its parent ends.
+- `keep` runs a command, and ends every process that came of it when the command ends or the keeper is asked to end. On
+  Linux that includes those that have left its session, as Ray's do: a keeper is the subreaper of all of them.
+- `remove` waits, ends what was started with a folder, and removes the folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
+STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, and the loss of the terminal
+DIE_WITH_PARENT, SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux
+END_SECONDS, LOOK_SECONDS = 10.0, 0.02
+WATCH_SECONDS = 0.5
+
+
+def heard() -> list[signal.Signals]:
+    """The signals that ask this process to end, but for those that whoever started it wants to be ignored (nohup)."""
+    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def below(ancestor: int, program: bytes = b"") -> list[int]:
+    """The living processes below a process, or those of a program; none if the system has no /proc."""
+    parents: dict[int, int] = {}
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
+            # The name in parentheses may hold anything; the state and the parent follow it.
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            threads = len(os.listdir(entry / "task"))
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended in the meantime
+        if state in ("Z", "X") and threads <= 1:
+            continue  # it has ended, and waits for its parent to notice; its other threads may outlive the first one
+        parents[pid] = int(parent)
+        if any(word.endswith(program) for word in words[:2]):
+            found.append(pid)
+    return [pid for pid in found if ancestor in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
+
+
+def _end(living: Callable[[], list[int]]) -> None:
+    """Kills all processes that there are, and those that they start in the meantime."""
+    deadline = time.monotonic() + END_SECONDS
+    while (left := living()) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
+
+
+def listens(ancestor: int, port: int) -> bool:
+    """Whether a process, or one below it, listens on a TCP port; True if the system has no /proc to say so."""
+    tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
+    rows = [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    for pid in (ancestor, *below(ancestor)):
+        with suppress(OSError):  # it has ended in the meantime
+            if any(os.readlink(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+    return not tables
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line that runs a command, which Linux kills when the thread that starts it ends."""
+    return _starts("tied", command)
+
+
+def kept(command: Sequence[str]) -> list[str]:
+    """The command line that runs a command below a keeper, which is to be started by this process."""
+    return _starts("keep", command)
+
+
+def _starts(what: str, words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-S", str(Path(__file__).resolve()), what, str(os.getpid()), *words]
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for this user alone, which is removed with the block, or with this process, even by kill -9.
+
+    Every process that is started in the block, and what that starts, ends with it too: their environment names the
+    folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="discreet-"))
+    none = subprocess.DEVNULL
+    remover = subprocess.Popen(
+        _starts("remove", [str(folder)]), stdin=none, stdout=none, stderr=none, start_new_session=True
+    )
+    before = os.environ.get(SCRATCH)
+    os.environ[SCRATCH] = str(folder)
+    try:
+        yield folder
+    finally:
+        os.environ.pop(SCRATCH) if before is None else os.environ.update({SCRATCH: before})
+        _remove(folder)
+        remover.kill()
+        remover.wait()
+
+
+def ray_environment(folder: Path) -> dict[str, str]:
+    """Settings of Ray 2.55 for a cluster of one machine: it writes below `folder`, listens on the loopback interface
+    alone, and answers only processes that have its token, a random one each time."""
+    return {
+        "RAY_TMPDIR": str(folder),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0 is "one machine", on Linux too
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.urandom(32).hex(),
+    }
+
+
+def carrying(name: str, value: str) -> list[int]:
+    """The other processes that were started with this value of a variable; none if the system has no /proc."""
+    found = []
+    for pid in below(0):
+        with suppress(OSError):  # it has ended in the meantime, or is another user's
+            if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _remove(folder: Path) -> None:
+    _end(lambda: carrying(SCRATCH, str(folder)))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with(parent: int, number: signal.Signals) -> None:
+    """Has Linux send this process a signal when its parent ends; ends it if the parent has ended already."""
+    _prctl(DIE_WITH_PARENT, number)
+    if os.getppid() != parent:
+        signal.raise_signal(number)
+
+
+def _prctl(option: int, value: int) -> None:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # of Linux alone
+        prctl(option, value)
+
+
+def _keep(command: Sequence[str]) -> int:
+    _prctl(SUBREAPER, 1)
+    process = None
+    try:
+        process = subprocess.Popen(tied(command))
+        code = process.wait()
+        return code if code >= 0 else 128 - code
+    finally:
+        if process is not None:
+            process.kill()  # all that there is to end where the system has no /proc
+        _end(lambda: below(os.getpid()))
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _main(what: str, parent: int, words: Sequence[str]) -> int:
+    if what == "remove":
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        _remove(Path(words[0]))
+        return 0
+    if what == "tied":
+        _end_with(parent, signal.SIGKILL)
+        os.execvp(words[0], list(words))
+    for number in ENDING:
+        signal.signal(number, _leave)
+    _end_with(parent, signal.SIGTERM)
+    return _keep(words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
