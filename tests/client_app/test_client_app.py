@@ -25,7 +25,7 @@ from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
-from tests.client.clients import EXAMPLE, OFF, config
+from tests.client.clients import EXAMPLE, OFF, config, ledger_at
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
@@ -152,3 +152,19 @@ def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> 
     reply = send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(tmp_path / "ledger.db")})
     spent = DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3)
     assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example == spent > 0
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
+@pytest.mark.parametrize("order", [1, -1], ids=["example first", "local first"])
+def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, order: int, tmp_path: Path) -> None:
+    ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
+    owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
+    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")  # 0.77
+    noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
+    first, second = (example, run_of(*full, f"privacy.local.kind={kind}", f"privacy.local.noise_multiplier={noise}"))[
+        ::order
+    ]
+    assert not send(asked(first), node=owner).has_error()
+    reason = refused(send(asked(second), node=owner))
+    assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
+    assert len(ledger.releases()) == 1
