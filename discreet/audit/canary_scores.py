@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from discreet.audit.power import Releases
     from discreet.privacy.privacy_ledger import PrivacyLedger
     from discreet.settings import PrivacyConfig
 
@@ -111,13 +112,14 @@ class Experiment:
       mechanism: what was audited, in words, for instance "user level".
       observations: at least one; the last is of the whole run.
       settings: name to value, as they are shown and written to audit.json.
-      gaussian: whether the mechanism's noise is Gaussian; if not, statistics that assume so are left out.
+      releases: what the canaries of the whole run were sent through, which says what can be found. If their noise is
+        not Gaussian, statistics that assume so are left out.
     """
 
     mechanism: str
     observations: tuple[Observation, ...]
     settings: dict[str, str | int | float | bool]
-    gaussian: bool = True
+    releases: Releases
 
     def __post_init__(self) -> None:
         if not self.observations:
