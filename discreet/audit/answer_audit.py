@@ -18,8 +18,7 @@ from torch import Tensor
 
 from discreet.audit.auditor import noised_sum
 from discreet.audit.canaries import draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of

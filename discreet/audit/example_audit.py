@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases
 from discreet.client.admission import local_settings
 from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT, ConfigError
 from discreet.config import RunConfig

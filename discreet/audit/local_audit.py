@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.client_settings import ConfigError
 from discreet.config import RunConfig

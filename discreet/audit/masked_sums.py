@@ -12,8 +12,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import guarantees_of

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from discreet.audit.canary_scores import RepeatedScores
+from discreet.audit.canary_scores import Releases, RepeatedScores
 from discreet.audit.fdp_bound import fdp_bound, fdp_shift_bound
 from discreet.audit.gaussian_fit import FEWEST
 from discreet.audit.gaussian_tradeoff import shift_of_epsilon
@@ -24,38 +24,6 @@ MOST_CANARIES = 10**7
 HALF = 0.5
 LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
 WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
-
-
-@dataclass(frozen=True)
-class Releases:
-    """What canaries are sent through.
-
-    Attributes:
-      rounds: how many releases.
-      probability: with which a canary is in the cohort of one.
-      noise_multiplier: of each.
-      epsilon, delta: what is claimed of all together.
-      repeated: whether one canary is released again and again, half of the times without it. Then the mean of the
-        scores without it is fitted too: of canaries whose directions have random signs it is known to be 0.
-      gaussian: whether the noise is Gaussian: if not, nothing is fitted.
-    """
-
-    rounds: int
-    probability: float
-    noise_multiplier: float
-    epsilon: float
-    delta: float
-    repeated: bool = False
-    gaussian: bool = True
-
-    def shift(self, share: float) -> float:
-        """By how many standard deviations canaries that are in and out differ if the noise is `share` of its size.
-
-        A canary that is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the
-        noise adds rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts.
-        """
-        added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
-        return added / math.sqrt(noise + added * (1 - self.probability) / 2)
 
 
 def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:

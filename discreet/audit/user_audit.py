@@ -20,8 +20,7 @@ from torch import Tensor
 
 from discreet.audit.auditor import Auditor, Scores
 from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases
 from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.fdp_bound import fdp_bound
 from discreet.audit.gaussian_fit import GaussianFit, can_fit, fit_gaussians
 from discreet.audit.guesses import guess
 from discreet.audit.one_run_bound import one_run_bound
-from discreet.audit.power import Power, Releases, planned, power_of
+from discreet.audit.power import Power, planned, power_of
 from discreet.audit.repeated_bound import repeated_bound
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.verdict import judge
 from tests.audit.made_scores import gaussian_scores
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Releases, RepeatedScores
 
 SCORES = np.array([0.5, -1.0, 2.0])
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 import tests.test_replay_faults as planted
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.verdict import judge
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian, Laplace

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Releases, RepeatedScores
 from discreet.audit.gaussian_fit import fit_gaussians
 from discreet.audit.gaussian_tradeoff import epsilon_of_shift, shift_of_epsilon
 from discreet.audit.guesses import Guesses, guess
 from discreet.audit.one_run_bound import one_run_bound
-from discreet.audit.power import Releases, canaries_needed, planned, power_of, smallest_fault
+from discreet.audit.power import canaries_needed, planned, power_of, smallest_fault
 
 DELTA, LEVEL = 1e-3, 0.01 / 3
 ONE_ROUND = Releases(1, 1.0, 1.0, epsilon_of_shift(1.0, delta=DELTA), DELTA)

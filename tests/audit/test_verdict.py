@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.gaussian_tradeoff import epsilon_of_shift
-from discreet.audit.power import Releases
 from discreet.audit.verdict import ASSUMES, FDP, FIT, ONE_RUN, REPEATED, Verdict, judge
 from tests.audit.made_scores import gaussian_scores, repeated_gaussians
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation
-from discreet.audit.power import Releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
 from discreet.cli.audit import main, settings_of
 from discreet.config import ConfigError
