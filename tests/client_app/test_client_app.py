@@ -17,6 +17,7 @@ from client_app.client_app import app
 from discreet.client.nodes import share_of
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.masked_messages import MASKING, WHO, masking_record
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.federated.simulated_clients import leave_ticket
@@ -77,6 +78,13 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(node: Node
     reason = refused(send(asked(run, VirtualClient(3, str(tmp_path), "0" * 64)), node=node))
     assert reason == "the train request names a virtual client, and this node is no simulation's"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("node", [NODE, {}, NODE | {"ledger": "ledger.db"}], ids=["plain", "bare", "an owner's"])
+def test_a_real_node_is_no_virtual_member_of_a_masked_sum(node: Node, tmp_path: Path) -> None:
+    virtual = VirtualClient(3, str(tmp_path), "0" * 64)
+    reason = refused(send(RecordDict({MASKING: masking_record(WHO, virtual)}), node=node))
+    assert reason == "the masking request names a virtual client, and this node is no simulation's"
 
 
 def test_in_a_simulation_it_is_obeyed(tmp_path: Path) -> None:
