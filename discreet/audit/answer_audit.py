@@ -7,6 +7,7 @@ seen of it. The auditor knows what all others send, so that none are needed: wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from discreet.audit.auditor import noised_sum
 from discreet.audit.canaries import draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
@@ -204,4 +205,6 @@ def _repeated(config: RunConfig, audit: AnswerAudit, asked: Asked) -> Experiment
         "secure": config.seed is None,
     }
     everybody = sampling.kind == "everyone"
-    return Experiment(asked.mechanism, (Observation("run", claim, scores),), facts, gaussian=everybody)
+    noise = getattr(asked.event, "noise_multiplier", math.nan)  # a sampled event has none, and is not fitted
+    releases = Releases(1, sampling.probability, noise, claim.epsilon, claim.delta, repeated=True, gaussian=everybody)
+    return Experiment(asked.mechanism, (Observation("run", claim, scores),), facts, releases)

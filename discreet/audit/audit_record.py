@@ -23,6 +23,7 @@ def record_of(experiment: Experiment, verdict: Verdict) -> dict[str, Any]:
         "discreet": __version__,
         "mechanism": verdict.mechanism,
         "settings": experiment.settings,
+        "power": verdict.power.says,
         "refuted": verdict.refuted,
         "false_alarm": verdict.false_alarm,
         "level": 1 - SIGNIFICANCE,

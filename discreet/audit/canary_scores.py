@@ -89,6 +89,38 @@ class RepeatedScores:
 
 
 @dataclass(frozen=True)
+class Releases:
+    """What canaries are sent through.
+
+    Attributes:
+      rounds: how many releases.
+      probability: with which a canary is in the cohort of one.
+      noise_multiplier: of each.
+      epsilon, delta: what is claimed of all together.
+      repeated: whether one canary is released again and again, half of the times without it. Then the mean of the
+        scores without it is fitted too: of canaries whose directions have random signs it is known to be 0.
+      gaussian: whether the noise is Gaussian: if not, nothing is fitted.
+    """
+
+    rounds: int
+    probability: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    repeated: bool = False
+    gaussian: bool = True
+
+    def shift(self, share: float) -> float:
+        """By how many standard deviations canaries that are in and out differ if the noise is `share` of its size.
+
+        A canary that is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the
+        noise adds rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts.
+        """
+        added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
+        return added / math.sqrt(noise + added * (1 - self.probability) / 2)
+
+
+@dataclass(frozen=True)
 class Observation:
     """The scores from one release, or from all releases of a run, and what is claimed of exactly these releases.
 
@@ -111,13 +143,14 @@ class Experiment:
       mechanism: what was audited, in words, for instance "user level".
       observations: at least one; the last is of the whole run.
       settings: name to value, as they are shown and written to audit.json.
-      gaussian: whether the mechanism's noise is Gaussian; if not, statistics that assume so are left out.
+      releases: what the canaries of the whole run were sent through, which says what can be found. If their noise is
+        not Gaussian, statistics that assume so are left out.
     """
 
     mechanism: str
     observations: tuple[Observation, ...]
     settings: dict[str, str | int | float | bool]
-    gaussian: bool = True
+    releases: Releases
 
     def __post_init__(self) -> None:
         if not self.observations:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases
 from discreet.client.admission import local_settings
 from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT, ConfigError
 from discreet.config import RunConfig
@@ -30,7 +30,14 @@ from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for, to_train, trainable
-from discreet.training.local_training import LocalSettings, OneClient, dp_sgd, example_event, steps_of
+from discreet.training.local_training import (
+    LocalSettings,
+    OneClient,
+    dp_sgd,
+    example_event,
+    sampling_probability,
+    steps_of,
+)
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
@@ -95,10 +102,14 @@ def _experiment(
 
     def seen(name: str, releases: int, values: NDArray[np.float64]) -> Observation:
         claim = Claim.of(config.privacy, PrivacyLedger().record(event, releases), adjacency)
-        return Observation(name, claim, CanaryScores(values, included))
+        return Observation(name, claim, CanaryScores(values, included, centred=True))
 
     rounds = [seen(f"round {number + 1}", steps, values) for number, values in enumerate(scores)]
     run = seen("run", steps * len(scores), np.sum(scores, axis=0))
+    releases = Releases(
+        *(steps * len(scores), sampling_probability(count, settings), settings.example.noise_multiplier),
+        *(run.claim.epsilon, run.claim.delta),
+    )
     facts: dict[str, str | int | float | bool] = {
         "canaries": len(included),
         "examples": count,
@@ -108,7 +119,7 @@ def _experiment(
         "noise_multiplier": settings.example.noise_multiplier,
         "secure": config.seed is None,
     }
-    return Experiment("example level", (*rounds, run), facts)
+    return Experiment("example level", (*rounds, run), facts, releases)
 
 
 def score_round(client: OneClient, canaries: Canaries) -> NDArray[np.float64]:

@@ -25,8 +25,8 @@ from flwr.app import Message, RecordDict
 from discreet.audit.auditor import Auditor
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment
-from discreet.audit.power import outlook
 from discreet.audit.user_audit import SeenRun, check_noised, facts_of, observations_of, releases_of
+from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.interruption import override
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, make_secrets
@@ -75,11 +75,13 @@ def audit_federation(config: RunConfig, audit: FederationAudit) -> Experiment:
     resolved, task = checked(config)
     num_params = num_params_of(resolved.model.name, task)
     require(*SERVERS, extra="deployment", why="the gate of a federation")
-    logger.info("%s", outlook(releases_of(resolved), audit.canaries, runs=audit.runs))
+    releases = releases_of(resolved)
+    logger.info("%s", outlook(releases, audit.canaries * audit.runs, rounds=resolved.rounds))
     with tempfile.TemporaryDirectory(prefix="discreet-audit-") as folder, _started(Path(folder), audit) as federation:
         seen = [_one_run(federation, config, resolved, number, num_params=num_params) for number in range(audit.runs)]
     facts = {"canaries": audit.canaries, "runs": audit.runs, "honest clients": 0}
-    return Experiment("a federation of processes", observations_of(resolved, seen), facts | facts_of(resolved, seen))
+    found = observations_of(resolved, seen)
+    return Experiment("a federation of processes", found, facts | facts_of(resolved, seen), releases)
 
 
 def in_federation(config: RunConfig, audit: FederationAudit) -> RunConfig:

@@ -6,6 +6,7 @@ one canary in many independent releases is the strongest test. It is as far from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.client_settings import ConfigError
 from discreet.config import RunConfig
@@ -55,12 +56,13 @@ def audit_local(config: RunConfig, audit: LocalAudit) -> Experiment:
     source = source_of(config.seed).child("audit")
     training = settings_without_noise(run.training)
     canary = LongInput(training) if run.local.kind == "laplace_step" else LongUpdate()
-    spent, seen = PrivacyLedger(), []
+    spent, seen, noises = PrivacyLedger(), [], list[float]()
     for number in range(1, audit.rounds + 1):
         privacy = round_privacy(run, round_number=number)
         assert privacy is not None
         scores = repeated(canary, privacy, audit.releases, source.child("round", number))
         spent = spent.record(privacy.event)
+        noises.append(privacy.noise_multiplier)
         seen.append((f"round {number}", PrivacyLedger().record(privacy.event), scores))
     seen.append(("run", spent, _added_up([scores for *_, scores in seen])))
     found = [Observation(name, Claim.of(config.privacy, ledger, "replace"), scores) for name, ledger, scores in seen]
@@ -71,7 +73,10 @@ def audit_local(config: RunConfig, audit: LocalAudit) -> Experiment:
         "noise": config.privacy.noise,
         "secure": config.seed is None,
     }
-    return Experiment("local level", tuple(found), facts, gaussian=run.local.kind == "gaussian")
+    claim, gaussian = found[-1].claim, run.local.kind == "gaussian"
+    noise = math.hypot(*(1 / each for each in noises)) ** -1  # of the Gaussian that all together are
+    releases = Releases(1, 1.0, noise, claim.epsilon, claim.delta, repeated=True, gaussian=gaussian)
+    return Experiment("local level", tuple(found), facts, releases)
 
 
 def _added_up(rounds: Sequence[RepeatedScores]) -> RepeatedScores:

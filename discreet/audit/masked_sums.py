@@ -12,8 +12,8 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
-from discreet.audit.power import Releases, outlook_of_releases
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
+from discreet.audit.verdict import outlook
 from discreet.client.noised_vector import Values
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import guarantees_of
@@ -72,7 +72,7 @@ def repeated(resolved: RunConfig, opening: Opening, score: Score, *, releases: i
     adjacency = guarantees_of(resolved)[vector.largest_sum > 0].adjacency
     claim = Claim.of(resolved.privacy, PrivacyLedger().record(opening.event), adjacency)
     seen = Releases(1, 1.0, opening.noise_multiplier, claim.epsilon, claim.delta, repeated=True)
-    logger.info("%s", outlook_of_releases(seen, releases))
+    logger.info("%s", outlook(seen, releases))
     scores = RepeatedScores(
         *(
             np.array([score(included, source.child(str(included), number)) for number in range(releases)])
@@ -86,4 +86,4 @@ def repeated(resolved: RunConfig, opening: Opening, score: Score, *, releases: i
         "noise_multiplier": opening.noise_multiplier,
         "secure": resolved.seed is None,
     }
-    return Experiment(opening.says, (Observation("run", claim, scores),), facts)
+    return Experiment(opening.says, (Observation("run", claim, scores),), facts, seen)

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
+import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from discreet.audit.canary_scores import Releases, RepeatedScores
+from discreet.audit.fdp_bound import fdp_bound, fdp_shift_bound
 from discreet.audit.gaussian_fit import FEWEST
 from discreet.audit.gaussian_tradeoff import shift_of_epsilon
-from discreet.audit.verdict import FALSE_ALARM, levels_of
+from discreet.audit.guesses import Guesses, planned_number
+from discreet.audit.one_run_bound import one_run_bound
+from discreet.audit.repeated_bound import repeated_bound
 
 POWER = 0.9  # the share of audits that find it
 MOST_CANARIES = 10**7
 HALF = 0.5
 LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
-
-
-@dataclass(frozen=True)
-class Releases:
-    """What canaries are sent through.
-
-    Attributes:
-      rounds: how many releases.
-      probability: with which a canary is in the cohort of one.
-      noise_multiplier: of each.
-      epsilon, delta: what is claimed of all together; epsilon finite and above 0.
-      repeated: whether one canary is released again and again, half of the times without it. Then the mean of the
-        scores without it is fitted too: of canaries whose directions have random signs it is known to be 0.
-    """
-
-    rounds: int
-    probability: float
-    noise_multiplier: float
-    epsilon: float
-    delta: float
-    repeated: bool = False
-
-    def shift(self, share: float) -> float:
-        """By how many standard deviations canaries that are in and out differ if the noise is `share` of its size.
-
-        A canary that is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the
-        noise adds rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts.
-        """
-        added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
-        return added / math.sqrt(noise + added * (1 - self.probability) / 2)
+WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
 
 
 def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:
@@ -91,30 +69,67 @@ def _error(releases: Releases, shift: float, canaries: int) -> float:
     return math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries))
 
 
-def outlook(releases: Releases, canaries: int, *, runs: int) -> str:
-    """What runs of so many canaries each can find, in words, at the false-alarm rate that a verdict has by default."""
-    level = levels_of(releases.rounds, false_alarm=FALSE_ALARM)[-1]
-    finds = _finds(releases, canaries * runs, f"{canaries * runs} canaries in all", level)
+@dataclass(frozen=True)
+class Power:
+    """What an audit is able to find, in words; `finds`: whether that is anything."""
+
+    says: str
+    finds: bool
+
+
+def power_of(releases: Releases, count: int, *, level: float) -> Power:
+    """What an audit can find whose bounds have this level.
+
+    Args:
+      count: how many canaries, of all runs together; if one is released again and again, how often with it, and as
+        often without.
+    """
+    if not releases.epsilon < math.inf:
+        return Power("it could have found nothing: there is no claim", finds=False)
+    many = f"{count} releases with the canary and as many without" if releases.repeated else f"{count} canaries"
+    scores = 2 * count if releases.repeated else count
+    fitted = _fitted(releases, scores, level) if releases.gaussian else None
+    few = f"; they are too few for the Gaussian fit, which needs {3 * FEWEST}" if scores < 3 * FEWEST else ""
+    shown = _shown_without_noise(releases, count, level)
+    without = f"without any noise {many} show epsilon {shown:.3g} on average, and {releases.epsilon:.4g} is claimed"
+    if fitted is None and shown <= releases.epsilon:
+        return Power(f"it could have found nothing: even {without}{few}", finds=False)
+    return Power(f"what it could have found: {without}" + (f"; {fitted}" if fitted else few), finds=True)
+
+
+def _fitted(releases: Releases, canaries: int, level: float) -> str | None:
+    """What the Gaussian fit finds, in words; None if that is nothing."""
+    share = smallest_fault(releases, canaries, level=level)
+    if share is None:
+        return None
     needed = canaries_needed(releases, share=HALF, level=level)
+    said = f"in nine of ten audits they refute the claim if noise has {share:.0%} of its size or less"
     if needed is None:
-        return f"{finds}; noise at half its size is not found by any number of canaries"
-    return f"{finds}; for noise at half its size {needed} are needed: --runs {-(-needed // canaries)}"
+        return f"{said}; noise at half its size is not found by any number of them"
+    return f"{said}; for noise at half its size {-(-needed // 2) if releases.repeated else needed} are needed"
 
 
-def outlook_of_releases(releases: Releases, count: int) -> str:
-    """As `outlook`, of one release that is made again and again: `count` times with the canary, as often without."""
-    level = levels_of(0, false_alarm=FALSE_ALARM)[-1]
-    finds = _finds(releases, 2 * count, f"{count} releases with the canary and as many without", level)
-    needed = canaries_needed(releases, share=HALF, level=level)
-    if needed is None:
-        return f"{finds}; noise at half its size is not found by any number of them"
-    return f"{finds}; for noise at half its size {-(-needed // 2)} are needed: --canaries {-(-needed // 2)}"
+def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
+    """The largest of the bounds that assume nothing of scores if canaries that were drawn are seen without any noise,
+    for an average number of them."""
+    seen = 1 - (1 - releases.probability) ** releases.rounds
+    delta = releases.delta
+    if releases.repeated:
+        drawn = np.arange(1, count + 1) * seen % 1 < seen  # that share of them, evenly spread
+        return repeated_bound(RepeatedScores(drawn.astype(float), np.zeros(count)), delta=delta, significance=level)
+    found = [0.0]
+    for shifts in (False, True)[: 1 + releases.gaussian]:
+        made = planned(count, releases.epsilon, delta, shifts=shifts)
+        drawn_in, said_in = count * seen / 2, made - made // 2
+        right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (2 - seen)
+        bound = fdp_bound if shifts else one_run_bound
+        found.append(bound(Guesses(count, made, min(made, round(right))), delta=delta, significance=level))
+    return max(found)
 
 
-def _finds(releases: Releases, canaries: int, many: str, level: float) -> str:
-    if canaries < 3 * FEWEST:
-        return f"{many} are too few for the Gaussian fit, which needs {3 * FEWEST}"
-    found = smallest_fault(releases, canaries, level=level)
-    if found is None:
-        return f"in nine of ten audits {many} refute a claim if there is no noise at all, but not for less"
-    return f"in nine of ten audits {many} refute a claim if noise has {found:.0%} of its size or less"
+@lru_cache(maxsize=64)
+def planned(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
+    """The number of guesses, from the claim alone: for the bound of one run, or for the f-DP bound (`shifts`)."""
+    shift = shift_of_epsilon(epsilon, delta=delta) if 0 < epsilon < math.inf else WITHOUT_CLAIM
+    bound: Callable[..., float] = fdp_shift_bound if shifts else partial(one_run_bound, delta=delta)
+    return planned_number(canaries, shift=shift, bound=bound)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from discreet.audit.auditor import Auditor, Scores
 from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation
-from discreet.audit.power import Releases, outlook
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases
+from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
@@ -67,10 +67,11 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
     """
     _check(config, audit)
     resolved = checked(on_no_account(config))[0]
-    logger.info("%s", outlook(releases_of(resolved), audit.canaries, runs=audit.runs))
+    releases = releases_of(resolved)
+    logger.info("%s", outlook(releases, audit.canaries * audit.runs, rounds=resolved.rounds))
     seen = [_one_run(_numbered(resolved, number), audit) for number in range(audit.runs)]
     facts = {"canaries": audit.canaries, "runs": audit.runs, "honest clients": _honest(resolved, audit)}
-    return Experiment("user level", observations_of(resolved, seen), {**facts, **facts_of(resolved, seen)})
+    return Experiment("user level", observations_of(resolved, seen), {**facts, **facts_of(resolved, seen)}, releases)
 
 
 def observations_of(resolved: RunConfig, seen: Sequence[SeenRun]) -> tuple[Observation, ...]:

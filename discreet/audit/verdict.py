@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 
-from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, RepeatedScores
-from discreet.audit.fdp_bound import fdp_bound, fdp_shift_bound
+from discreet.audit.canary_scores import CanaryScores, Experiment, Observation, Releases, RepeatedScores
+from discreet.audit.fdp_bound import fdp_bound
 from discreet.audit.gaussian_fit import GaussianFit, can_fit, fit_gaussians
-from discreet.audit.gaussian_tradeoff import shift_of_epsilon
-from discreet.audit.guesses import guess, planned_number
+from discreet.audit.guesses import guess
 from discreet.audit.one_run_bound import one_run_bound
+from discreet.audit.power import Power, planned, power_of
 from discreet.audit.repeated_bound import repeated_bound
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
 MOST_BOUNDS = 3  # of one observation
-WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
 
 ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP", "any scores", "Gaussian fit"
 ASSUMES = {
@@ -50,7 +49,8 @@ class Judgement:
     Attributes:
       name, claimed, delta, adjacency: of the observation.
       estimate, interval: of the Gaussian fit, at 95 %; None if the noise or the scores are not Gaussian,
-        or if there are fewer than 20 scores of a kind.
+        or if there are fewer than 20 scores of a kind. None too of a single round whose claim stands: it is too rough
+        to be set beside one, and of a sampled round no Gaussian.
       bounds: lower bounds, strongest assumption last.
     """
 
@@ -76,11 +76,13 @@ class Verdict:
       mechanism: what was audited.
       judgements: one for each observation; the last is of the whole run.
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
+      power: what could have been found of the whole run.
     """
 
     mechanism: str
     judgements: tuple[Judgement, ...]
     false_alarm: float
+    power: Power
 
     @property
     def refuted(self) -> bool:
@@ -100,9 +102,19 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
     if not 0 < false_alarm <= SIGNIFICANCE:
         raise ValueError(f"false_alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
     *rounds, run = experiment.observations
-    gaussian, levels = experiment.gaussian, levels_of(len(rounds), false_alarm=false_alarm)
-    judged = [_judged(seen, gaussian=gaussian, level=level) for seen, level in zip([*rounds, run], levels, strict=True)]
-    return Verdict(experiment.mechanism, tuple(judged), false_alarm)
+    gaussian, levels = experiment.releases.gaussian, levels_of(len(rounds), false_alarm=false_alarm)
+    *judged, last = [
+        _judged(seen, gaussian=gaussian, level=level) for seen, level in zip([*rounds, run], levels, strict=True)
+    ]
+    told = [each if each.refuted_by else replace(each, estimate=None, interval=None) for each in judged]
+    count = len(run.scores.seen if isinstance(run.scores, RepeatedScores) else run.scores.scores)
+    power = power_of(experiment.releases, count, level=levels[-1])
+    return Verdict(experiment.mechanism, (*told, last), false_alarm, power)
+
+
+def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
+    """What an audit of so many rounds can find, see `power_of`, before it runs: at the usual false-alarm rate."""
+    return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1]).says
 
 
 def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
@@ -148,15 +160,6 @@ def _methods(
 def _from_guesses(seen: Observation, method: str, *, significance: float) -> float:
     assert isinstance(seen.scores, CanaryScores)
     claim = seen.claim
-    made = _planned(len(seen.scores.scores), claim.epsilon, claim.delta, method)
+    made = planned(len(seen.scores.scores), claim.epsilon, claim.delta, shifts=method == FDP)
     bound = one_run_bound if method == ONE_RUN else fdp_bound
     return bound(guess(seen.scores, made=made), delta=claim.delta, significance=significance)
-
-
-@lru_cache(maxsize=64)
-def _planned(canaries: int, epsilon: float, delta: float, method: str) -> int:
-    """The number of guesses, from the claim alone."""
-    shift = shift_of_epsilon(epsilon, delta=delta) if 0 < epsilon < float("inf") else WITHOUT_CLAIM
-    return planned_number(
-        canaries, shift=shift, bound=partial(one_run_bound, delta=delta) if method == ONE_RUN else fdp_shift_bound
-    )

@@ -1,14 +1,14 @@
 """Tries to break the privacy claim of a run, and sets what it found beside the claim.
 
 The experiment has the settings that are given, or those of a run folder, and canaries that are in or out by coin. Every
-release is seen. What is printed for each round and for the run: the epsilon that the ledger claims, an estimate with
-its 95 % interval, and lower bounds at 95 %. The claim is refuted if a bound passes it at the false-alarm rate. That
-none does is no proof of privacy: an audit sees one attack.
+release is seen. What is printed: first how small a fault so many canaries find; then for each round and for the run the
+epsilon that the ledger claims and lower bounds at 95 %, and for the run an estimate with its 95 % interval. The claim
+is refuted if a bound passes it at the false-alarm rate. That none does is no proof: an audit sees one attack.
 
 What is audited spends nothing of a real ledger: the experiment's ledger is thrown away with its folder.
 
 With --federation the experiment is a real federation on this machine: a SuperLink, its gate and a ServerApp, each a
-process, and canaries that connect as nodes. How small a fault so many canaries find is said before it runs.
+process, and canaries that connect as nodes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ canary, and as many without it or with its opposite ({RELEASES})"""
 
 
 def show(verdict: Verdict, console: Console) -> None:
-    """Prints the table, what each bound assumes, and the verdict."""
+    """Prints what could have been found, the table, what each bound assumes, and the verdict."""
+    console.print(verdict.power.says, highlight=False)
     methods = [bound.method for bound in verdict.judgements[-1].bounds]
     table = Table("", "claimed", "estimate", "interval", *(f"bound: {method}" for method in methods), "refuted by")
     for found in _shown(verdict.judgements):
@@ -77,6 +78,8 @@ def show(verdict: Verdict, console: Console) -> None:
 
 def sentence(verdict: Verdict) -> str:
     """The verdict in one line."""
+    if not verdict.refuted and not verdict.power.finds:
+        return "no verdict: nothing was found, and nothing could have been; ask for more --canaries or --runs"
     if not verdict.refuted:
         return f"not refuted: no bound passes its claim (false-alarm rate {verdict.false_alarm:g}); this is no proof"
     names = [found.name for found in verdict.judgements if found.refuted_by]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from discreet.client_settings import GUARANTEES
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
-from discreet.privacy.accountants import exceeds
+from discreet.privacy.accountants import RDP, exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+MASKED = "renyi_noise_multiplier"  # the events of masked sums have one, and no others
 REMEMBERED = 100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
 
 
@@ -26,10 +28,14 @@ class Refused(RuntimeError):
 @dataclass(frozen=True)
 class Budget:
     """The largest epsilon that may be spent, at the delta of whoever set it. Delta 0 is pure epsilon: releases that
-    have none (Gaussian noise) are not held to it."""
+    have none (Gaussian noise) are not held to it.
+
+    `guarantee`: whose releases are held to it; None, as of an owner: those of all guarantees, as one account.
+    """
 
     epsilon: float
     delta: float
+    guarantee: str | None = None
 
 
 @dataclass
@@ -59,19 +65,24 @@ class Accounts:
         """Of what was spent, 0 before the first charge."""
         return _epsilon(spent, self.delta, self.accountant)
 
-    def after(self, charge: Charge, budgets: Sequence[Budget], *more: Charge) -> PrivacyLedger:
-        """What is spent with a charge, and with more of the same guarantee and holder, which are not written yet.
+    def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
+        """What is spent with charges of one round and holder, which are not written yet, under their guarantees.
 
         Raises:
           Refused: it would pass a budget.
         """
-        after = self.spent(charge.guarantee, charge.holder)
-        for each in (charge, *more):
-            after = _recorded(after, each.event, each.count)
+        after = {each.guarantee: self.spent(each.guarantee, each.holder) for each in charges}
+        for each in charges:
+            after[each.guarantee] = _recorded(after[each.guarantee], each.event, each.count)
         for budget in budgets:
-            said = self._beyond(budget, after)
+            if budget.guarantee is None:
+                name = "budget of max-epsilon, for all guarantees together,"
+                held = _together(*(after.get(each) or self.spent(each, charges[0].holder) for each in GUARANTEES))
+            else:
+                name, held = f"{budget.guarantee}-level budget", after[budget.guarantee]
+            said = self._beyond(budget, held)
             if said is not None:
-                raise Refused(f"the {charge.guarantee}-level budget is spent: this round would reach {said}")
+                raise Refused(f"the {name} is spent: this round would reach {said}")
         return after
 
     def _beyond(self, budget: Budget, spent: PrivacyLedger) -> str | None:
@@ -123,7 +134,30 @@ def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger
 
 @lru_cache(maxsize=65536)
 def _epsilon(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    return spent.epsilon(delta, accountant)
+    masked = any(hasattr(event, MASKED) for event, _ in spent.entries)  # the PLD knows no masked sums
+    return spent.epsilon(delta, RDP if masked else accountant)
+
+
+@lru_cache(maxsize=65536)
+def _together(user: PrivacyLedger, example: PrivacyLedger, local: PrivacyLedger) -> PrivacyLedger:
+    """All releases about a client's data as one account.
+
+    Who changes an example changes the client's data: what protects the whole client protects each example too. A masked
+    sum is accounted for a client that is zeroed out. If its data change instead, what it adds moves by up to twice as
+    much: it counts so beside releases that are accounted for a change.
+    """
+    others = (*example.entries, *local.entries)
+    if not others:
+        return user
+    return PrivacyLedger((*((_at_twice(event), count) for event, count in user.entries), *others))
+
+
+def _at_twice(event: DpEvent) -> DpEvent:
+    from dp_accounting import NonPrivateDpEvent
+
+    if event == NonPrivateDpEvent():
+        return event
+    return replace(event, sensitivity_squared=4 * event.sensitivity_squared)  # TypeError: it is no masked sum
 
 
 @lru_cache(maxsize=65536)

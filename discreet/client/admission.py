@@ -20,7 +20,6 @@ from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.events import poisson_round_event
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.secure_grid import MOST_GRADIENTS
 from discreet.training.local_training import (
     ExamplePrivacy,
@@ -45,7 +44,6 @@ class Release:
 
     guarantee: str
     events: tuple[tuple[DpEvent, int], ...]
-    budgets: tuple[Budget, ...]
 
     def charges(self, round_number: int, holder: str) -> list[Charge]:
         """As the ledger has them."""
@@ -54,11 +52,12 @@ class Release:
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What a round asks of a client with some number of examples."""
+    """What a round asks of a client with some number of examples, and the budgets that hold its releases."""
 
     training: LocalSettings
     local: LocalPrivacy | None
     releases: tuple[Release, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,11 +141,8 @@ def _enter(
         return Admitted(work)
     if accounts is None:
         raise Refused(NO_LEDGER)
-    own, spent = list[Charge](), dict[str, PrivacyLedger]()
-    for release in work.releases:
-        first, *more = release.charges(round_number, holder)
-        spent[release.guarantee] = accounts.after(first, release.budgets, *more)
-        own += [first, *more]
+    own = [charge for release in work.releases for charge in release.charges(round_number, holder)]
+    spent = accounts.after(own, work.budgets)
     charges += own
     example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
     return Admitted(work, example, local, pure_epsilon_of(spent[LOCAL]) if LOCAL in spent else 0.0)
@@ -168,8 +164,8 @@ def _asked(request: TrainRequest, *, num_examples: int, policy: ClientPolicy) ->
         EXAMPLE: example_events(request, work.training, num_examples=num_examples),
         LOCAL: local_events(request, work.local),
     }
-    releases = (Release(name, events, budgets_of(policy, run, name)) for name, events in each.items() if events)
-    return replace(work, releases=tuple(releases))
+    releases = tuple(Release(name, events) for name, events in each.items() if events)
+    return replace(work, releases=releases, budgets=budgets_of(policy, run, *(each.guarantee for each in releases)))
 
 
 def example_events(

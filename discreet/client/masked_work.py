@@ -128,7 +128,7 @@ class MaskedWork:
             raise Refused(NO_LEDGER)
         check_own_count(policy, self.event)
         charge = Charge(self.request.round, self.guarantee, self.client.holder, self.event)
-        accounts.after(charge, budgets_of(policy, run, self.guarantee))
+        accounts.after([charge], budgets_of(policy, run, self.guarantee))
         return charge
 
     def report(self, size: int) -> None:

@@ -32,8 +32,9 @@ class ClientPolicy:
 
     Attributes:
       min_noise_multiplier: of every guarantee that is on.
-      max_epsilon: of every guarantee that is on, at `max_delta`, and over all runs for those that the client accounts
-        itself (example, local). If this or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_epsilon: at `max_delta`, of all that the client accounts itself (example, local, masked sums), over all runs
+        and guarantees together: each of them is about the same examples. At user level in the clear it is held to what
+        each run plans. If this or `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
         chooses is none. So it has to be given with `max_epsilon`; 1 is none.
       require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
@@ -222,8 +223,9 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
 
 
-def budgets_of(policy: ClientPolicy, run: ClientSettings, guarantee: str) -> tuple[Budget, ...]:
-    """The run's and the owner's budget for a guarantee that the client accounts itself, each at its own delta.
+def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> tuple[Budget, ...]:
+    """The run's budgets for guarantees that the client accounts itself, and the owner's for all releases about the
+    client's data, each at its own delta.
 
     Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
@@ -231,15 +233,17 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, guarantee: str) -> tup
     """
     example, local = run.example, run.local
     budgets = []
-    if guarantee == LOCAL and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
-        budgets.append(Budget(local.epsilon, 0.0))
+    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
     of_run = {
         EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
         LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
         USER: run.user.max_epsilon,
-    }[guarantee]
-    if of_run is not None:
-        budgets.append(Budget(of_run, run.delta))
+    }
+    for name in guarantees:
+        epsilon = of_run[name]
+        if epsilon is not None:
+            budgets.append(Budget(epsilon, run.delta, name))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.verdict import judge
 from tests.audit.made_scores import gaussian_scores
 
@@ -22,6 +22,7 @@ EXPERIMENT = Experiment(
         Observation("run", CLAIM, gaussian_scores(np.random.default_rng(2), canaries=300, noise=0.5)),
     ),
     {"canaries": 300},
+    Releases(2, 1.0, 1.0, CLAIM.epsilon, CLAIM.delta),
 )
 
 
@@ -31,7 +32,8 @@ def test_the_record_holds_the_claim_beside_what_was_found(tmp_path: Path) -> Non
     record = json.loads((tmp_path / "new" / RECORD).read_text())
     first, run = record["observations"]
     assert (first["name"], first["claimed"], first["delta"]) == ("round 1", 3.139, 1e-3)
-    assert first["interval"][0] < first["estimate"] < first["interval"][1]
+    assert run["interval"][0] < run["estimate"] < run["interval"][1]
+    assert record["power"].startswith("what it could have found")
     assert (first["refuted_by"], run["refuted_by"], record["refuted"]) == ([], ["Gaussian fit"], True)
     assert set(run["bounds"]) <= set(record["assumes"])
 
@@ -39,7 +41,8 @@ def test_the_record_holds_the_claim_beside_what_was_found(tmp_path: Path) -> Non
 def test_what_is_infinite_or_not_known_is_written_as_json_can(tmp_path: Path) -> None:
     included = np.arange(400) % 2 == 0
     scores = CanaryScores(np.random.default_rng(3).laplace(size=400) + included, included)
-    experiment = Experiment("Laplace", (Observation("run", Claim(math.inf, 1e-5, "replace"), scores),), {})
+    seen = Observation("run", Claim(math.inf, 1e-5, "replace"), scores)
+    experiment = Experiment("Laplace", (seen,), {}, Releases(1, 1.0, 1.0, math.inf, 1e-5))
     write_audit(tmp_path, experiment, judge(experiment))
     found = json.loads((tmp_path / RECORD).read_text())["observations"][0]
     assert (found["claimed"], found["estimate"], found["interval"]) == ("inf", None, None)
@@ -56,6 +59,7 @@ def test_the_picture_counts_both_kinds_and_draws_the_fit(tmp_path: Path) -> None
 
 def test_scores_that_are_all_equal_are_drawn_too(tmp_path: Path) -> None:
     scores = RepeatedScores(np.ones(50), np.ones(50))
-    experiment = Experiment("none", (Observation("run", CLAIM, scores),), {}, gaussian=False)
+    releases = Releases(1, 1.0, 1.0, CLAIM.epsilon, CLAIM.delta, repeated=True, gaussian=False)
+    experiment = Experiment("none", (Observation("run", CLAIM, scores),), {}, releases)
     write_audit(tmp_path, experiment, judge(experiment))
     assert (tmp_path / PICTURE).exists()

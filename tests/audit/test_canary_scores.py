@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Releases, RepeatedScores
 
 SCORES = np.array([0.5, -1.0, 2.0])
 
@@ -38,4 +38,4 @@ def test_a_claim_outside_its_range_is_refused(epsilon: float, delta: float) -> N
 
 def test_an_experiment_has_at_least_one_observation() -> None:
     with pytest.raises(ValueError, match="observations"):
-        Experiment("user level", (), {})
+        Experiment("user level", (), {}, Releases(1, 1.0, 1.0, 1.0, 1e-5))

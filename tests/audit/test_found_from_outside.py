@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import tests.test_replay_faults as planted
-from discreet.audit.canary_scores import Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.verdict import judge
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian, Laplace
@@ -93,8 +93,9 @@ def scores_of(run: Round, score: Score, extra: Client, runs: int) -> RepeatedSco
 
 def refuted(scores: RepeatedScores, spent: PrivacyLedger, *, gaussian: bool) -> bool:
     """Whether a lower bound passes what the ledger says was spent."""
-    found = Observation("run", Claim(spent.epsilon(DELTA), DELTA, "add or remove one client"), scores)
-    return judge(Experiment("a round", (found,), {}, gaussian=gaussian)).refuted
+    claim = Claim(spent.epsilon(DELTA), DELTA, "add or remove one client")
+    releases = Releases(1, 1.0, Z, claim.epsilon, DELTA, repeated=True, gaussian=gaussian)
+    return judge(Experiment("a round", (Observation("run", claim, scores),), {}, releases)).refuted
 
 
 ONE_GAUSSIAN = PrivacyLedger().record(poisson_round_event(1.0, noise_multiplier=Z))

@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Releases, RepeatedScores
 from discreet.audit.gaussian_fit import fit_gaussians
 from discreet.audit.gaussian_tradeoff import epsilon_of_shift, shift_of_epsilon
-from discreet.audit.power import Releases, canaries_needed, outlook, outlook_of_releases, smallest_fault
+from discreet.audit.guesses import Guesses, guess
+from discreet.audit.one_run_bound import one_run_bound
+from discreet.audit.power import canaries_needed, planned, power_of, smallest_fault
 
 DELTA, LEVEL = 1e-3, 0.01 / 3
 ONE_ROUND = Releases(1, 1.0, 1.0, epsilon_of_shift(1.0, delta=DELTA), DELTA)
@@ -62,8 +64,8 @@ def test_nine_of_ten_audits_of_one_release_that_is_repeated_find_the_smallest_fa
 
 
 def test_of_releases_it_is_said_how_many_are_needed_each_way() -> None:
-    said = outlook_of_releases(replace(ONE_ROUND, repeated=True), 500)
-    found, needed = map(int, re.findall(r"\d+(?=%)|(?<=--canaries )\d+", said))
+    said = power_of(replace(ONE_ROUND, repeated=True), 500, level=LEVEL).says
+    found, needed = map(int, re.findall(r"\d+(?=%)|\d+(?= are needed)", said))
     assert "500 releases with the canary and as many without" in said
     assert found == round(100 * (smallest_fault(replace(ONE_ROUND, repeated=True), 1000, level=LEVEL) or 0))
     assert 2 * needed == pytest.approx(
@@ -84,13 +86,40 @@ def test_what_no_number_of_canaries_finds_has_none() -> None:
     assert smallest_fault(rare, 100, level=LEVEL) is None
 
 
+RARE = Releases(1, 0.01, 0.5, 8.0, DELTA)
+
+
 @pytest.mark.parametrize(
     ("releases", "canaries", "said"),
     [
-        (ONE_ROUND, 40, "40 canaries in all are too few for the Gaussian fit, which needs 60"),
-        (ONE_ROUND, 200, "refute a claim if noise has 67% of its size or less"),
-        (Releases(1, 0.01, 0.5, 8.0, DELTA), 100, "not found by any number of canaries"),
+        (ONE_ROUND, 40, "they are too few for the Gaussian fit, which needs 60"),
+        (ONE_ROUND, 200, "they refute the claim if noise has 68% of its size or less"),
+        (RARE, 100, "it could have found nothing: even without any noise 100 canaries show epsilon 0 on average"),
+        (replace(ONE_ROUND, repeated=True), 30, "30 releases with the canary and as many without"),
+        (replace(ONE_ROUND, epsilon=math.inf), 1000, "it could have found nothing: there is no claim"),
     ],
 )
 def test_it_is_said_in_words(releases: Releases, canaries: int, said: str) -> None:
-    assert said in outlook(releases, canaries, runs=1)
+    found = power_of(releases, canaries, level=LEVEL)
+    assert said in found.says
+    assert found.finds is not found.says.startswith("it could have found nothing")
+
+
+def test_without_noise_and_sampling_every_guess_is_right() -> None:
+    laplace = replace(ONE_ROUND, gaussian=False)
+    made = planned(200, laplace.epsilon, DELTA, shifts=False)
+    most = one_run_bound(Guesses(200, made, made), delta=DELTA, significance=LEVEL)
+    assert f"show epsilon {most:.3g} on average" in power_of(laplace, 200, level=LEVEL).says
+
+
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int) -> None:
+    sampled = Releases(rounds, 0.1, 1.0, 0.4, DELTA, gaussian=False)
+    said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL).says)
+    assert said is not None
+    made, drawn = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
+    shown = [
+        one_run_bound(guess(scores(drawn, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL)
+        for _ in range(20)
+    ]
+    assert float(said[1]) == pytest.approx(np.mean(shown), abs=0.06)

@@ -128,7 +128,8 @@ def test_a_planted_fault_of_masked_ratings_is_found_from_outside(fault: MakeVect
 def test_how_small_a_fault_can_be_found_is_said_first(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="discreet"):
         audit_secure(settings(), SecureAudit(100))
-    assert "100 releases with the canary and as many without refute a claim if noise has" in caplog.text
+    assert "100 releases with the canary and as many without show epsilon" in caplog.text
+    assert "they refute the claim if noise has" in caplog.text
 
 
 def test_without_private_evaluation_there_is_no_masked_rating() -> None:

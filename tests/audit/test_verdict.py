@@ -7,16 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, RepeatedScores
+from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases, RepeatedScores
 from discreet.audit.gaussian_tradeoff import epsilon_of_shift
 from discreet.audit.verdict import ASSUMES, FDP, FIT, ONE_RUN, REPEATED, Verdict, judge
 from tests.audit.made_scores import gaussian_scores, repeated_gaussians
 
 CLAIM = Claim(epsilon_of_shift(1.0, delta=1e-3), 1e-3, "add or remove one client")
+RELEASES = Releases(1, 1.0, 1.0, CLAIM.epsilon, CLAIM.delta)
 
 
 def verdict_on(scores: CanaryScores | RepeatedScores, *, gaussian: bool = True, claim: Claim = CLAIM) -> Verdict:
-    return judge(Experiment("test", (Observation("run", claim, scores),), {}, gaussian=gaussian))
+    releases = Releases(1, 1.0, 1.0, claim.epsilon, claim.delta, isinstance(scores, RepeatedScores), gaussian)
+    return judge(Experiment("test", (Observation("run", claim, scores),), {}, releases))
 
 
 def test_a_true_claim_is_refuted_in_at_most_1_percent_of_audits() -> None:
@@ -65,7 +67,7 @@ def test_laplace_noise_is_not_refuted_by_a_gaussian_fit_to_it() -> None:
 
 def test_the_false_alarm_rate_is_shared_by_all_observations() -> None:
     scores = gaussian_scores(np.random.default_rng(406), canaries=300, noise=1.0)
-    several = judge(Experiment("test", tuple(Observation("run", CLAIM, scores) for _ in range(20)), {}))
+    several = judge(Experiment("test", tuple(Observation("run", CLAIM, scores) for _ in range(20)), {}, RELEASES))
     alone = verdict_on(scores)
     assert several.judgements[0].bounds[-1].strict < alone.judgements[0].bounds[-1].strict
     assert several.judgements[0].bounds[-1].epsilon == alone.judgements[0].bounds[-1].epsilon
@@ -82,9 +84,20 @@ def test_a_release_without_any_noise_is_refuted_without_a_fit() -> None:
     assert verdict.judgements[0].refuted_by == (REPEATED,)
 
 
-def test_a_handful_of_canaries_shows_nothing_and_is_no_error() -> None:
-    scores = CanaryScores(np.arange(6.0), np.arange(6) > 2)
-    assert not verdict_on(scores).refuted
+def test_a_handful_of_canaries_shows_nothing_which_is_said_and_is_no_error() -> None:
+    found = verdict_on(CanaryScores(np.arange(6.0), np.arange(6) > 2))
+    assert not found.refuted
+    assert not found.power.finds
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.5], ids=["stands", "refuted"])
+def test_a_single_round_is_estimated_only_if_its_claim_is_refuted(noise: float) -> None:
+    scores = gaussian_scores(np.random.default_rng(415), canaries=600, noise=noise)
+    seen = tuple(Observation(name, CLAIM, scores) for name in ("round 1", "run"))
+    first, run = judge(Experiment("test", seen, {}, RELEASES)).judgements
+    assert (first.estimate, first.interval) == ((None, None) if noise == 1.0 else (run.estimate, run.interval))
+    assert run.estimate is not None
+    assert bool(first.refuted_by) is (noise == 0.5)
 
 
 def test_each_method_says_what_it_assumes() -> None:
@@ -95,4 +108,4 @@ def test_each_method_says_what_it_assumes() -> None:
 def test_a_false_alarm_rate_outside_its_range_is_refused(rate: float) -> None:
     scores = gaussian_scores(np.random.default_rng(408), canaries=300, noise=1.0)
     with pytest.raises(ValueError, match="false_alarm"):
-        judge(Experiment("test", (Observation("run", CLAIM, scores),), {}), false_alarm=rate)
+        judge(Experiment("test", (Observation("run", CLAIM, scores),), {}, RELEASES), false_alarm=rate)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
 from discreet.cli.audit import main, settings_of
 from discreet.config import ConfigError
@@ -23,7 +24,7 @@ def made(noise: float, rounds: int) -> Experiment:
     generator, claim = np.random.default_rng(515), Claim(3.139, 1e-3, "add or remove one client")
     names = [*(f"round {number + 1}" for number in range(rounds)), "run"]
     seen = (Observation(name, claim, gaussian_scores(generator, canaries=300, noise=noise)) for name in names)
-    return Experiment("user level", tuple(seen), {})
+    return Experiment("user level", tuple(seen), {}, Releases(max(1, rounds), 1.0, 1.0, claim.epsilon, claim.delta))
 
 
 @pytest.fixture
@@ -92,6 +93,47 @@ def test_under_secure_aggregation_the_masked_sum_is_audited(
 ) -> None:
     assert main([*MASKED, *words, "--canaries", "40", "--output", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "audit.json").read_text())["mechanism"] == mechanism
+
+
+LOCAL = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.local.noise_multiplier=2")
+OF_EXAMPLES = ("privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
+FITTED = "in nine of ten audits they refute the claim if noise has"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SMALL, "privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn", "--honest", "0"), FITTED),
+        ((*OF_EXAMPLES, "privacy.user.target_epsilon=null", "data.num_clients=4", "rounds=1"), FITTED),
+        ((*LOCAL, "privacy.local.kind=gaussian"), FITTED),
+        ((*LOCAL, "privacy.local.kind=laplace"), "and as many without show epsilon"),
+        ((*RATED, "sampling.kind=everyone"), FITTED),
+        (("--of", "statistics", "statistics.noise_multiplier=1"), FITTED),
+        ((*MASKED, *USERS), FITTED),
+        ((*MASKED, *STEPS), FITTED),
+    ],
+    ids=["user", "example", "local", "laplace", "evaluation", "statistics", "masked", "shared step"],
+)
+def test_at_every_level_it_is_said_first_what_could_have_been_found(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model.name=linear", "seed=7919", *words, "--canaries", "200", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    first = " ".join(printed[: printed.index("claimed ")].split())
+    assert first.startswith("what it could have found: without any noise 200 ")
+    assert said in " ".join(printed[: printed.index("bound:")].split())
+
+
+def test_a_verdict_that_could_not_have_been_another_is_none(
+    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = made(1.0, 0)
+    audited.append(replace(found, releases=replace(found.releases, probability=0.01)))
+    main(["--output", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert printed.startswith("it could have found nothing")
+    assert "no verdict: nothing was found, and nothing could have been" in printed
+    assert "not refuted" not in printed
 
 
 def test_a_claim_that_does_not_hold_ends_with_code_1(

@@ -59,6 +59,13 @@ def test_the_cost_is_the_published_one() -> None:
     assert (cost.one_trial, cost.selection) == pytest.approx((2.437, 3.851), abs=5e-4)
 
 
+def test_a_round_that_was_done_again_costs_more() -> None:
+    configs, trials = [load_config([*SMALL, f"{NOISE}=1", "rounds=9"])], TrialCount("geometric", 3)
+    ten = cost_of([load_config([*SMALL, f"{NOISE}=1", "rounds=10"])], trials)
+    assert cost_of(configs, trials, repeated=1).selection == pytest.approx(ten.selection)
+    assert cost_of(configs, trials).selection < ten.selection
+
+
 REFUSED = {
     "the user level is off": (
         ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"],

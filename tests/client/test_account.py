@@ -11,8 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
-from discreet.client_settings import EXAMPLE, LOCAL
+from discreet.client_settings import EXAMPLE, LOCAL, USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from tests.client.clients import ledger_at
 
 STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
@@ -28,9 +29,9 @@ def charge(
 ) -> float:
     """Charges as an admission does, and returns the epsilon spent with it."""
     one = Charge(1, guarantee, by, event, count)
-    after = mine.after(one, budgets)
+    after = mine.after([one], budgets)
     assert mine.write([one])
-    return mine.epsilon(after)
+    return mine.epsilon(after[guarantee])
 
 
 def oracle(*events: tuple[DpEvent, int]) -> float:
@@ -78,7 +79,7 @@ def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path
 
 
 def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
-    mine, budget = account(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA)
+    mine, budget = account(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
     charge(mine, STEP, 8, budget)
     head = mine.ledger.mark().head
     with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
@@ -103,6 +104,28 @@ def test_a_budget_at_delta_zero_is_one_of_pure_epsilon(tmp_path: Path) -> None:
         charge(mine, LaplaceDpEvent(100.0), 1, budget)
 
 
+def test_a_budget_for_all_guarantees_holds_what_they_release_together(tmp_path: Path) -> None:
+    local, budget = GaussianDpEvent(4.0), Budget(oracle((STEP, 8), (GaussianDpEvent(4.0), 1)) * 1.001, DELTA)
+    mine = account(tmp_path / "ledger.db")
+    charge(mine, STEP, 8, budget)
+    charge(mine, local, 1, budget, guarantee=LOCAL)
+    for guarantee, event in ((EXAMPLE, STEP), (LOCAL, local)):
+        with pytest.raises(Refused, match="budget of max-epsilon, for all guarantees together, is spent"):
+            charge(mine, event, 1, budget, guarantee=guarantee)
+
+
+def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change(
+    tmp_path: Path,
+) -> None:
+    # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as much: noise 2, and 1.
+    masked, mine = DistributedDiscreteGaussianDpEvent(100, 1, 25, 3), account(tmp_path / "ledger.db")
+    alone, both = (RdpAccountant().compose(GaussianDpEvent(noise)).get_epsilon(DELTA) for noise in (2.0, 1.0))
+    charge(mine, masked, 1, Budget(alone * 1.02, DELTA), guarantee=USER)
+    with pytest.raises(Refused, match="for all guarantees together"):
+        charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 0.98, DELTA), guarantee=LOCAL)
+    charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 1.02, DELTA), guarantee=LOCAL)
+
+
 def test_noise_of_zero_passes_every_budget(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="epsilon inf of 1000"):
         charge(account(tmp_path / "l.db"), GaussianDpEvent(0.0), 1, Budget(1000, DELTA))
@@ -110,20 +133,20 @@ def test_noise_of_zero_passes_every_budget(tmp_path: Path) -> None:
 
 def test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed(tmp_path: Path) -> None:
     # A node that serves two runs: the other one charges between this one's look and its own charge.
-    budget, path = Budget(oracle((STEP, 10)), DELTA), tmp_path / "ledger.db"
+    budget, path = Budget(oracle((STEP, 10)), DELTA, EXAMPLE), tmp_path / "ledger.db"
     mine, one = account(path), Charge(1, EXAMPLE, "", STEP, 8)
-    mine.after(one, [budget])
+    mine.after([one], [budget])
     DurableLedger(path).charge([one])
     assert not mine.write([one])
     with pytest.raises(Refused, match="the example-level budget is spent"):
-        mine.after(one, [budget])
+        mine.after([one], [budget])
     assert [release.count for release in mine.ledger.releases()] == [8]
 
 
 def test_what_another_client_was_charged_meanwhile_stands_in_nobodys_way(tmp_path: Path) -> None:
     path = tmp_path / "clients.db"
     mine, one, other = account(path), Charge(1, EXAMPLE, "1", STEP, 8), Charge(1, EXAMPLE, "2", STEP, 8)
-    mine.after(one, [])
+    mine.after([one], [])
     mine.spent(EXAMPLE, "2")
     DurableLedger(path).charge([other])
     assert mine.write([one])

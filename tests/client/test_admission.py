@@ -125,8 +125,8 @@ def test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhi
     many, other = accounts(tmp_path), DurableLedger(tmp_path / "clients.db")
     after = Accounts.after
 
-    def slow(self: Accounts, charge: Charge, budgets: object) -> object:
-        found = after(self, charge, budgets)  # type: ignore[arg-type]
+    def slow(self: Accounts, charges: list[Charge], budgets: object) -> object:
+        found = after(self, charges, budgets)  # type: ignore[arg-type]
         if not other.releases():
             other.charge([Charge(1, EXAMPLE, "0", EVENT, 5)])
         return found

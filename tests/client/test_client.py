@@ -183,7 +183,9 @@ def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
 def test_the_owners_budget_ends_the_clients_work(tmp_path: Path) -> None:
     who = client(examples(10), tmp_path / "ledger.db", policy=ClientPolicy(max_epsilon=3.0, max_delta=1e-3))
     spent = [fit(who, config(*EXAMPLE), number)[2]["epsilon_example"] for number in (1, 2)]
-    with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon 3\.01 of 3"):
+    with pytest.raises(
+        Refused, match=r"the budget of max-epsilon.* is spent: this round would reach epsilon 3\.01 of 3"
+    ):
         fit(who, config(*EXAMPLE), 3)
     assert DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3) == spent[-1]
 

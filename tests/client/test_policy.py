@@ -159,7 +159,7 @@ def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
     run, policy = config(*OFF, *words), ClientPolicy(max_epsilon=allowed, max_delta=1e-6)
     owners = () if allowed == math.inf else (Budget(allowed, 1e-6),)
     for guarantee, of_run in zip((EXAMPLE, LOCAL), budgets, strict=True):
-        runs = () if of_run is None else (Budget(of_run, 1e-3),)
+        runs = () if of_run is None else (Budget(of_run, 1e-3, guarantee),)
         assert budgets_of(policy, client_settings(run), guarantee) == runs + owners
 
 

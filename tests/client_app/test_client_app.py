@@ -20,6 +20,7 @@ from client_app.client_app import app
 from discreet.client.nodes import share_of
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.masked_messages import MASKING, WHO, masking_record
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.federated.simulated_clients import leave_ticket
@@ -28,7 +29,7 @@ from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
-from tests.client.clients import EXAMPLE, OFF, config
+from tests.client.clients import EXAMPLE, OFF, config, ledger_at
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
@@ -80,6 +81,13 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(node: Node
     reason = refused(send(asked(run, VirtualClient(3, str(tmp_path), "0" * 64)), node=node))
     assert reason == "the train request names a virtual client, and this node is no simulation's"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("node", [NODE, {}, NODE | {"ledger": "ledger.db"}], ids=["plain", "bare", "an owner's"])
+def test_a_real_node_is_no_virtual_member_of_a_masked_sum(node: Node, tmp_path: Path) -> None:
+    virtual = VirtualClient(3, str(tmp_path), "0" * 64)
+    reason = refused(send(RecordDict({MASKING: masking_record(WHO, virtual)}), node=node))
+    assert reason == "the masking request names a virtual client, and this node is no simulation's"
 
 
 def test_in_a_simulation_it_is_obeyed(tmp_path: Path) -> None:
@@ -194,3 +202,19 @@ def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> 
     reply = send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(tmp_path / "ledger.db")})
     spent = DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3)
     assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example == spent > 0
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
+@pytest.mark.parametrize("order", [1, -1], ids=["example first", "local first"])
+def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, order: int, tmp_path: Path) -> None:
+    ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
+    owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
+    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")  # 0.77
+    noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
+    first, second = (example, run_of(*full, f"privacy.local.kind={kind}", f"privacy.local.noise_multiplier={noise}"))[
+        ::order
+    ]
+    assert not send(asked(first), node=owner).has_error()
+    reason = refused(send(asked(second), node=owner))
+    assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
+    assert len(ledger.releases()) == 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,13 +16,15 @@ from torch import Tensor
 
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.answer_sum import answer_round
+from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import resolve_noise, user_releases
-from discreet.federated.private_statistics import data_shape, statistics_noise
+from discreet.federated.opened_run import OpenedRun
+from discreet.federated.private_statistics import ask, data_shape, statistics_noise
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate
 from discreet.federated.session import checked
 from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.randomness import RandomSource
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.statistics_settings import STATISTICS
 from discreet.tasks.bounded_answers import Block
 from discreet.tasks.datasets import load_task
@@ -98,6 +103,14 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatc
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults
+
+
+def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
+    config = resolve_noise(config_of("seed=51817"))
+    ledger, source = DurableLedger.create(tmp_path / "ledger.db"), seeded_source(51817)
+    run = cast(OpenedRun, SimpleNamespace(config=config, ledger=ledger, source=source))
+    first, second = (ask(run, query(config), [], name="statistics") for _ in range(2))
+    assert first.values != second.values
 
 
 def test_it_costs_one_gaussian_beside_the_rounds() -> None:

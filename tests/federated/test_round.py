@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from discreet.config import load_config
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
@@ -20,7 +21,11 @@ from discreet.federated.round import (
     dp_fedavg_round,
     initial_state,
 )
+from discreet.federated.run_plan import round_settings
+from discreet.federated.sealed_sum import Sealed
+from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.session import checked, sizes_of
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -167,3 +172,19 @@ def test_all_updates_above_the_clip_norm_make_it_grow() -> None:
     updates = [ClientUpdate(torch.ones(2), below=False)] * 100
     after, _ = run(state(2, 0.1), updates, settings(noise_multiplier=0.1, cohort=100, count_stddev=1.0))
     assert after.clip_norm > 0.1
+
+
+def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
+    words = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "model.name=linear")
+    resolved, task = checked(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
+    how, order = round_settings(resolved, sizes_of(resolved, task)), list[str]()
+    assert how.secure is not None
+    length = how.secure.length
+
+    def opened() -> torch.Tensor:
+        order.append("opened")
+        return torch.zeros(length, dtype=torch.int64)
+
+    before = state(how.secure.num_params, 1.0)
+    secure_round(before, Sealed(opened, 4), how, charge=lambda _: order.append("charged"))
+    assert order == ["charged", "opened"]

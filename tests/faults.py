@@ -1,0 +1,308 @@
+"""Faults on privacy, and the test that must notice each: `python -m tests.faults` plants them one by one.
+
+It says which was caught, and exits with 1 if one was not. `--only WORDS` takes those whose names hold the words. Faults
+of the algorithm as a whole, which the neighbour replay finds, are in `tests.test_replay_faults`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.masked_faults import MASKED_FAULTS
+from tests.planting import CAUGHT, Fault, always, verdict
+
+
+def _wider(real: Any) -> Any:
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        real(self, *args, **more)
+        self._largest *= 1 + 1e-4
+
+    return init
+
+
+def _unsynced(real: Any) -> Any:
+    @contextmanager
+    def connect(self: Any) -> Iterator[Any]:
+        with real(self) as connection:
+            connection.execute("pragma synchronous = normal")
+            yield connection
+
+    return connect
+
+
+def _noised_first(real: Any) -> Any:
+    def answer_round(parts: Any, how: Any, *, event: Any, source: Any, charge: Any) -> Any:
+        sums = real(parts, how, event=event, source=source, charge=lambda _: None)
+        charge(event)
+        return sums
+
+    return answer_round
+
+
+def _known_key(real: Any) -> Any:
+    return lambda: type(real())(bytes(32), is_secure=True)
+
+
+FAULTS = (
+    # Clipping, noise and sampling.
+    Fault(
+        "a clipped row may be longer than the clip norm by rounding",
+        "discreet.privacy.clipping:CLIP_MARGIN",
+        lambda _: 0.0,
+        "privacy/test_clipping.py::test_no_row_leaves_with_more_than_the_clip_norm",
+    ),
+    Fault(
+        "a sum on the grid lets norms pass that are too large by 5e-5",
+        "discreet.privacy.clipping:GridSum.__init__",
+        _wider,
+        "privacy/test_clipping.py::test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped",
+    ),
+    Fault(
+        "the gradients of a shared step are not clipped",
+        "discreet.training.shared_step:clipped_gradient_sum",
+        lambda real: lambda *args, l2_norm_clip, **more: real(*args, l2_norm_clip=1e9, **more),
+        "training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
+    ),
+    Fault(
+        "the key of a secure source is known",
+        "discreet.privacy.randomness:secure_source",
+        _known_key,
+        "privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat",
+    ),
+    Fault(
+        "a server without a seed draws from a known one",
+        "discreet.privacy.randomness:source_of",
+        lambda real: lambda seed: real(seed or 7),
+        "federated/test_robustness.py::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
+    ),
+    Fault(
+        "without a seed the chunks of a simulation repeat each other's draws",
+        "discreet.simulation.cohort:secure_source",
+        _known_key,
+        "simulation/test_cohort.py::test_without_a_seed_no_chunk_repeats_the_draws_of_another",
+    ),
+    Fault(
+        "the count of norms has half its noise",
+        "discreet.federated.round:_noised_count",
+        lambda real: lambda below, user, source: real(below, replace(user, count_stddev=user.count_stddev / 2), source),
+        "federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
+    ),
+    Fault(
+        "DP-SGD noises its first step alone",
+        "discreet.training.local_training:OneClient.add_noise",
+        lambda real: lambda self, sums, clip, *, step: sums if step else real(self, sums, clip, step=step),
+        "training/test_local_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step",
+    ),
+    Fault(
+        "a Poisson cohort is drawn again until it is not empty",
+        "discreet.federated.round:CohortSampling.draw",
+        lambda real: lambda self, members, source: real(self, members, source) or real(self, members, source),
+        "federated/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
+    ),
+    # What a release costs.
+    Fault(
+        "the PLD forgets the direction in which a member is added",
+        "discreet.privacy.loss_distribution:_frames",
+        lambda real: lambda *args: real(*args)[:1],
+        "privacy/test_pld_oracle.py::test_where_adding_a_member_costs_more_that_is_the_epsilon",
+    ),
+    Fault(
+        "a sum of discrete Gaussians is taken for one",
+        "discreet.privacy.distributed_gaussian:convolution_gap",
+        always(0.0),
+        "privacy/test_distributed_gaussian.py"
+        "::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
+    ),
+    Fault(
+        "a fixed-size cohort is accounted for adding and not for replacing",
+        "discreet.privacy.events:fixed_size_round_event",
+        lambda real: lambda *args, noise_multiplier, **more: real(*args, noise_multiplier=2 * noise_multiplier, **more),
+        "privacy/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",
+    ),
+    Fault(
+        "a round that also rates the model is charged as if it did not",
+        "discreet.federated.run_plan:user_event",
+        lambda real: lambda config, noise, *, joined=False, **more: real(config, noise, **more),
+        "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
+    ),
+    Fault(
+        "the answers of a cohort have half their noise",
+        "discreet.federated.answer_sum:Gaussian",
+        lambda real: lambda noise_multiplier, **more: real(noise_multiplier / 2, **more),
+        "federated/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",
+    ),
+    Fault(
+        "a rating is noised before it is charged",
+        "discreet.federated.answer_sum:answer_round",
+        _noised_first,
+        "federated/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
+    ),
+    Fault(
+        "statistics that are asked again draw the same noise",
+        "discreet.privacy.privacy_ledger:PrivacyLedger.num_releases",
+        lambda _: property(lambda self: 0),
+        "federated/test_private_statistics.py::test_what_is_asked_again_is_noised_anew",
+    ),
+    Fault(
+        "a choice among trials costs as much as one of them",
+        "discreet.federated.chosen_trial:selection_event",
+        lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
+        "cli/test_tune.py::test_the_cost_is_the_published_one",
+    ),
+    Fault(
+        "a round of a trial that was done twice is paid for once",
+        "discreet.federated.chosen_trial:_planned",
+        lambda real: lambda config, repeated: real(config, 0),
+        "cli/test_tune.py::test_a_round_that_was_done_again_costs_more",
+    ),
+    Fault(
+        "a trial that the account ended early is published",
+        "discreet.cli.tune:require_whole",
+        always(None),
+        "cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",
+    ),
+    # Ledgers and budgets.
+    Fault(
+        "a charge may still be in memory when it returns",
+        "discreet.federated.durable_ledger:DurableLedger._connect",
+        _unsynced,
+        "federated/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",
+    ),
+    Fault(
+        "a charge goes through although another was made since the budget was looked at",
+        "discreet.federated.durable_ledger:_charged_since",
+        always(set()),
+        "client/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",
+    ),
+    Fault(
+        "a run is resumed with a ledger that is older than its checkpoint",
+        "discreet.federated.durable_ledger:DurableLedger.contains",
+        always(True),
+        "federated/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",
+    ),
+    Fault(
+        "a resumed run takes another noise multiplier",
+        "discreet.federated.resuming:CHANGEABLE",
+        lambda names: (*names, "privacy.user.noise_multiplier"),
+        "federated/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",
+    ),
+    Fault(
+        "a run forgets to charge its population's account",
+        "discreet.federated.population_account:PopulationAccount.charge",
+        lambda _: lambda self, charges: self.require_room(charges),
+        "federated/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself",
+    ),
+    Fault(
+        "the budget of all runs is looked at outside of the transaction that charges",
+        "discreet.federated.durable_ledger:DurableLedger.charge_if",
+        lambda _: lambda self, allowed, charges: self.charge(charges),
+        "federated/test_population_account.py::test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge",
+    ),
+    Fault(
+        "a run stops after the round that passed its budget",
+        "discreet.federated.budget:ServerBudget.require_room",
+        lambda real: lambda self, spent, charges, what="the next round": real(self, spent, [], what),
+        "federated/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",
+    ),
+    Fault(
+        "the runs of a sweep have a budget each",
+        "discreet.federated.population_account:PopulationAccount.of",
+        lambda _: classmethod(lambda cls, config: None),
+        "cli/test_sweep_account.py::test_the_runs_of_a_sweep_spend_one_budget_together",
+    ),
+    Fault(
+        "a ledger in the place of another one is charged",
+        "discreet.federated.known_ledgers:KnownLedgers.another_at",
+        always(False),
+        "federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
+    ),
+    # What a node holds its server to.
+    Fault(
+        "an owner's budget counts at the delta that the server names",
+        "discreet.client.policy:budgets_of",
+        lambda real: (
+            lambda policy, run, *names: tuple(replace(each, delta=run.delta) for each in real(policy, run, *names))
+        ),
+        "client/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",
+    ),
+    Fault(
+        "an owner's budget is spent once for each guarantee",
+        "discreet.client.account:_together",
+        lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
+        "client_app/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
+    ),
+    Fault(
+        "beside others a masked sum counts as if its client were left out",
+        "discreet.client.account:_at_twice",
+        lambda _: lambda event: event,
+        "client/test_account.py"
+        "::test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change",
+    ),
+    Fault(
+        "a client charges one step a round",
+        "discreet.client.admission:example_events",
+        lambda real: lambda *args, **more: tuple((event, 1) for event, _ in real(*args, **more)),
+        "client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
+    ),
+    Fault(
+        "a client charges no answer",
+        "discreet.client.admission:answer_events",
+        always(()),
+        "client/test_local_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+    ),
+    Fault(
+        "a client noises its own answer for half an example",
+        "discreet.client.answering:OwnNoise.noised",
+        lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
+        "client/test_own_noise.py::test_the_noise_is_for_one_of_the_held_out_examples",
+    ),
+    Fault(
+        "a SuperNode that was configured like a simulation's is taken for one",
+        "discreet.federated.simulation_ticket:finds_ticket",
+        always(True),
+        "client/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",
+    ),
+    Fault(
+        "a virtual member is believed without a ticket",
+        "discreet.client.membership:is_simulations",
+        always(True),
+        "client_app/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
+    ),
+    Fault(
+        "the gate passes on the registering of nodes",
+        "discreet.deployment.gate:CALLS",
+        lambda calls: (*calls, "register-node"),
+        "deployment/test_gate.py::test_everything_else_stops_at_the_gate",
+    ),
+)
+
+CHECKS = (
+    Fault("no fault at all", "discreet.privacy.clipping:CLIP_MARGIN", lambda real: real, FAULTS[0].test),
+    Fault("one that fits no longer", "discreet.privacy.clipping:clip_by_norm", lambda _: lambda: None, FAULTS[0].test),
+)
+EVERY = (*FAULTS, *MASKED_FAULTS, *CHECKS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Plants the faults; 1 if one was not caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--only", default="", metavar="WORDS", help="faults whose names hold these words")
+    only = parser.parse_args(words).only
+    chosen = [fault for fault in (*FAULTS, *MASKED_FAULTS) if only in fault.name]
+    if not chosen:
+        parser.error(f"--only: no fault has a name that holds {only!r}")
+    verdicts = []
+    for fault in chosen:
+        verdicts.append(verdict(fault))
+        print(f"{verdicts[-1]:<9} {fault.name}", flush=True)
+    caught = verdicts.count(CAUGHT)
+    print(f"{caught} of {len(chosen)} were caught")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,40 @@
+"""The planted faults fit the source, and each is caught by its test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import CHECKS, FAULTS, MASKED_FAULTS
+from tests.planting import BROKE, CAUGHT, SURVIVED, TESTS, Fault, place_of, verdict
+
+ALL = (*FAULTS, *MASKED_FAULTS)
+SAMPLE = {
+    "a virtual member is believed without a ticket",
+    "a charge goes through although another was made since the budget was looked at",
+    "a masked sum is opened before it is charged",
+}
+
+
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
+def test_a_fault_patches_what_is_there_and_names_a_test_that_exists(fault: Fault) -> None:
+    place_of(fault.at)
+    path, _, name = fault.test.partition("::")
+    assert f"def {name}(" in (TESTS / path).read_text()
+
+
+def test_no_two_faults_have_one_name() -> None:
+    assert len({fault.name for fault in (*ALL, *CHECKS)}) == len(ALL) + len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=() if fault.name in SAMPLE else pytest.mark.slow) for fault in ALL],
+    ids=lambda fault: fault.name,
+)
+def test_a_planted_fault_is_caught(fault: Fault) -> None:
+    assert verdict(fault) == CAUGHT
+
+
+@pytest.mark.slow
+def test_what_is_no_fault_survives_and_one_that_fits_no_longer_is_not_taken_for_caught() -> None:
+    assert [verdict(fault) for fault in CHECKS] == [SURVIVED, BROKE]
