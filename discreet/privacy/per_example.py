@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.clipping import clip_factors
+from discreet.privacy.clipping import check_clip, clip_factors
 from discreet.privacy.rules.any_model import built_terms
 from discreet.privacy.rules.attention import ATTENTION_RULES, covers
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
@@ -56,6 +56,10 @@ _IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
     nn.TransformerEncoder: lambda model: [*model.layers, *([] if model.norm is None else [model.norm])],
 }
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
+# Added to a mass, whose products may be below the smallest float: nothing to a clip norm, 1e-18 after LOSS_SCALE.
+_LEAST_MASS = {1: 2.0**-40, 2: 2.0**-80}
+# Fewer rows run other kernels, which round otherwise: a single one is no matrix.
+_FEWEST_ROWS, _PASS_ROWS = 4, 32
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
 # A program's gradients may differ from the model's by this part of the largest: other kernels round otherwise.
@@ -77,7 +81,7 @@ def clipped_gradient_sum(
       model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
       inputs: (n, ...), of any type that the model takes.
       targets: (n, ...), as the loss takes them.
-      l2_norm_clip: C, finite and above 0, in the gradient's units.
+      l2_norm_clip: C, as `check_clip` allows, in the gradient's units.
       loss: from outputs (n, ...) and targets to one value an example, (n,), that depends on that example alone.
 
     Returns:
@@ -85,8 +89,9 @@ def clipped_gradient_sum(
       norms, (n,). A gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and its
       norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
-    sum itself. n = 0 gives zeros and no norms.
+    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to rounding: that of the float
+    sum itself, and that of the other gradients, for which kernels may depend on n. Parameters that are chosen for it
+    make much of the latter, and `equal_passes_sum` leaves none of it. n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
@@ -102,8 +107,7 @@ def clipped_gradient_sum(
     >>> total.shape, bool(total.norm() <= 0.5), bool((norms > 0).all())
     (torch.Size([6]), True, True)
     """
-    if not (0 < l2_norm_clip < math.inf):
-        raise ValueError(f"l2_norm_clip must be finite and above 0, not {l2_norm_clip}")
+    check_clip(l2_norm_clip, "l2_norm_clip")
     return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip)
 
 
@@ -111,12 +115,26 @@ def l1_clipped_gradient_sum(
     model: nn.Module, inputs: Tensor, *, targets: Tensor, l1_norm_clip: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
-    if not (0 < l1_norm_clip < math.inf):
-        raise ValueError(f"l1_norm_clip must be finite and above 0, not {l1_norm_clip}")
+    check_clip(l1_norm_clip, "l1_norm_clip")
     return _clipped_sum(Objective(model, layout_of(model), loss, order=1), inputs, targets, l1_norm_clip)
 
 
-def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def equal_passes_sum(
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, l2_norm_clip: float, loss: Loss = cross_entropy
+) -> Tensor:
+    """The sum of `clipped_gradient_sum` by passes over the same number of rows each, whatever n is.
+
+    So the same kernels run for an example, and round alike, whatever other examples there are: one example more or less
+    leaves the gradients of the others as they are, whatever the parameters. Kernels for so many rows, a multiple of
+    what the processor takes at once, treat all rows alike.
+    """
+    check_clip(l2_norm_clip, "l2_norm_clip")
+    return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip, _PASS_ROWS)[0]
+
+
+def _clipped_sum(
+    objective: Objective, inputs: Tensor, targets: Tensor, clip: float, rows: int | None = None
+) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
     parameters = objective.layout.parameters
@@ -126,23 +144,43 @@ def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: fl
         way = _way(objective, inputs)
         if way is not None:
             try:
-                return _summed(objective, way, [(inputs, targets)], clip)
+                return _summed(objective, way, _pieces(inputs, targets, rows), clip, rows or _FEWEST_ROWS)
             except Unserved:  # of this batch; what its examples do to each other is not known
                 pass
         step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
-        pieces = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
-        return _summed(objective, None, pieces, clip)
+        step = min(step, rows or step)
+        return _summed(objective, None, _pieces(inputs, targets, step), clip, min(step, rows or _FEWEST_ROWS))
 
 
-def _summed(objective: Objective, way: Way, batches: Iterable[Batch], clip: float) -> tuple[Tensor, Tensor]:
+def _pieces(inputs: Tensor, targets: Tensor, rows: int | None) -> Iterable[Batch]:
+    """A batch in pieces of so many rows, the last of them with what is left; None: in one."""
+    most = rows or len(inputs)
+    return zip(torch.split(inputs, most), torch.split(targets, most), strict=True)
+
+
+def _filled(batch: Batch, least: int) -> Batch:
+    """A batch with so many rows at least: further ones are its last row again."""
+    count, device = len(batch[0]), batch[0].device
+    if count >= least:
+        return batch
+    rows = torch.arange(least, device=device).clamp_(max=count - 1)
+    return batch[0][rows], batch[1][rows.to(batch[1].device)]
+
+
+def _summed(
+    objective: Objective, way: Way, batches: Iterable[Batch], clip: float, least: int
+) -> tuple[Tensor, Tensor]:
+    """The sum over batches, each run with `least` rows at least; what fills one up counts nothing."""
     parts, found = None, []
     for batch in batches:
-        terms, norms = _finite_terms(objective, way, batch)
+        count = len(batch[0])
+        terms, norms = _finite_terms(objective, way, _filled(batch, least))
         weights = clip_factors(norms, clip * LOSS_SCALE)
+        weights[count:] = 0
         parts = parts or Parts(objective.layout.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
-        found.append(norms * _UNSCALE)
+        found.append(norms[:count] * _UNSCALE)
     assert parts is not None
     return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
 
@@ -165,7 +203,7 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
 
 def _norms(terms: list[Term], order: int) -> Tensor:
     """Norms (n,) of the gradients that the terms, one at least, make up together."""
-    total = reduce(add, (term.mass(order) for term in terms))
+    total = reduce(add, (term.mass(order) for term in terms)) + _LEAST_MASS[order]
     return total if order == 1 else total.sqrt()
 
 

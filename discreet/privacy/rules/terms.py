@@ -11,8 +11,11 @@ appear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import mul
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -31,10 +34,18 @@ _TABLE_ENTRIES = 2**22
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
 # gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
+# A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
+# can't make much of what rounding does to the smallest floats of the other factor.
+_LONGEST_FACTOR = 2.0**64
 
 
 def row_norms(values: Tensor, order: int) -> Tensor:
-    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
+    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,).
+
+    In L2 at least the true norm, up to rounding, at any scale: what the squares of the smallest floats may lose is
+    added, since the norm of another factor may multiply it.
+    """
+    lost = 2 * math.sqrt(_lost_squares(values[0].numel(), values.dtype)) if order == 2 else 0.0
     while values.dim() > 1:
         if order == 1:
             values = values.abs().sum(-1)
@@ -42,12 +53,17 @@ def row_norms(values: Tensor, order: int) -> Tensor:
             values = torch.linalg.vecdot(values, values).sqrt()
         else:
             values = torch.linalg.vector_norm(values, dim=-1)
-    return values
+    return values + lost if lost else values
+
+
+def _lost_squares(count: int, dtype: torch.dtype) -> float:
+    """What a sum of so many squares, or products, loses at most if each of them is below the smallest normal float."""
+    return count * torch.finfo(dtype).tiny
 
 
 def mass(norms: Tensor, order: int) -> Tensor:
     """What adds up over the parameters of an example: the L1 norm, or the squared L2 norm."""
-    return norms if order == 1 else norms * norms
+    return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf) if order == 1 else norms * norms
 
 
 class Parts:
@@ -199,7 +215,12 @@ class Outer:
             return self.built().mass(1)
         inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
-        largest = (inputs.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)).sqrt().sum(1).square()
+        # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
+        lengths = (
+            (gram.diagonal(dim1=1, dim2=2) + _lost_squares(each.shape[2], each.dtype) / _GRAM_MARGIN).sqrt()
+            for gram, each in ((inputs, self.inputs), (grads, self.grads))
+        )
+        largest = reduce(mul, lengths).sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
