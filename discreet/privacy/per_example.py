@@ -58,8 +58,8 @@ _IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Added to a mass, whose products may be below the smallest float: nothing to a clip norm, 1e-18 after LOSS_SCALE.
 _LEAST_MASS = {1: 2.0**-40, 2: 2.0**-80}
-# Fewer rows run other kernels, which round otherwise: a single one is no matrix.
-_FEWEST_ROWS, _PASS_ROWS = 4, 32
+# With fewer rows other kernels run, which round otherwise: a single one is no matrix. What fills up counts nothing.
+_FEWEST_ROWS = 4
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
 # A program's gradients may differ from the model's by this part of the largest: other kernels round otherwise.
@@ -91,7 +91,7 @@ def clipped_gradient_sum(
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to rounding: that of the float
     sum itself, and that of the other gradients, for which kernels may depend on n. Parameters that are chosen for it
-    make much of the latter, and `equal_passes_sum` leaves none of it. n = 0 gives zeros and no norms.
+    make much of the latter, and `sum_one_by_one` leaves none of it. n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
@@ -119,22 +119,25 @@ def l1_clipped_gradient_sum(
     return _clipped_sum(Objective(model, layout_of(model), loss, order=1), inputs, targets, l1_norm_clip)
 
 
-def equal_passes_sum(
+def sum_one_by_one(
     model: nn.Module, inputs: Tensor, *, targets: Tensor, l2_norm_clip: float, loss: Loss = cross_entropy
 ) -> Tensor:
-    """The sum of `clipped_gradient_sum` by passes over the same number of rows each, whatever n is.
+    """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
 
-    So the same kernels run for an example, and round alike, whatever other examples there are: one example more or less
-    leaves the gradients of the others as they are, whatever the parameters. Kernels for so many rows, a multiple of
-    what the processor takes at once, treat all rows alike.
+    How a kernel rounds may depend on how many rows it gets, on a row's place, and on where it lies in memory. Here each
+    example is alone, in memory of its own. So its gradient follows from the parameters and the example to the last bit,
+    and one example more or less leaves those of the others as they are.
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
-    return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip, _PASS_ROWS)[0]
+    objective = Objective(model, layout_of(model), loss, order=2)
+    total, _ = _clipped_sum(objective, inputs[:0], targets[:0], l2_norm_clip)
+    for place in range(len(inputs)):
+        one = [place]  # a list copies
+        total += _clipped_sum(objective, inputs[one], targets[one], l2_norm_clip)[0]
+    return total
 
 
-def _clipped_sum(
-    objective: Objective, inputs: Tensor, targets: Tensor, clip: float, rows: int | None = None
-) -> tuple[Tensor, Tensor]:
+def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
     parameters = objective.layout.parameters
@@ -144,33 +147,26 @@ def _clipped_sum(
         way = _way(objective, inputs)
         if way is not None:
             try:
-                return _summed(objective, way, _pieces(inputs, targets, rows), clip, rows or _FEWEST_ROWS)
+                return _summed(objective, way, [(inputs, targets)], clip)
             except Unserved:  # of this batch; what its examples do to each other is not known
                 pass
         step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
-        step = min(step, rows or step)
-        return _summed(objective, None, _pieces(inputs, targets, step), clip, min(step, rows or _FEWEST_ROWS))
-
-
-def _pieces(inputs: Tensor, targets: Tensor, rows: int | None) -> Iterable[Batch]:
-    """A batch in pieces of so many rows, the last of them with what is left; None: in one."""
-    most = rows or len(inputs)
-    return zip(torch.split(inputs, most), torch.split(targets, most), strict=True)
+        pieces = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
+        return _summed(objective, None, pieces, clip, least=min(step, _FEWEST_ROWS))
 
 
 def _filled(batch: Batch, least: int) -> Batch:
-    """A batch with so many rows at least: further ones are its last row again."""
-    count, device = len(batch[0]), batch[0].device
+    """A batch with its last row again until there are so many."""
+    count = len(batch[0])
     if count >= least:
         return batch
-    rows = torch.arange(least, device=device).clamp_(max=count - 1)
-    return batch[0][rows], batch[1][rows.to(batch[1].device)]
+    inputs, targets = (part[torch.arange(least, device=part.device).clamp_(max=count - 1)] for part in batch)
+    return inputs, targets
 
 
 def _summed(
-    objective: Objective, way: Way, batches: Iterable[Batch], clip: float, least: int
+    objective: Objective, way: Way, batches: Iterable[Batch], clip: float, *, least: int = _FEWEST_ROWS
 ) -> tuple[Tensor, Tensor]:
-    """The sum over batches, each run with `least` rows at least; what fills one up counts nothing."""
     parts, found = None, []
     for batch in batches:
         count = len(batch[0])

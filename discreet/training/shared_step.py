@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import equal_passes_sum
+from discreet.privacy.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
@@ -40,7 +40,5 @@ def shared_step(
     to_train(exact)
     inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
     with masks_from(source, exact):
-        total = equal_passes_sum(
-            exact, inputs, targets=examples.targets, l2_norm_clip=l2_norm_clip, loss=settings.loss
-        )
+        total = sum_one_by_one(exact, inputs, targets=examples.targets, l2_norm_clip=l2_norm_clip, loss=settings.loss)
     return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)

@@ -36,7 +36,7 @@ _TABLE_ENTRIES = 2**22
 _GRAM_MARGIN = 1e-6
 # A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
 # can't make much of what rounding does to the smallest floats of the other factor.
-_LONGEST_FACTOR = 2.0**64
+LONGEST_FACTOR = 2.0**64
 
 
 def row_norms(values: Tensor, order: int) -> Tensor:
@@ -63,7 +63,7 @@ def _lost_squares(count: int, dtype: torch.dtype) -> float:
 
 def mass(norms: Tensor, order: int) -> Tensor:
     """What adds up over the parameters of an example: the L1 norm, or the squared L2 norm."""
-    return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf) if order == 1 else norms * norms
+    return norms.masked_fill(norms >= LONGEST_FACTOR, math.inf) if order == 1 else norms * norms
 
 
 class Parts:
