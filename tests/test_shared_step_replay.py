@@ -184,7 +184,7 @@ def test_of_a_model_with_hidden_units_too(engine: str, worst: Examples) -> None:
     assert replay(partial(rounds, engine=engine, model=perceptron()), there, gone).faults == ()
 
 
-@pytest.mark.parametrize("others", [1, 3, 4, 7, 15])
+@pytest.mark.parametrize("others", [1, 3])
 def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(others: int) -> None:
     holder, model = examples(others, seed=4), cancelling(torch.float64)
     there, gone = [*OTHERS, joined(holder, ORDINARY)], [*OTHERS, holder]

@@ -56,8 +56,6 @@ _IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
     nn.TransformerEncoder: lambda model: [*model.layers, *([] if model.norm is None else [model.norm])],
 }
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
-# Added to a mass, whose products may be below the smallest float: nothing to a clip norm, 1e-18 after LOSS_SCALE.
-_LEAST_MASS = {1: 2.0**-40, 2: 2.0**-80}
 # With fewer rows other kernels run, which round otherwise: a single one is no matrix. What fills up counts nothing.
 _FEWEST_ROWS = 4
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
@@ -172,11 +170,12 @@ def _summed(
         count = len(batch[0])
         terms, norms = _finite_terms(objective, way, _filled(batch, least))
         weights = clip_factors(norms, clip * LOSS_SCALE)
-        weights[count:] = 0
+        if count < len(norms):
+            weights[count:], norms = 0, norms[:count]
         parts = parts or Parts(objective.layout.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
-        found.append(norms[:count] * _UNSCALE)
+        found.append(norms * _UNSCALE)
     assert parts is not None
     return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
 
@@ -198,8 +197,11 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
 
 
 def _norms(terms: list[Term], order: int) -> Tensor:
-    """Norms (n,) of the gradients that the terms, one at least, make up together."""
-    total = reduce(add, (term.mass(order) for term in terms)) + _LEAST_MASS[order]
+    """Norms (n,) of the gradients that the terms, one at least, make up together.
+
+    A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
+    """
+    total = reduce(add, (term.mass(order) for term in terms))
     return total if order == 1 else total.sqrt()
 
 

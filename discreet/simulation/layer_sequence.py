@@ -11,7 +11,7 @@ from torch import Tensor
 
 from discreet.privacy.clipping import clip_factors
 from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.privacy.rules.terms import LONGEST_FACTOR, row_norms
+from discreet.privacy.rules.terms import mass
 from discreet.simulation.batches import Batch
 from discreet.simulation.layers import Layer, Use
 
@@ -173,14 +173,14 @@ def _squared_norms(use: Use) -> Tensor:
         added = 0 if use.bias is None else 1
         return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + added)
     built = torch.matmul(grads.transpose(2, 3), inputs)
-    squares = row_norms(built.flatten(0, 1), 2).double().square().view(built.shape[:2])
+    squares = mass(built.flatten(0, 1), 2).double().view(built.shape[:2])
     return squares if use.bias is None else squares + _squares(grads.sum(2))
 
 
 def _squares(values: Tensor) -> Tensor:
-    """Squared norms over the last dimension, float64; infinite from those of `LONGEST_FACTOR` on."""
+    """Squared norms over the last dimension, float64."""
     squares: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64).square()
-    return squares.masked_fill_(squares >= LONGEST_FACTOR**2, math.inf)
+    return squares
 
 
 def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:

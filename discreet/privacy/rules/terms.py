@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import mul
 from typing import Any, ClassVar, Protocol
 
@@ -36,16 +36,11 @@ _TABLE_ENTRIES = 2**22
 _GRAM_MARGIN = 1e-6
 # A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
 # can't make much of what rounding does to the smallest floats of the other factor.
-LONGEST_FACTOR = 2.0**64
+_LONGEST_FACTOR = 2.0**64
 
 
 def row_norms(values: Tensor, order: int) -> Tensor:
-    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,).
-
-    In L2 at least the true norm, up to rounding, at any scale: what the squares of the smallest floats may lose is
-    added, since the norm of another factor may multiply it.
-    """
-    lost = 2 * math.sqrt(_lost_squares(values[0].numel(), values.dtype)) if order == 2 else 0.0
+    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
     while values.dim() > 1:
         if order == 1:
             values = values.abs().sum(-1)
@@ -53,17 +48,26 @@ def row_norms(values: Tensor, order: int) -> Tensor:
             values = torch.linalg.vecdot(values, values).sqrt()
         else:
             values = torch.linalg.vector_norm(values, dim=-1)
-    return values + lost if lost else values
+    return values
 
 
-def _lost_squares(count: int, dtype: torch.dtype) -> float:
+def mass(values: Tensor, order: int) -> Tensor:
+    """What adds up over the parameters of an example, (n, ...) -> (n,): the L1 norm, or the squared L2 norm.
+
+    At least the true one, up to rounding, at any scale: what the squares of the smallest floats may lose is added,
+    since another factor may multiply it.
+    """
+    norms = row_norms(values, order)
+    if order == 1:
+        return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf)
+    lost = _lost_squares(2 * (values.numel() // max(1, len(values))), values.dtype, values.device)
+    return torch.addcmul(lost, norms, norms)
+
+
+@lru_cache(maxsize=256)
+def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """What a sum of so many squares, or products, loses at most if each of them is below the smallest normal float."""
-    return count * torch.finfo(dtype).tiny
-
-
-def mass(norms: Tensor, order: int) -> Tensor:
-    """What adds up over the parameters of an example: the L1 norm, or the squared L2 norm."""
-    return norms.masked_fill(norms >= LONGEST_FACTOR, math.inf) if order == 1 else norms * norms
+    return torch.tensor(count * torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 
 class Parts:
@@ -160,7 +164,7 @@ class Rows:
 
     def mass(self, order: int) -> Tensor:
         values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
-        return mass(row_norms(values, order), order)
+        return mass(values, order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
@@ -176,10 +180,10 @@ class Pair:
     grads: Tensor
 
     def mass(self, order: int) -> Tensor:
-        grads = mass(row_norms(self.grads, order), order)
+        grads = mass(self.grads, order)
         if self.weight is None:
             return grads
-        inputs = mass(row_norms(self.inputs, order), order)
+        inputs = mass(self.inputs, order)
         return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
@@ -217,7 +221,9 @@ class Outer:
         grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
         # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
         lengths = (
-            (gram.diagonal(dim1=1, dim2=2) + _lost_squares(each.shape[2], each.dtype) / _GRAM_MARGIN).sqrt()
+            (
+                gram.diagonal(dim1=1, dim2=2) + _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN
+            ).sqrt()
             for gram, each in ((inputs, self.inputs), (grads, self.grads))
         )
         largest = reduce(mul, lengths).sum(1).square()
@@ -265,7 +271,7 @@ class Lookup:
         again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
         if len(again):
             rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
-        return mass(row_norms(rows.view(self.grads.shape), order), order)
+        return mass(rows.view(self.grads.shape), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         _add_rows(parts[self.slot.index], self.ids, self.grads * (factor * weights).view(-1, 1, 1))
@@ -284,8 +290,8 @@ class Bag:
         """A row's gradient is the sum of its shares, times the gradient at the sum."""
         shares = torch.zeros_like(self.shares.flatten())
         shares.index_add_(0, first_places(self.ids, self.slot.shape[0]), self.shares.flatten())
-        by_row = mass(row_norms(shares.view(self.shares.shape), order), order)
-        return by_row * mass(row_norms(self.grads, order), order)
+        by_row = mass(shares.view(self.shares.shape), order)
+        return by_row * mass(self.grads, order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * (factor * weights).unsqueeze(1)
