@@ -84,8 +84,8 @@ def clipped_gradient_sum(
 
     Returns:
       total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones.
-      norms, (n,). A gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and its
-      norm is inf.
+      norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
+      squared norm overflows, counts as zero in the sum, and its norm is inf.
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to rounding: that of the float
     sum itself, and that of the other gradients, for which kernels may depend on n. Parameters that are chosen for it

@@ -21,7 +21,7 @@ def shared_step(
     model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, clip: tuple[float, RandomSource]
 ) -> Tensor:
     """A client's part of a step, (num_params,), float64: minus the learning rate times the sum of its clipped gradients
-    over `batch_size`, a public constant. It is computed in float64 throughout, without noise.
+    over `batch_size`, a public constant. It is computed in float64 throughout, example by example, without noise.
 
     Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C / batch_size in L2,
     and what float64 rounds (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every
