@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from discreet.secure_settings import AGGREGATION, PLAIN, SECURE
 from discreet.setting_checks import NOISE_OR_TARGET, check, require, require_one, setting
-from discreet.value_rules import POSITIVE, Rule, one_of
+from discreet.value_rules import NOT_NEGATIVE, POSITIVE, Rule, list_of, one_of
 
 SCHEDULES = ("uniform", "geometric")
 
 
-def _is_schedule(value: object) -> bool:
-    if not isinstance(value, list):
-        return value in SCHEDULES
-    return bool(value) and all(isinstance(share, int | float) and share > 0 for share in value)
-
-
-NOT_NEGATIVE = Rule("a finite number of at least 0", lambda value: 0 <= value < math.inf)
-SCHEDULE = Rule("uniform, geometric, or a list of positive numbers, one a round", _is_schedule, SCHEDULES)
+_SHARES = list_of(POSITIVE, "round")
+SCHEDULE = Rule(
+    f"uniform, geometric, or {_SHARES.words}", lambda value: value in SCHEDULES or _SHARES.holds(value), SCHEDULES
+)
 
 
 @dataclass(frozen=True)

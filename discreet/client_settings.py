@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from discreet.client_noise_settings import NOT_NEGATIVE as NOT_NEGATIVE
 from discreet.client_noise_settings import ExamplePrivacyConfig as ExamplePrivacyConfig
 from discreet.client_noise_settings import LocalPrivacyConfig as LocalPrivacyConfig
 from discreet.evaluation_settings import MEANS
@@ -18,6 +17,7 @@ from discreet.evaluation_settings import METRICS as METRICS
 from discreet.evaluation_settings import EvaluationConfig as EvaluationConfig
 from discreet.privacy.accountants import ACCOUNTANTS, RDP
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.privacy.quantile import LEAST_NUMBER
 from discreet.secure_settings import AGGREGATION, PLAIN, PLANNED, SECURE, SecureConfig, Sizes
 from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET
 from discreet.setting_checks import ConfigError as ConfigError
@@ -27,9 +27,10 @@ from discreet.setting_checks import require as require
 from discreet.setting_checks import require_one as require_one
 from discreet.setting_checks import setting as setting
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig, check_paid
+from discreet.value_rules import NOT_NEGATIVE as NOT_NEGATIVE
 from discreet.value_rules import OPEN_SHARE as OPEN_SHARE
 from discreet.value_rules import POSITIVE as POSITIVE
-from discreet.value_rules import Rule, at_least, one_of
+from discreet.value_rules import Rule, at_least, list_of, one_of, within
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -43,18 +44,11 @@ ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
-
-
-def _are_weights(value: object) -> bool:
-    numbers = value if isinstance(value, list) else []
-    return bool(numbers) and all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
-
-
-LEARNING_RATE = Rule(f"above 0 and at most {LARGEST_RATE:g}", lambda value: 0 < value <= LARGEST_RATE)
+LEARNING_RATE = within(LEAST_NUMBER, LARGEST_RATE)
 MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
 # 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
 PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
-WEIGHTS = Rule("a list of finite numbers above 0, one a class", _are_weights)
+WEIGHTS = list_of(POSITIVE, "class")
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 SAMPLING = one_of("poisson", "fixed", "everyone")
 ACCOUNTANT = one_of(*ACCOUNTANTS)

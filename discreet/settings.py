@@ -42,7 +42,7 @@ from discreet.client_settings import (
 )
 from discreet.logs import LOG_FORMATS
 from discreet.privacy.accountants import PLD
-from discreet.privacy.quantile import LARGEST_ESTIMATE, LEAST_ESTIMATE
+from discreet.privacy.quantile import LARGEST_NUMBER
 from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig
 from discreet.value_rules import Rule, at_least, one_of, within
@@ -104,7 +104,7 @@ class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
     kind: str = setting("adaptive", one_of("adaptive", "fixed"))
-    norm: float = setting(0.3, within(LEAST_ESTIMATE, LARGEST_ESTIMATE))
+    norm: float = setting(0.3, POSITIVE)
     max: float | None = None
     target_quantile: float = setting(0.5, OPEN_SHARE)
     learning_rate: float = setting(0.2, LEARNING_RATE)
@@ -113,12 +113,12 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         check(self, "privacy.user.clip.")
-        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_ESTIMATE))
+        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_NUMBER))
 
     @property
     def ceiling(self) -> float:
         """What an adaptive clip norm never passes: `max`, or `CLIP_GROWTH` times the first norm."""
-        return min(CLIP_GROWTH * self.norm, LARGEST_ESTIMATE) if self.max is None else self.max
+        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
 
 
 @dataclass(frozen=True)

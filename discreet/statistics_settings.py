@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from discreet.privacy.events import poisson_round_event
 from discreet.setting_checks import ConfigError, check, require, setting
-from discreet.value_rules import POSITIVE, Rule, at_least
+from discreet.value_rules import FINITE, POSITIVE, Rule, at_least, list_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -21,17 +20,8 @@ def _are_names(value: object) -> bool:
     return bool(names) and all(name in STATISTICS for name in names) and len(set(names)) == len(names)
 
 
-def _are_numbers(value: object) -> bool:
-    numbers = value if isinstance(value, list) else []
-    return bool(numbers) and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
-
-
 NAMES = Rule(f"a list of different names of {', '.join(STATISTICS)}", _are_names)
-NUMBERS = Rule("a list of finite numbers, one a column", _are_numbers)
-DEVIATIONS = Rule(
-    "a list of finite numbers above 0, one a column",
-    lambda value: _are_numbers(value) and min(value) > 0,
-)
+NUMBERS, DEVIATIONS = list_of(FINITE, "column"), list_of(POSITIVE, "column")
 
 
 @dataclass(frozen=True)
@@ -63,16 +53,17 @@ class StatisticsConfig:
 
     of: list[str] = field(default_factory=lambda: ["moments", "targets"], metadata={"rule": NAMES})
     noise_multiplier: float = setting(10.0, POSITIVE)
-    low: float | None = None
-    high: float | None = None
+    low: float | None = setting(None, FINITE)
+    high: float | None = setting(None, FINITE)
     most_examples: int = setting(1000, at_least(1))
     only: bool = False
 
     def __post_init__(self) -> None:
         check(self, "statistics.")
         given = self.low is not None and self.high is not None
-        holds = -math.inf < self.low < self.high < math.inf if given else self.low is self.high  # type: ignore[operator]
-        require(holds, "statistics.high", "given with statistics.low, finite and above it", self.high)
+        holds = POSITIVE.holds(self.high - self.low) if given else self.low is self.high  # type: ignore[operator]
+        rule = f"given with statistics.low, and above it by a number {POSITIVE.words}"
+        require(holds, "statistics.high", rule, self.high)
 
     @property
     def event(self) -> DpEvent:

@@ -19,6 +19,7 @@ from discreet.federated.round import initial_state
 from discreet.federated.run_plan import round_settings
 from discreet.federated.sealed_sum import InTheClear, Sealed
 from discreet.federated.secure_round import secure_round
+from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.secure_settings import Sizes
@@ -89,6 +90,22 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
 
 
 ENGINES = ("one by one", "together")
+
+
+def cancelling(dtype: torch.dtype = torch.float32, *, half: int = 32) -> nn.Module:
+    """What a server may choose: hidden units twice, whose huge weights cancel, so that rounding alone decides."""
+    draws = torch.Generator().manual_seed(40693)
+    order, first = torch.randperm(half, generator=draws), torch.randn(half, DIMS, generator=draws)
+    second = torch.randn(3, half, generator=draws) / torch.finfo(dtype).eps
+    model = nn.Sequential(nn.Linear(DIMS, 2 * half), nn.Tanh(), nn.Linear(2 * half, 3))
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+        model[0].weight.copy_(torch.cat([first, first[order]]))
+        model[2].weight.copy_(torch.cat([second, -second[:, order]], 1))
+    return model
+
+
 OTHERS = [examples(6, seed=1), examples(3, seed=2)]
 CROWD = Examples(torch.full((2 * PUBLIC, DIMS), 1e4), torch.zeros(2 * PUBLIC, dtype=torch.int64))
 HOLDERS = {"one with others": examples(5, seed=3), "empty": examples(0), "one with too many": CROWD}
@@ -162,3 +179,19 @@ def test_a_flipped_label_replaces_an_example_which_is_two_steps_of_the_guarantee
 def test_of_a_model_with_hidden_units_too(engine: str, worst: Examples) -> None:
     there, gone = [*OTHERS, joined(HOLDERS["one with others"], worst)], [*OTHERS, HOLDERS["one with others"]]
     assert replay(partial(rounds, engine=engine, model=perceptron()), there, gone).faults == ()
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(others: int) -> None:
+    holder, model = examples(others, seed=4), cancelling(torch.float64)
+    there, gone = [*OTHERS, joined(holder, ORDINARY)], [*OTHERS, holder]
+    assert replay(partial(rounds, engine="one by one", model=model), there, gone).faults == ()
+
+
+def test_a_batch_of_one_runs_the_kernels_of_a_larger_one() -> None:
+    model, data = cancelling(), examples(2, seed=4)
+    sums = [
+        clipped_gradient_sum(model, data.inputs[:count], targets=data.targets[:count], l2_norm_clip=0.5)[0]
+        for count in (1, 2)
+    ]
+    assert float((sums[1] - sums[0]).double().norm()) <= 0.5 * (1 + 1e-5)

@@ -89,7 +89,7 @@ class DPSGD:
         whose values are averaged over an example's own positions and labels (`per_example_loss`).
       batch_size: the expected size of a batch, from 1 to the number of examples.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
-      l2_norm_clip: what each example's gradient is clipped to, finite and above 0.
+      l2_norm_clip: what each example's gradient is clipped to, within [1e-9, 1e9].
       target_epsilon: chooses the least noise with which all steps, and what `ledger` says was spent before, cost at
         most that; it is then also `max_epsilon`, unless that is given. Give this or `noise_multiplier`.
       noise_multiplier: the noise's standard deviation over the clip, at least 0; 0 protects nobody.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from discreet.client_settings import PRIVACY_DRAWS
+from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.training.local_training import ExamplePrivacy
 
@@ -29,8 +29,7 @@ class LoopSettings:
             check_whole("public_num_examples", self.example.public_num_examples)
             if self.example.public_num_examples < self.batch_size:
                 raise ValueError(f"public_num_examples must be at least batch_size, {self.batch_size}")
-        if not 0 < self.example.l2_norm_clip < math.inf:
-            raise ValueError(f"l2_norm_clip must be finite and above 0, not {self.example.l2_norm_clip}")
+        check_clip(self.example.l2_norm_clip, "l2_norm_clip")
         Gaussian(self.example.noise_multiplier, draws=self.example.draws)  # checks itself
 
     def with_noise(self, noise_multiplier: float) -> LoopSettings:

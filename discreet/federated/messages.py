@@ -23,7 +23,7 @@ from flwr.common.constant import SType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
+from discreet.client_settings import POSITIVE, ClientSettings, check_value
 
 VERSION = 4  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
@@ -109,8 +109,8 @@ class TrainRequest:
     def __post_init__(self) -> None:
         if self.round < 1:
             raise ValueError(f"round must be a whole number of at least 1 (got {self.round})")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0 (got {self.clip_norm})")
+        if self.clip_norm != math.inf:
+            check_value(self.clip_norm, "clip_norm", POSITIVE)
 
 
 @dataclass(frozen=True, eq=False)

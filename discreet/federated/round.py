@@ -24,7 +24,7 @@ from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise_ratio import noise_ratio
-from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_ESTIMATE, QuantileEstimator, split_noise_multiplier
+from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_NUMBER, QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 
@@ -183,7 +183,7 @@ class UserPrivacy:
     count_stddev: float | None = None
     target_quantile: float = 0.5
     clip_learning_rate: float = 0.2
-    clip_max: float = LARGEST_ESTIMATE
+    clip_max: float = LARGEST_NUMBER
     clip_search_rate: float = 0.0
     draws: int = 1
     on_grid: bool = False

@@ -23,7 +23,7 @@ class ClippedSum:
     """
 
     def __init__(self, size: int, clip_norm: float) -> None:
-        check_clip(clip_norm)
+        check_clip(clip_norm, also=(0, math.inf))
         self.clip_norm = clip_norm
         self.total = torch.zeros(size, dtype=torch.float64)
         self._tiles = Tiles(size)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from discreet.privacy.grid import LARGEST_CLIP, Grid
 from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import CHUNK, RandomSource
 
 Rows = NDArray[np.floating[Any]]
@@ -60,7 +61,8 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
 
     Args:
       rows: (n, d), any floating dtype; n may be 0. A row that is not finite becomes zero.
-      norm_clip: the largest norm, 0 or above; infinity clips nothing (and still drops rows that are not finite).
+      norm_clip: the largest norm, 0 or as `check_clip` allows; infinity clips nothing (and still drops rows that are
+        not finite).
       order: 2 for Gaussian noise, 1 for Laplace noise.
 
     Returns:
@@ -73,7 +75,7 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
     (5.0, 1.0)
     """
-    check_clip(norm_clip)
+    check_clip(norm_clip, also=(0, math.inf))
     if rows.dim() != 2 or not rows.is_floating_point():
         raise ValueError(f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}")
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
@@ -218,6 +220,7 @@ def added_up(rows: Doubles) -> Doubles:
     return total
 
 
-def check_clip(norm_clip: float) -> None:
-    if math.isnan(norm_clip) or norm_clip < 0:
-        raise ValueError(f"norm_clip must be a number of at least 0 (got {norm_clip})")
+def check_clip(norm_clip: float, name: str = "norm_clip", *, also: tuple[float, ...] = ()) -> None:
+    """Raises ValueError for a clip norm so small or so large that float32 loses it, but for those of `also`."""
+    if norm_clip not in also and not LEAST_NUMBER <= norm_clip <= LARGEST_NUMBER:
+        raise ValueError(f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {norm_clip}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-LEAST_ESTIMATE, LARGEST_ESTIMATE = 1e-9, 1e9  # beyond them a clip norm is a mistake, and float32 sums lose it
+# Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
+# `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
+LEAST_NUMBER, LARGEST_NUMBER = 1e-9, 1e9
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
 
 
@@ -40,7 +42,7 @@ class QuantileEstimator:
     estimate: float
     target_quantile: float
     learning_rate: float
-    ceiling: float = LARGEST_ESTIMATE
+    ceiling: float = LARGEST_NUMBER
     search_rate: float = 0.0
     doubt: float = 0.0
 
@@ -51,8 +53,8 @@ class QuantileEstimator:
             raise ValueError(f"target_quantile must be within (0, 1) (got {self.target_quantile})")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be finite and above 0 (got {self.learning_rate})")
-        if not self.estimate <= self.ceiling <= LARGEST_ESTIMATE:
-            raise ValueError(f"ceiling must be within [estimate, {LARGEST_ESTIMATE:g}] (got {self.ceiling})")
+        if not self.estimate <= self.ceiling <= LARGEST_NUMBER:
+            raise ValueError(f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})")
 
     def update(self, centred_count: float, *, expected_cohort: float) -> tuple[QuantileEstimator, float]:
         """One step from a noised, centred count.
@@ -75,7 +77,7 @@ class QuantileEstimator:
         step = self.learning_rate * (fraction - self.target_quantile)
         step += self.search_rate * math.copysign(sure, fraction - 0.5)
         estimate = self.estimate * math.exp(min(-step, 50.0))  # further than the range of estimates
-        return replace(self, estimate=min(self.ceiling, max(LEAST_ESTIMATE, estimate))), fraction
+        return replace(self, estimate=min(self.ceiling, max(LEAST_NUMBER, estimate))), fraction
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:

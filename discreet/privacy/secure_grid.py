@@ -96,8 +96,8 @@ class SecureSum:
         The vector is a truncated float64 sum of m clipped gradients, m at most 16 times `largest_sum`. Truncation moves
         each coordinate of the difference of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers
         is right to (m + 8) 2^-53 of the sum of their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and
-        an example's own gradient is taken to be the same to 1e-12 of its norm whatever else is in the batch: both count
-        for either sum.
+        an example's own gradient is the same whatever else is in the batch (`shared_step`; of clients that a simulation
+        trains together it is taken to be so to 1e-12 of its norm): both count for either sum.
         """
         if not self.largest_sum:
             return 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from discreet.privacy.clipping import clip_factors
 from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_one_hot
+from discreet.privacy.rules.terms import mass
 from discreet.simulation.batches import Batch
 from discreet.simulation.layers import Layer, Use
 
@@ -165,23 +166,21 @@ def _squared_norms(use: Use) -> Tensor:
     """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64.
 
     With one position an example they are products of norms (Goodfellow 2015), in float64 throughout: a large norm may
-    hide behind the square of a small one. Otherwise the gradients are built, and float32 squares lose norms below 1e-19
-    alone.
+    hide behind the square of a small one. Otherwise the gradients are built.
     """
     grads, inputs = use.grads, use.inputs
     if inputs.shape[2] == 1:
         added = 0 if use.bias is None else 1
-        return _norms(grads[:, :, 0], torch.float64).square() * (
-            _norms(inputs[:, :, 0], torch.float64).square() + added
-        )
+        return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + added)
     built = torch.matmul(grads.transpose(2, 3), inputs)
-    squares = _norms(_norms(built, built.dtype), torch.float64).square()
-    return squares if use.bias is None else squares + _norms(grads.sum(2), torch.float64).square()
+    squares = mass(built.flatten(0, 1), 2).double().view(built.shape[:2])
+    return squares if use.bias is None else squares + _squares(grads.sum(2))
 
 
-def _norms(values: Tensor, dtype: torch.dtype) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=dtype)
-    return norms
+def _squares(values: Tensor) -> Tensor:
+    """Squared norms over the last dimension, float64."""
+    squares: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64).square()
+    return squares
 
 
 def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:

@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
@@ -21,7 +21,7 @@ def shared_step(
     model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, clip: tuple[float, RandomSource]
 ) -> Tensor:
     """A client's part of a step, (num_params,), float64: minus the learning rate times the sum of its clipped gradients
-    over `batch_size`, a public constant. It is computed in float64 throughout, without noise.
+    over `batch_size`, a public constant. It is computed in float64 throughout, example by example, without noise.
 
     Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C / batch_size in L2,
     and what float64 rounds (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every
@@ -40,7 +40,5 @@ def shared_step(
     to_train(exact)
     inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
     with masks_from(source, exact):
-        total, _ = clipped_gradient_sum(
-            exact, inputs, targets=examples.targets, l2_norm_clip=l2_norm_clip, loss=settings.loss
-        )
+        total = sum_one_by_one(exact, inputs, targets=examples.targets, l2_norm_clip=l2_norm_clip, loss=settings.loss)
     return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)

@@ -329,7 +329,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"epochs": 1.5}, "epochs must be a whole number"),
     ({"max_physical_batch": 0}, "max_physical_batch must be"),
     ({"public_num_examples": 0}, "public_num_examples must be"),
-    ({"l2_norm_clip": math.inf}, "l2_norm_clip must be finite"),
+    ({"l2_norm_clip": math.inf}, "l2_norm_clip must be within"),
     ({"delta": 1.0}, "delta must be between 0 and 1"),
     ({"delta": 1 / 30}, "delta must be below 1 / 30"),
     ({"public_num_examples": 7}, "public_num_examples must be at least batch_size, 8"),

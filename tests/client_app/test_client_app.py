@@ -112,6 +112,24 @@ def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_lo
     assert caplog.messages == [f"refused: {reason}"]
 
 
+UNBORNE = {"task.class_weights": [1e-30] * 10, "example.l2_norm_clip": 1e-36, "training.learning_rate": 1e-30}
+
+
+@pytest.mark.parametrize("name", UNBORNE)
+def test_numbers_that_would_hide_a_gradient_from_its_norm_are_refused_and_cost_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    content = asked(run_of(*EXAMPLE))
+    request = content["request"]
+    assert isinstance(request, ConfigRecord)
+    request[name] = UNBORNE[name]  # type: ignore[assignment]
+    assert f"{name.split('.')[1]} must be" in refused(
+        send(content, node=NODE | {"ledger": str(tmp_path / "ledger.db")})
+    )
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ()
+
+
 MALFORMED = {
     "nothing": RecordDict(),
     "no parameters": RecordDict({"request": ConfigRecord({"round": 1})}),

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     MalformedMessage,
     TrainReply,
@@ -174,10 +176,10 @@ UNREADABLE = {
     "train request has version None, this client reads version 4": {"version": None},
     "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
     "task.loss must be one of": {"task.loss": "hinge"},
-    "task.class_weights must be a list of finite numbers above 0": {"task.class_weights": [1.0, -1.0]},
+    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"task.class_weights": [1.0, -1.0]},
     "round must be a whole number of at least 1": {"round": 0},
-    "clip_norm must be above 0 (got -1": {"clip_norm": -1.0},
-    "clip_norm must be above 0 (got nan": {"clip_norm": math.nan},
+    "clip_norm must be within [1e-09, 1e+09] (got -1": {"clip_norm": -1.0},
+    "clip_norm must be within [1e-09, 1e+09] (got nan": {"clip_norm": math.nan},
     "clip_norm of the train request is of the wrong type": {"clip_norm": "large"},
     "the train request has no delta": {"delta": None},
     "delta of the train request is of the wrong type": {"delta": True},
@@ -186,8 +188,8 @@ UNREADABLE = {
     "sampling.kind must be one of": {"user.sampling": "chosen"},
     "privacy.noise must be one of": {"noise": "none"},
     # No comparison with a policy's least noise is true of NaN.
-    "privacy.user.noise_multiplier must be a finite number of at least 0 (got nan": {"user.noise_multiplier": math.nan},
-    "privacy.user.max_epsilon must be a finite number above 0 (got -1": {"user.max_epsilon": -1.0},
+    "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {"user.noise_multiplier": math.nan},
+    "privacy.user.max_epsilon must be within [1e-09, 1e+09] (got -1": {"user.max_epsilon": -1.0},
     "data.path must be left out": {"data.path": "/etc"},
     "evaluation.metrics must be a list of different names of": {"evaluation.metrics": ["gossip"]},
     "work.trains of the train request is of the wrong type": {"work.trains": 1},
@@ -207,6 +209,30 @@ def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(message: 
     with pytest.raises(MalformedMessage, match=re.escape(message)) as refused:
         decode_request(record)
     assert "\n" not in str(refused.value)
+
+
+SHARES = {"delta", "user.probability", "evaluation.share", "training.momentum"}
+SIGNED = {"statistics.low", "statistics.high", "normaliser.means"}
+
+
+def numbers_of(kind: type, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Every number that travels and is not whole, and whether it travels in a list."""
+    for part, wanted in get_type_hints(kind).items():
+        kinds, name = {wanted, *get_args(wanted)}, prefix + part
+        if is_dataclass(wanted):
+            yield from numbers_of(wanted, f"{name}.")  # type: ignore[arg-type]
+        elif kinds & {float, list[float], Any}:
+            yield name, float not in kinds
+
+
+@pytest.mark.parametrize(("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings)])
+def test_a_number_that_float32_does_not_bear_is_refused_whatever_it_is(name: str, in_list: bool) -> None:
+    small = () if name in SHARES | SIGNED else (1e-40, 1e-10)
+    for value in (math.nan, 1e39, -1e39, *([] if name == "clip_norm" else [math.inf]), *small):
+        items = request_items(REQUEST) | {name: [value] if in_list else value}
+        record = RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
+        with pytest.raises(MalformedMessage, match=rf"{name.split('.')[-1]} must be"):
+            decode_request(record)
 
 
 BAD = {

@@ -54,7 +54,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "other sampling": ({"sampling": "round robin"}, "sampling must be one of poisson, fixed, everyone"),
     "noise and target": ({"target_epsilon": 8.0}, "noise_multiplier and target_epsilon are both given"),
     "neither": ({"noise_multiplier": None}, "noise_multiplier and target_epsilon are both missing"),
-    "negative noise": ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number of at least 0"),
+    "negative noise": ({"noise_multiplier": -1.0}, "noise_multiplier must be 0 or within"),
     "a word": ({"noise_multiplier": "much"}, "noise_multiplier"),
     "a large delta": ({"delta": 0.2}, r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
     "no clip": ({"clip_norm": 0.0}, r"clip_norm must be within \[1e-09, 1e\+09\]"),
@@ -65,7 +65,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "another accountant": ({"accountant": "moments"}, "accountant must be one of pld, rdp"),
     "another noise": ({"noise": "laplace"}, "noise must be one of float, grid, secure_sum"),
     "PLD of fixed cohorts": ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
-    "little noise on bits": ({"count_stddev": -1.0}, "count_stddev must be a finite number of at least 0"),
+    "little noise on bits": ({"count_stddev": -1.0}, "count_stddev must be 0 or within"),
     "nothing to go on with": ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 }
 
@@ -102,7 +102,7 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
     "BatchNorm": ({"initial_arrays": ArrayRecord({n: Array(v) for n, v in BATCH_NORM.items()})}, "to_group_norm"),
     "evaluation": ({"evaluate_config": ConfigRecord({"split": "test"})}, "evaluate_config must be left out"),
     "no rounds": ({"num_rounds": 0}, "num_rounds must be at least 1"),
-    "no time": ({"timeout": 0.0}, "timeout must be a finite number above 0"),
+    "no time": ({"timeout": 0.0}, "timeout must be within"),
 }
 
 

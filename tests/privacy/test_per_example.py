@@ -160,8 +160,9 @@ def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
         model.bias.copy_(torch.tensor([55.0, 0.0]))
     inputs, targets = torch.full((2, 1), 1e18), torch.tensor([0, 0])
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1e-7)
-    assert norms.tolist() == pytest.approx([1e18 * math.exp(-55)] * 2, rel=1e-3)
-    assert float(total.double().norm()) == pytest.approx(2e-7, rel=1e-3)
+    true = 1e18 * math.exp(-55)
+    assert all(true <= norm <= 1.3 * true for norm in norms.tolist())  # what squares may lose is added
+    assert 1.5e-7 <= float(total.double().norm()) <= 2e-7
 
 
 def test_frozen_parameters_have_no_part() -> None:

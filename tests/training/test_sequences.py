@@ -52,7 +52,7 @@ def test_clipped_sums_are_those_of_single_examples_without_their_padding(how: st
     torch.testing.assert_close(found, norms, rtol=1e-4, atol=1e-6)
     empty = (data.targets == PADDING).all(dim=1)
     assert empty.any()
-    assert not found[empty].any()
+    assert float(found[empty].max()) < 1e-18  # what squares may lose counts
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -11,8 +11,11 @@ appear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, reduce
+from operator import mul
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -31,6 +34,9 @@ _TABLE_ENTRIES = 2**22
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
 # gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
+# A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
+# can't make much of what rounding does to the smallest floats of the other factor.
+_LONGEST_FACTOR = 2.0**64
 
 
 def row_norms(values: Tensor, order: int) -> Tensor:
@@ -45,9 +51,23 @@ def row_norms(values: Tensor, order: int) -> Tensor:
     return values
 
 
-def mass(norms: Tensor, order: int) -> Tensor:
-    """What adds up over the parameters of an example: the L1 norm, or the squared L2 norm."""
-    return norms if order == 1 else norms * norms
+def mass(values: Tensor, order: int) -> Tensor:
+    """What adds up over the parameters of an example, (n, ...) -> (n,): the L1 norm, or the squared L2 norm.
+
+    At least the true one, up to rounding, at any scale: what the squares of the smallest floats may lose is added,
+    since another factor may multiply it.
+    """
+    norms = row_norms(values, order)
+    if order == 1:
+        return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf)
+    lost = _lost_squares(2 * (values.numel() // max(1, len(values))), values.dtype, values.device)
+    return torch.addcmul(lost, norms, norms)
+
+
+@lru_cache(maxsize=256)
+def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What a sum of so many squares, or products, loses at most if each of them is below the smallest normal float."""
+    return torch.tensor(count * torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 
 class Parts:
@@ -144,7 +164,7 @@ class Rows:
 
     def mass(self, order: int) -> Tensor:
         values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
-        return mass(row_norms(values, order), order)
+        return mass(values, order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
@@ -160,10 +180,10 @@ class Pair:
     grads: Tensor
 
     def mass(self, order: int) -> Tensor:
-        grads = mass(row_norms(self.grads, order), order)
+        grads = mass(self.grads, order)
         if self.weight is None:
             return grads
-        inputs = mass(row_norms(self.inputs, order), order)
+        inputs = mass(self.inputs, order)
         return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
@@ -199,7 +219,14 @@ class Outer:
             return self.built().mass(1)
         inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
-        largest = (inputs.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)).sqrt().sum(1).square()
+        # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
+        lengths = (
+            (
+                gram.diagonal(dim1=1, dim2=2) + _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN
+            ).sqrt()
+            for gram, each in ((inputs, self.inputs), (grads, self.grads))
+        )
+        largest = reduce(mul, lengths).sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
@@ -244,7 +271,7 @@ class Lookup:
         again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
         if len(again):
             rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
-        return mass(row_norms(rows.view(self.grads.shape), order), order)
+        return mass(rows.view(self.grads.shape), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         _add_rows(parts[self.slot.index], self.ids, self.grads * (factor * weights).view(-1, 1, 1))
@@ -263,8 +290,8 @@ class Bag:
         """A row's gradient is the sum of its shares, times the gradient at the sum."""
         shares = torch.zeros_like(self.shares.flatten())
         shares.index_add_(0, first_places(self.ids, self.slot.shape[0]), self.shares.flatten())
-        by_row = mass(row_norms(shares.view(self.shares.shape), order), order)
-        return by_row * mass(row_norms(self.grads, order), order)
+        by_row = mass(shares.view(self.shares.shape), order)
+        return by_row * mass(self.grads, order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads * (factor * weights).unsqueeze(1)
