@@ -114,8 +114,6 @@ def test_kill_9_of_a_federation_on_this_machine_leaves_no_process(tmp_path: Path
         wait_until(lambda: marked(mark) == [], START_SECONDS, "every process has ended")
 
 
-
-
 def test_the_model_under_load_has_a_million_parameters() -> None:
     size = sum(parameter.numel() for parameter in million((1, 8, 8), 10).parameters())
     assert 0.999e6 < size <= 1e6
