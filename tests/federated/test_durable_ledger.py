@@ -139,11 +139,11 @@ def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_a
         backup(ledger.path, tmp_path / "node" / "copy.db")
         with only_writer(tmp_path / "run"), ledger._connect() as connection:
             connection.execute("begin immediate")
-            made = [path for path in tmp_path.rglob("*") if path.name != "lock"]
+            rights = {path.name: path.stat().st_mode & 0o77 for path in tmp_path.rglob("*") if path.name != "lock"}
     finally:
         os.umask(before)
-    assert {"run", "known", "ledgers.db", "copy.db", "ledger.db-wal"} <= {path.name for path in made}
-    assert [path for path in made if path.stat().st_mode & 0o77] == []
+    assert {"run", "known", "ledgers.db", "copy.db", "ledger.db-wal"} <= rights.keys()
+    assert set(rights.values()) == {0}
 
 
 def test_a_ledger_is_made_by_one_of_several_that_try_at_once(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_csv_holds_a_row_a_run_and_what_was_tried(tmp_path: Path) -> None:
 def test_a_run_whose_name_is_a_formula_is_text_in_the_csv(tmp_path: Path) -> None:
     make_run(tmp_path / "=1+1", f"{NOISE}=1", accuracies=(-0.5,))
     assert report_command([str(tmp_path / "=1+1"), "--csv", str(tmp_path / "runs.csv")]) == 0
-    (row,) = csv.DictReader((tmp_path / "runs.csv").open())
+    (row,) = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert "'=1+1" in row.values()
     assert row["accuracy"] == "-0.5000"
 
