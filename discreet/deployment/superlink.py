@@ -123,8 +123,9 @@ def main(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (arguments.state / DATABASE).touch(mode=0o600)  # what SQLite keeps beside it is for the same users
-    (arguments.state / DATABASE).chmod(0o600)
+    (arguments.state / DATABASE).touch()
+    for path in arguments.state.glob(f"{DATABASE}*"):  # SQLite gives what it makes beside it the same rights
+        path.chmod(0o600)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
     asked = threading.Event()

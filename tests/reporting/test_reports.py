@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from discreet.cli import tune
+from discreet.cli.report import main as report_command
 from discreet.cli.report import show
 from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder
@@ -123,6 +124,14 @@ def test_the_csv_holds_a_row_a_run_and_what_was_tried(tmp_path: Path) -> None:
     assert [row["accuracy"] for row in rows] == ["0.4000", "0.5000"]
     assert rows[0]["epsilon example"] == "inf"
     assert rows[0]["noise"] == "secure"
+
+
+def test_a_run_whose_name_is_a_formula_is_text_in_the_csv(tmp_path: Path) -> None:
+    make_run(tmp_path / "=1+1", f"{NOISE}=1", accuracies=(-0.5,))
+    assert report_command([str(tmp_path / "=1+1"), "--csv", str(tmp_path / "runs.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
+    assert "'=1+1" in row.values()
+    assert row["accuracy"] == "-0.5000"
 
 
 def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> None:

@@ -52,4 +52,4 @@ def reason(dates: list[str]) -> str:
 def say_why() -> None:
     """Makes the SuperNode that this process becomes do so."""
     if applies("refused_nodes", *REPLACED, expected=EXPECTED):
-        NodeAuthHttpInterceptor.intercept = intercept  # type: ignore[method-assign]
+        NodeAuthHttpInterceptor.intercept = intercept  # type: ignore[method-assign, assignment]
