@@ -28,7 +28,7 @@ def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
         # What the file is called stays here: a reason goes to the server.
         logger.error("%s", error)
         return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
-    except Exception as error:  # noqa: BLE001
-        # Whatever an app or a model raises: its words may hold a value of the client's data, and Flower would send them.
+    except Exception as error:
+        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower would send them.
         logger.error("failed: %s", error, exc_info=True)
         return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)
