@@ -19,7 +19,7 @@ from discreet.config import ConfigError, RunConfig
 from discreet.federated.messages import TrainRequest
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import checked, sizes_of
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.tasks.examples import Examples
@@ -96,10 +96,10 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loose(model: nn.Module, inputs: Tensor, *, l2_norm_clip: float, **how: Any) -> tuple[Tensor, Tensor]:
-        return clipped_gradient_sum(model, inputs, l2_norm_clip=2 * l2_norm_clip, **how)
+    def loose(model: nn.Module, inputs: Tensor, *, l2_norm_clip: float, **how: Any) -> Tensor:
+        return sum_one_by_one(model, inputs, l2_norm_clip=2 * l2_norm_clip, **how)
 
-    monkeypatch.setattr("discreet.training.shared_step.clipped_gradient_sum", loose)
+    monkeypatch.setattr("discreet.training.shared_step.sum_one_by_one", loose)
 
 
 @pytest.mark.parametrize("fault", [counted_twice, clipped_for_twice_the_norm])
