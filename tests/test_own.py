@@ -1,4 +1,4 @@
-"""One's own model and data: the example of the README, run; and what is refused, in one line."""
+"""One's own model and data: the example of the guide, run; and what is refused, in one line."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "examples" / "own"
-README = (ROOT / "README.md").read_text()
+GUIDE = ROOT / "docs" / "guide" / "models.md"
 MODEL = "examples.own.model:build"
 QUICK = ("rounds=2", "training.epochs=1", "seed=31013")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+def test_the_guide_shows_the_example_as_it_is() -> None:
     shown, there = tomllib.loads(blocks("toml")[0]), tomllib.loads((OWN / "data.toml").read_text())
     assert there == shown | {"model": MODEL}
     (build,) = (block for block in blocks("python") if block.startswith("def build"))
     assert build in (OWN / "model.py").read_text()
 
 
-def test_the_commands_of_the_readme_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = [
         [word.replace("outputs/", f"{tmp_path}/") for word in words]
-        for words in commands(ROOT / "README.md")
+        for words in commands(GUIDE)
         if "examples/own" in " ".join(words)
     ]
     assert [words[1] for words in lines] == ["simulate", "predict"]

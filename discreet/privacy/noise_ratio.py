@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-# Measured on the default experiment and variations of it: docs/noise.md.
+# Measured on the default experiment and variations of it: docs/pitfalls.md.
 LARGEST_DRIVE, LARGEST_DRIVE_SHRINKING = 6.5, 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion

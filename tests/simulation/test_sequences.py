@@ -90,7 +90,7 @@ def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys:
 
 
 def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
-    page, tags = (ROOT / "docs" / "guide" / "tasks.md").read_text(), ROOT / "examples" / "tags"
+    page, tags = (ROOT / "docs" / "guide" / "models.md").read_text(), ROOT / "examples" / "tags"
     (shown,) = (block for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "padding" in block)
     assert tomllib.loads(shown) == tomllib.loads((tags / "data.toml").read_text())
     (line,) = re.findall(
