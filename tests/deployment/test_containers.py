@@ -301,7 +301,7 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
 
         other = deployment.folder / "client_app" / "other.py"
         other.write_text('"""Code that is installed nowhere."""\n')
-        assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 0
+        assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 1
         assert deployment.rows("/runs/other") == []  # the server refuses to start it
         other.unlink()
         for app in (apart.folder / "approved" / "apps").iterdir():
