@@ -36,8 +36,7 @@ from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import flatten_parameters, load_parameters, model_for
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
 from discreet.tasks.targets import CLASSES, Target
-from discreet.training.fitting_loss import resolved_task
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
 

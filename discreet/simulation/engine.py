@@ -30,7 +30,7 @@ from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for
 from discreet.training.local_training import settings_without_noise
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 

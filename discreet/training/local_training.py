@@ -26,7 +26,7 @@ from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
 from discreet.training.local_optimizer import LocalOptimizer, apply, init
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
