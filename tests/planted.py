@@ -817,14 +817,14 @@ MUTANTS = (
     ),
     Mutant(
         "AdamW adds weight decay to the gradient as Adam does",
-        "discreet/training/local_optimizer.py",
-        'if optimizer.weight_decay and optimizer.name != "adamw":',
-        "if optimizer.weight_decay:",
+        "discreet/training/local_training.py",
+        'if settings.weight_decay and settings.optimizer != "adamw":',
+        "if settings.weight_decay:",
         ("tests/training/test_local_optimizer.py::test_steps_are_those_of_torch_optim",),
     ),
     Mutant(
         "a client that pauses is corrected for steps that it did not take",
-        "discreet/training/local_optimizer.py",
+        "discreet/training/local_training.py",
         "    taken.add_(1)\n",
         "    state.taken.add_(1)\n",
         ("tests/training/test_local_optimizer.py::test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone",),
