@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from discreet.setting_checks import check, setting
 from discreet.value_rules import OPEN_SHARE, POSITIVE, Rule, at_least, one_of
 
-# What clients can be asked of a model: `discreet.tasks.metric_answers` says of which kind of target.
+# What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
 # Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")

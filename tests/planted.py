@@ -901,7 +901,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client's rating of sequences divides by the positions of all its examples",
-        "discreet/tasks/metric_answers.py",
+        "discreet/tasks/answers.py",
         "right.sum(dim=1) / (targets != PADDING).sum(dim=1).clamp(min=1)",
         "right.sum(dim=1) * len(targets) / (targets != PADDING).sum().clamp(min=1)",
         ("tests/tasks/test_metric_answers.py::test_a_sequence_adds_its_own_share_and_moves_no_others",),

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.answers import LARGEST_LOGIT, SCORE_BINS, joined_answer, metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
-from discreet.tasks.noised_means import Noise, read_metrics
-from discreet.tasks.roc import RocPoint, roc_points
+from discreet.tasks.noised_answers import Noise, RocPoint, read_metrics, roc_points
 from discreet.tasks.targets import LABELS, Target
 
 SHAPES = {
