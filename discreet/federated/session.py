@@ -81,7 +81,7 @@ class Session:
             return partial(_unrated, Unrated(names_of(self.query) if self.query else ()))
         fixed, learned = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
-        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.target)
+        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.shape.target)
 
 
 def evaluation_query(config: RunConfig, task: Task) -> Query | None:
@@ -133,7 +133,9 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         check_fits(config.model.name, task)
         PopulationAccount.of(config)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
-        if config.data.partition in COUNTED or (task.target.kind != CLASSES and config.data.partition in BY_CLASS):
+        if config.data.partition in COUNTED or (
+            task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS
+        ):
             task_partition(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -181,10 +183,10 @@ def finish(session: Session, outcome: Outcome) -> None:
         "discreet": discreet.__version__,
         "model": config.model.name,
         "data": config.data.name,
-        "input_shape": json.dumps(session.task.input_shape),
-        "num_classes": str(session.task.num_classes),
-        "num_tokens": str(session.task.num_tokens),
-        "target": json.dumps(asdict(session.task.target)),
+        "input_shape": json.dumps(session.task.shape.input_shape),
+        "num_classes": str(session.task.shape.num_classes),
+        "num_tokens": str(session.task.shape.num_tokens),
+        "target": json.dumps(asdict(session.task.shape.target)),
         "normaliser": json.dumps(asdict(normaliser_in(config))),
     }
     close_run(session.opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)

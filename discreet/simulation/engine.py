@@ -98,7 +98,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         settings = client_settings(run)
         query = query_of(EVALUATION, settings, task.shape)
         rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
-    layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
+    layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training

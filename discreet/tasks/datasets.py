@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.tasks.examples import SHAPES, Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task
 from discreet.tasks.folder import FOLDER, load_folder
 from discreet.tasks.heart import load_heart
 from discreet.tasks.images import load_cifar10, load_femnist, load_mnist
@@ -123,7 +123,9 @@ def _split(name: str, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any
     parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes)
     train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     kind = torch.float32 if classes is None else torch.int64
-    return task_of(name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)))
+    return Task(
+        name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)), SHAPES[name]
+    )
 
 
 DATASETS: dict[str, Callable[[str | None], Task]] = {

@@ -92,11 +92,8 @@ def load_folder(path: str | None) -> Task:
         name=FOLDER,
         train=train,
         test=_test_set(folder, description, shape) or train.subset(torch.zeros(0, dtype=torch.int64)),
-        num_classes=shape.num_classes,
-        input_shape=shape.input_shape,
+        shape=shape,
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
-        target=shape.target,
-        num_tokens=shape.num_tokens,
     )
 
 

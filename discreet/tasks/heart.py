@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task
 
 Array = np.ndarray[Any, Any]
 
@@ -116,7 +116,7 @@ def load_heart(path: str | None) -> Task:
         for part in (0, 1)
     )
     owners = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(rows) for rows, _ in parts]))
-    return task_of("heart", train, test, owners)
+    return Task("heart", train, test, SHAPES["heart"], owners)
 
 
 def _joined(tables: list[Examples]) -> Examples:

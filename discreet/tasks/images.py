@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from discreet.extras import require
-from discreet.tasks.examples import Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +53,7 @@ def load_mnist(path: str | None, *, name: str = "mnist") -> Task:
     folder = Path(path).expanduser()
     files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     images, labels, test_images, test_labels = (read_idx(find_idx(folder, file)) for file in files)
-    return task_of(name, _examples(images, labels), _examples(test_images, test_labels))
+    return Task(name, _examples(images, labels), _examples(test_images, test_labels), SHAPES[name])
 
 
 def load_cifar10(path: str | None) -> Task:
@@ -67,7 +67,7 @@ def load_cifar10(path: str | None) -> Task:
     folder = Path(path).expanduser()
     train = [_read_cifar(folder / f"data_batch_{number}") for number in range(1, 6)]
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    return task_of("cifar10", _examples(images, labels), _examples(*_read_cifar(folder / "test_batch")))
+    return Task("cifar10", _examples(images, labels), _examples(*_read_cifar(folder / "test_batch")), SHAPES["cifar10"])
 
 
 def load_femnist(path: str | None) -> Task:
@@ -100,7 +100,7 @@ def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     public = np.isin(numbers, order[: max(1, int(_TEST_WRITERS * len(names)))])
     owners = torch.from_numpy(np.unique(numbers[~public], return_inverse=True)[1])
     train, test = _examples(images[~public], labels[~public]), _examples(images[public], labels[public])
-    return task_of("femnist", train, test, owners)
+    return Task("femnist", train, test, SHAPES["femnist"], owners)
 
 
 def _examples(images: Array, labels: Array) -> Examples:
@@ -116,7 +116,7 @@ def _examples(images: Array, labels: Array) -> Examples:
 
 def _from_hub(name: str) -> Task:
     train, test = (_examples(*_columns(name, _load_split(name, split))) for split in ("train", "test"))
-    return task_of(name, train, test)
+    return Task(name, train, test, SHAPES[name])
 
 
 def _load_split(name: str, split: str) -> Any:

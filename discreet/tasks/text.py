@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from discreet.tasks.examples import SHAPES, Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task
 
 (WINDOW,) = SHAPES["shakespeare"].input_shape
 # Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all of them
@@ -46,7 +46,7 @@ def load_shakespeare(path: str | None) -> Task:
     if not test:
         raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
     owners = torch.repeat_interleave(torch.arange(len(train)), torch.tensor([len(table) for table in train]))
-    return task_of("shakespeare", _concatenate(train), _concatenate(test), owners)
+    return Task("shakespeare", _concatenate(train), _concatenate(test), SHAPES["shakespeare"], owners)
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ def run(folder: Path, *words: str) -> tuple[dict[str, float | None], HeldOut]:
     simulate(config)
     task, checkpoint = load_task(config.data.name), RunFolder(folder).load_checkpoint()
     assert checkpoint is not None
-    model = build_model("linear", task.input_shape, task.num_outputs, seed=0)
+    model = build_model("linear", task.shape.input_shape, task.shape.num_outputs, seed=0)
     load_parameters(model, checkpoint.params)
     clients, rows, owners = client_examples_of(task, config.data), list[int](), list[int]()
     for client in range(CLIENTS):

@@ -33,7 +33,7 @@ def test_the_module_loads_no_data_library() -> None:
 def test_digits_are_images_in_the_unit_range() -> None:
     task = load_task("digits")
     assert (len(task.train), len(task.test)) == (1437, 360)
-    assert task.input_shape == (1, 8, 8)
+    assert task.shape.input_shape == (1, 8, 8)
     assert (float(task.train.inputs.min()), float(task.train.inputs.max())) == (0.0, 1.0)
 
 
@@ -52,7 +52,7 @@ def test_no_training_example_is_in_the_test_set() -> None:
 
 def test_breast_cancer_lies_in_the_unit_box() -> None:
     task = load_task("breast_cancer")
-    assert task.input_shape == (30,)
+    assert task.shape.input_shape == (30,)
     assert float(task.train.inputs.abs().max()) <= 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import Examples, Task, TaskShape
 
 
 def table(n: int, num_classes: int = 2) -> Examples:
@@ -42,20 +42,15 @@ def test_examples_that_do_not_fit_are_refused(inputs: torch.Tensor, targets: tor
 
 def test_a_task_refuses_targets_outside_its_classes() -> None:
     with pytest.raises(ValueError, match=r"named: test targets lie in \[0, 2\]"):
-        Task("named", table(4), table(3, num_classes=3), num_classes=2, input_shape=(3,))
+        Task("named", table(4), table(3, num_classes=3), shape=TaskShape((3,), 2))
 
 
 def test_a_task_refuses_an_input_shape_that_is_not_the_datas() -> None:
     with pytest.raises(ValueError, match=r"named: train inputs have shape \(3,\), not \(4,\)"):
-        Task("named", table(4), table(4), num_classes=2, input_shape=(4,))
+        Task("named", table(4), table(4), shape=TaskShape((4,), 2))
 
 
 def test_a_task_may_have_no_test_set_and_refuses_an_empty_training_set() -> None:
-    assert len(Task("named", table(4), table(0), num_classes=2, input_shape=(3,)).test) == 0
+    assert len(Task("named", table(4), table(0), shape=TaskShape((3,), 2)).test) == 0
     with pytest.raises(ValueError, match="named: the train set is empty"):
-        Task("named", table(0), table(4), num_classes=2, input_shape=(3,))
-
-
-def test_a_task_refuses_owners_of_another_length() -> None:
-    with pytest.raises(ValueError, match="one per training example"):
-        Task("named", table(4), table(4), num_classes=2, input_shape=(3,), owners=torch.zeros(3))
+        Task("named", table(0), table(4), shape=TaskShape((3,), 2))

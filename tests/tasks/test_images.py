@@ -75,7 +75,7 @@ def test_mnist_is_the_published_one(shared_data: Path) -> None:
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert task.train.targets.bincount().tolist() == counts
     assert task.train.targets[:5].tolist() == [5, 0, 4, 1, 9]
-    assert (len(task.test), task.input_shape) == (10000, (1, 28, 28))
+    assert (len(task.test), task.shape.input_shape) == (10000, (1, 28, 28))
     # The mean and deviation that every MNIST recipe quotes.
     assert float(task.train.inputs.mean()) == pytest.approx(0.1307, abs=1e-4)
     assert float(task.train.inputs.std()) == pytest.approx(0.3081, abs=1e-4)
@@ -189,7 +189,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 )
 def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
     task = load_task(name)
-    assert task.input_shape == shape
+    assert task.shape.input_shape == shape
     assert task.train.targets.tolist() == [0, 1, 2, 3]
     assert task.test.inputs[:, 0, 5, 7].tolist() == pytest.approx([0.0, 0.2, 0.4, 0.6])
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from discreet.federated.predictions import named_parameters_of
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.model_check import check_fits, check_model
 from discreet.tasks.models import (
     MODELS,
@@ -133,7 +133,7 @@ def test_a_model_that_does_not_fit_the_data_is_refused_naming_both(model: str, d
 
 def test_a_model_of_numbers_does_not_read_text() -> None:
     table = Examples(torch.zeros(4, 80, dtype=torch.int64), torch.arange(4))
-    task = Task("plays", table, table, num_classes=98, input_shape=(80,))
+    task = Task("plays", table, table, TaskShape((80,), 98))
     with pytest.raises(ValueError, match="mlp reads numbers, but plays is text"):
         check_fits("mlp", task)
     check_fits("lstm", task)
@@ -149,7 +149,7 @@ def test_a_model_learns_digits_without_privacy(name: str) -> None:
     # Trained on a third in a few steps; the bar is far above the 10 % of guessing, far below what is reached.
     task = load_task("digits")
     part = dataclasses.replace(task, train=task.train.subset(torch.arange(480))).train
-    model = build_model(name, task.input_shape, task.num_classes, seed=7)
+    model = build_model(name, task.shape.input_shape, task.shape.num_classes, seed=7)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):
         optimiser.zero_grad()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from discreet.client_settings import DataConfig
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.partition import client_examples, partition_indices
 
 TARGETS = torch.arange(1437) % 10
@@ -138,7 +138,7 @@ def test_clients_together_hold_the_training_set() -> None:
 def test_inputs_and_targets_stay_together() -> None:
     numbers = torch.arange(60)
     table = Examples(numbers[:, None].float(), numbers)
-    task = Task("numbers", table, table, num_classes=60, input_shape=(1,))
+    task = Task("numbers", table, table, TaskShape((1,), 60))
     part = client_examples(task, DataConfig(num_clients=7), 3)
     assert part.inputs[:, 0].tolist() == part.targets.tolist()
 

@@ -71,13 +71,13 @@ def test_only_the_linear_part_is_trained_and_saved() -> None:
 
 def test_features_computed_once_are_those_of_the_whole_model() -> None:
     task = load_task("digits")
-    model = build_model("scattering", task.input_shape, 10, seed=1)
+    model = build_model("scattering", task.shape.input_shape, 10, seed=1)
     fixed, learned = split_fixed(model)
     assert fixed is not None
     features = features_of(fixed, task.test, batch_size=7)
     assert torch.equal(features.targets, task.test.targets)
     torch.testing.assert_close(learned(features.inputs), model(task.test.inputs), rtol=0, atol=1e-5)
-    assert features_of(Scattering(task.input_shape), task.test) is features
+    assert features_of(Scattering(task.shape.input_shape), task.test) is features
 
 
 @pytest.mark.parametrize("privacy", ["user", "example"])
