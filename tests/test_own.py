@@ -24,8 +24,8 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model
+from discreet.tasks.targets import FolderError
 from tests.client.clients import request
 from tests.test_readme import commands
 

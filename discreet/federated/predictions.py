@@ -20,20 +20,19 @@ from discreet.config import ConfigError
 from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.tasks.datasets import load_task, scale_breast_cancer
+from discreet.tasks.description import read_description
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.folder import (
     FOLDER,
     SCALE,
-    FolderError,
     lines_of,
     open_table,
-    read_description,
     read_more,
     stack_columns,
 )
 from discreet.tasks.models import model_for, parts_of
 from discreet.tasks.normalising import Normaliser
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, RowError, Target, targets_of
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, FolderError, RowError, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024

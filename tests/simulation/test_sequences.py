@@ -23,9 +23,8 @@ from discreet.privacy.rules.objective import PADDING
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task, TaskShape
-from discreet.tasks.folder import FolderError
 from discreet.tasks.model_check import check_fits
-from discreet.tasks.targets import SEQUENCES, Target
+from discreet.tasks.targets import SEQUENCES, FolderError, Target
 from tests.client.clients import request
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
 from tests.simulation.crash import crash

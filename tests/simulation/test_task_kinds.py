@@ -14,7 +14,7 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
+from discreet.tasks.targets import FolderError
 
 SMALL = (
     "rounds=2",
