@@ -30,7 +30,7 @@ class EvaluationConfig:
         train on; what they answer is noised, and paid for. none: not at all.
       every: private: the model is rated after so many rounds, again and again, and after the last one.
       cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
-      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.holdout`).
+      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.partition`).
       metrics: what clients are asked.
       noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
         each client's noise on its own answer, over what one of its examples can add to it; with local privacy of that

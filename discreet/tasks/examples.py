@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from discreet.privacy.rules.objective import PADDING
 from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Target
 
+Array = np.ndarray[Any, Any]
 _TARGETS = ((torch.int64, 1), (torch.int64, 2), (torch.float32, 2))  # types of targets and how many dimensions
 
 
@@ -43,6 +47,18 @@ class Examples:
     def subset(self, indices: torch.Tensor) -> Examples:
         """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty table."""
         return Examples(self.inputs[indices], self.targets[indices])
+
+
+def joined(tables: Sequence[Examples]) -> Examples:
+    """One table after the other."""
+    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))
+
+
+def to_unit_box(features: Array, ranges: Sequence[tuple[float, float]]) -> Array:
+    """Features (n, k) to [-1, 1] by a public range (low, high) of each; what lies outside is set to the nearer end, and
+    NaN stays NaN. A range that is computed from the data would be a release without an account."""
+    low, high = np.asarray(ranges).T
+    return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

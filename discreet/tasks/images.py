@@ -22,7 +22,7 @@ from discreet.tasks.examples import SHAPES, Examples, Task
 
 Array = np.ndarray[Any, Any]
 
-# Where the hub keeps a data set, and the names of its columns of images and labels.
+# The place of a data set on the hub, and the names of its columns of images and labels.
 _HUB = {
     "mnist": ("ylecun/mnist", "image", "label"),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
@@ -164,8 +164,6 @@ def _read_cifar(file: Path) -> tuple[Array, Array]:
 
 def find_idx(folder: Path, name: str) -> Path:
     """The file `name` or `name`.gz in `folder`; FileNotFoundError says what was expected and where."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data.path: {folder} is not a folder; expected {name} or {name}.gz in it")
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate

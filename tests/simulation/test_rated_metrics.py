@@ -16,8 +16,8 @@ from discreet.federated.run_folder import RunFolder
 from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.holdout import held_out_rows
 from discreet.tasks.models import build_model, load_parameters
+from discreet.tasks.partition import held_out_rows
 
 CLIENTS = 30
 WORDS = (

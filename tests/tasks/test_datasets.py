@@ -5,11 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.datasets import BREAST_CANCER_RANGES, DATASETS, load_task, scale_breast_cancer
+from discreet.tasks.datasets import DATASETS, load_task
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -54,24 +53,6 @@ def test_breast_cancer_lies_in_the_unit_box() -> None:
     task = load_task("breast_cancer")
     assert task.shape.input_shape == (30,)
     assert float(task.train.inputs.abs().max()) <= 1
-
-
-def test_scaling_depends_on_no_other_row() -> None:
-    rows = np.random.default_rng(40127).uniform(0, 1, (5, 30)) * [high for _, high in BREAST_CANCER_RANGES]
-    together = scale_breast_cancer(rows)
-    alone = np.concatenate([scale_breast_cancer(rows[i : i + 1]) for i in range(5)])
-    assert np.array_equal(together, alone)
-
-
-def test_scaling_maps_each_range_to_the_ends_and_clamps_outside() -> None:
-    low, high = np.array(BREAST_CANCER_RANGES).T
-    scaled = scale_breast_cancer(np.stack([low, (low + high) / 2, high, high * 3]))
-    assert np.allclose(scaled, np.array([-1, 0, 1, 1])[:, None])
-
-
-def test_scaling_refuses_another_number_of_features() -> None:
-    with pytest.raises(ValueError, match="30 features"):
-        scale_breast_cancer(np.zeros((2, 29)))
 
 
 def test_a_path_is_refused_where_none_is_read() -> None:

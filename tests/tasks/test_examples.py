@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.examples import Examples, Task, TaskShape
+from discreet.tasks.examples import Examples, Task, TaskShape, to_unit_box
 
 
 def table(n: int, num_classes: int = 2) -> Examples:
@@ -54,3 +55,12 @@ def test_a_task_may_have_no_test_set_and_refuses_an_empty_training_set() -> None
     assert len(Task("named", table(4), table(0), shape=TaskShape((3,), 2)).test) == 0
     with pytest.raises(ValueError, match="named: the train set is empty"):
         Task("named", table(0), table(4), shape=TaskShape((3,), 2))
+
+
+def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:
+    ranges = ((20.0, 90.0), (-1.0, 1.0))
+    low, high = np.array(ranges).T
+    rows = np.stack([low - 1, low, (low + high) / 2, high, high * 3])
+    scaled = to_unit_box(rows, ranges)
+    assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
+    assert np.array_equal(scaled, np.concatenate([to_unit_box(row[None], ranges) for row in rows]))

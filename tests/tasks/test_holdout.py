@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discreet.tasks.holdout import held_out_rows, split_rows
+from discreet.tasks.partition import held_out_rows, split_rows
 
 SHARES = pytest.mark.parametrize("share", [0.05, 0.2, 1 / 3, 0.5, 0.9])
 

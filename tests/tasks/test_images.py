@@ -260,8 +260,3 @@ def test_the_plain_file_goes_before_the_compressed_one(tmp_path: Path) -> None:
 def test_a_missing_file_is_named_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"data\.path: neither array nor array\.gz is in .*" + tmp_path.name):
         find_idx(tmp_path, "array")
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder; expected array"):
-        find_idx(tmp_path / "nowhere", "array")
