@@ -30,11 +30,11 @@ from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import flatten_parameters, load_parameters, model_for
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.tasks.targets import CLASSES, Target
 from discreet.training.losses import loss_of, resolved_task
 

@@ -27,8 +27,8 @@ from discreet.simulation.dual_form import dual_is_cheaper
 from discreet.simulation.layer_sequence import LayerSequence
 from discreet.simulation.sequence_builder import sequence_of
 from discreet.tasks.examples import Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import settings_without_noise
 from discreet.training.losses import loss_of
 

@@ -11,10 +11,9 @@ from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.model_check import check_model
 from discreet.tasks.models import build_model
-from discreet.tasks.scattering import Scattering
+from discreet.tasks.scattering import Scattering, features_of, split_fixed
 
 IMAGES = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(30977))
 
