@@ -11,10 +11,11 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from discreet.tasks.examples import SHAPES, Array, Examples, Task, to_unit_box
+from discreet.tasks.examples import SHAPES, Examples, Task, to_unit_box
 from discreet.tasks.folder import FOLDER, load_folder
 from discreet.tasks.heart import load_heart
 from discreet.tasks.images import load_cifar10, load_femnist, load_mnist
+from discreet.tasks.targets import Array
 from discreet.tasks.text import load_shakespeare
 
 # The split is part of the data set: fixed, public and stratified by class if there are classes, the same in every run.

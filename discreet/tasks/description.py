@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, FolderError, Target
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 
 DESCRIPTION = "data.toml"
 FORMATS = ("csv", "parquet", "npz", "idx")
 _REQUIRED = ("format", "file")
 _TEXTS = (*_REQUIRED, "target", "test", "test_target", "owner", "model")
 Bound = float | tuple[float, ...]
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

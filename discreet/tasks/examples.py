@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Target
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 
-Array = np.ndarray[Any, Any]
 _TARGETS = ((torch.int64, 1), (torch.int64, 2), (torch.float32, 2))  # types of targets and how many dimensions
 
 

@@ -54,11 +54,9 @@ from discreet.privacy.rules.objective import PADDING
 from discreet.tasks.description import DESCRIPTION, DataDescription, read_description
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
-from discreet.tasks.targets import CLASSES, SEQUENCES, FolderError, RowError, targets_of
+from discreet.tasks.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
 
 logger = logging.getLogger("discreet")
-
-Array = np.ndarray[Any, Any]
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
 SCALE = (-1.0, 1.0)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from discreet.tasks.examples import SHAPES, Examples, Task, joined, to_unit_box
-
-Array = np.ndarray[Any, Any]
+from discreet.tasks.targets import Array
 
 # In the order of the clients. The names are those of the files: processed.cleveland.data.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

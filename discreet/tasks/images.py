@@ -19,8 +19,7 @@ import torch
 
 from discreet.extras import require
 from discreet.tasks.examples import SHAPES, Examples, Task
-
-Array = np.ndarray[Any, Any]
+from discreet.tasks.targets import Array
 
 # The place of a data set on the hub, and the names of its columns of images and labels.
 _HUB = {
@@ -175,12 +174,10 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
     Raises ValueError naming the file if it is not IDX, holds another type, is cut short or too long.
     """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
     if len(content) < 4 or content[:2] != b"\0\0":
         raise ValueError(f"{path} is not an IDX file: it does not start with two zero bytes")
     if content[2] != _UNSIGNED_BYTE:

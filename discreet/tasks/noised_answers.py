@@ -1,4 +1,4 @@
-"""How a server reads the noised mean of clients' answers: named estimates, each with its standard error.
+"""The noised mean of clients' answers as a server reads it: named estimates, each with its standard error.
 
 What is read is post-processing of what was released, and costs nothing: values are cut to what is possible, and a
 cumulative histogram is made monotone. A standard error is that of the noise and of the cohort's sampling together, by

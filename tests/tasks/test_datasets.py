@@ -17,10 +17,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     assert all(name in str(error.value) for name in DATASETS)
 
 
-def test_a_data_set_is_loaded_once_per_process() -> None:
-    assert load_task("digits") is load_task("digits")
-
-
 def test_the_module_loads_no_data_library() -> None:
     ours = "discreet.tasks.datasets, discreet.tasks.partition, discreet.tasks.metrics"
     heavy = {"sklearn", "datasets", "flwr_datasets", "PIL", "pandas", "flwr"}
@@ -41,18 +37,6 @@ def test_the_test_set_has_every_class_in_the_share_of_the_whole(name: str) -> No
     task = load_task(name)
     train, test = task.train.targets.bincount(), task.test.targets.bincount()
     assert torch.allclose(test / (train + test), torch.tensor(0.2), atol=0.02)
-
-
-def test_no_training_example_is_in_the_test_set() -> None:
-    task = load_task("breast_cancer")
-    train = {tuple(row) for row in task.train.inputs.tolist()}
-    assert not train & {tuple(row) for row in task.test.inputs.tolist()}
-
-
-def test_breast_cancer_lies_in_the_unit_box() -> None:
-    task = load_task("breast_cancer")
-    assert task.shape.input_shape == (30,)
-    assert float(task.train.inputs.abs().max()) <= 1
 
 
 def test_a_path_is_refused_where_none_is_read() -> None:

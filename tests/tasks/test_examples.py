@@ -21,12 +21,6 @@ def test_a_subset_keeps_the_asked_order_and_is_a_copy() -> None:
     assert whole.inputs.flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_subset_may_be_empty() -> None:
-    part = table(4).subset(torch.empty(0, dtype=torch.int64))
-    assert len(part) == 0
-    assert part.inputs.shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [

@@ -75,18 +75,6 @@ def test_the_test_set_is_the_hospitals_test_parts_one_after_the_other(folder: Pa
     assert torch.equal(pooled.targets, torch.cat([part.targets for part in parts]))
 
 
-def test_no_line_of_a_file_is_in_both_parts_and_each_is_in_one(folder: Path) -> None:
-    for hospital in load_hospitals(str(folder)):
-        train, test = hospital.split()
-        assert sorted([*train, *test]) == list(range(len(hospital.labels)))
-
-
-def test_labels_are_in_equal_shares_in_both_parts_if_each_has_three_patients(folder: Path) -> None:
-    for hospital in load_hospitals(str(folder)):
-        shares = [hospital.labels[rows].mean() for rows in hospital.split()]
-        assert hospital.name == "switzerland" or abs(shares[0] - shares[1]) < 0.02
-
-
 def test_a_change_of_one_patient_changes_nothing_of_another(folder: Path, tmp_path: Path) -> None:
     def cleveland(lines: list[str]) -> Examples:
         (tmp_path / "processed.cleveland.data").write_text("\n".join(lines) + "\n")

@@ -143,8 +143,3 @@ def test_rates_never_fall_with_the_threshold_however_much_noise_there_is() -> No
 
 def test_of_what_noise_leaves_nothing_there_is_no_curve() -> None:
     assert points("four classes", answers_of("four classes").mean(dim=0), Noise(1.0)) == {}
-
-
-def test_metrics_without_auc_have_no_curve() -> None:
-    blocks = metric_blocks(["accuracy"], SHAPES["two classes"])
-    assert roc_points(blocks, torch.zeros(1), Noise(0.1), shape=SHAPES["two classes"]) == []
