@@ -24,8 +24,8 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model
+from discreet.tasks.targets import FolderError
 from tests.client.clients import request
 from tests.test_readme import commands
 
@@ -65,7 +65,7 @@ def test_the_clients_are_the_people_of_the_table() -> None:
     task = load_task("folder", path=str(OWN))
     assert task.owners is not None
     assert len(task.owners.unique()) == 300
-    assert (task.input_shape, task.num_classes) == ((4,), 3)
+    assert (task.shape.input_shape, task.shape.num_classes) == ((4,), 3)
     assert float(task.train.inputs.abs().max()) <= 1
 
 
@@ -108,7 +108,7 @@ WRONG = {
 
 def test_without_inputs_the_owner_is_no_input(tmp_path: Path) -> None:
     task = load_task("folder", path=str(owns(tmp_path, without("inputs"))))
-    assert (task.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
+    assert (task.shape.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
 
 
 @pytest.mark.parametrize(("cell", "said"), [("fast", "is no finite number"), ("", "is missing"), ("nan", "is ")])

@@ -31,9 +31,9 @@ from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings import client_settings
+from discreet.tasks.answers import statistic_blocks
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import num_params_of
-from discreet.tasks.statistic_answers import statistic_blocks
 
 LONG = 1e4  # far beyond what an answer is clipped to
 FIRST = 0  # the canary's number among the population's

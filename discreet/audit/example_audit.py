@@ -28,8 +28,8 @@ from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for, to_train, trainable
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import (
     LocalSettings,
     OneClient,

@@ -32,9 +32,9 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import flatten_parameters, model_for
-from discreet.training.task_loss import loss_of
+from discreet.tasks.scattering import features_of, split_fixed
+from discreet.training.losses import loss_of
 
 LONG = 1e4  # times the inputs of the canary
 LOOKED_AT = 256  # examples, of which the canary is one

@@ -48,7 +48,7 @@ def inputs_of(arguments: argparse.Namespace, saved: SavedModel) -> Inputs:
         return Inputs(table.inputs, table.targets)
     if data in DATASETS:
         task = load_task(data, path=arguments.data_path)
-        same = (task.num_classes, task.target) == (saved.num_classes, saved.target)
+        same = (task.shape.num_classes, task.shape.target) == (saved.num_classes, saved.target)
         return Inputs(task.test.inputs, task.test.targets if same else None)
     return read_inputs(Path(data), saved, id_column=arguments.id)
 

@@ -39,8 +39,8 @@ from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
+from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from discreet.client_settings import DataConfig
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.holdout import held_out_rows, split_rows
-from discreet.tasks.partition import sampled_indices, task_partition
+from discreet.tasks.partition import held_out_rows, sampled_indices, split_rows, task_partition
 
 Numbers = NDArray[np.int64]
 
@@ -170,7 +169,7 @@ class SampledExamples:
 
 @dataclass(frozen=True)
 class TrainedExamples:
-    """What clients train on if they hold a share of their examples out, by `discreet.tasks.holdout`."""
+    """What clients train on if they hold a share of their examples out, by `discreet.tasks.partition`."""
 
     every: ClientExamples
     share: float

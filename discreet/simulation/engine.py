@@ -27,10 +27,10 @@ from discreet.simulation.dual_form import dual_is_cheaper
 from discreet.simulation.layer_sequence import LayerSequence
 from discreet.simulation.sequence_builder import sequence_of
 from discreet.tasks.examples import Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import settings_without_noise
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 
@@ -98,7 +98,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         settings = client_settings(run)
         query = query_of(EVALUATION, settings, task.shape)
         rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
-    layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
+    layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
     training = run.training

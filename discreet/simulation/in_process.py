@@ -154,7 +154,7 @@ def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
 
 
 def _unknown_layers(session: Session) -> str | None:
-    covered = learned_layers(session.model, session.task.input_shape) is not None
+    covered = learned_layers(session.model, session.task.shape.input_shape) is not None
     return None if covered else f"model.name={session.config.model.name}"
 
 

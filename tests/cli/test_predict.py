@@ -25,7 +25,7 @@ from discreet.federated.predictions import (
 )
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
+from discreet.tasks.targets import FolderError
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)
 NAMES = [str(name) for name in load_breast_cancer().feature_names]

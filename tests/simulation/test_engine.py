@@ -68,7 +68,7 @@ def test_a_gpu_gives_the_same_updates() -> None:
     for device in ("cpu", "cuda"):
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
         run = load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words])
-        start = flatten_parameters(build_model("cnn", task.input_shape, task.num_classes, seed=5))
+        start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
         found.append(sum(part.part.values for part in replies if isinstance(part, Replies)))
