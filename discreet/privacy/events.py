@@ -1,8 +1,7 @@
-"""The events that Discreet spends privacy on, and their JSON form for the durable ledger.
+"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names of the accountants.
 
-An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise,
-divided by the sensitivity of what it hides. What an event means, and under which adjacency, is said by the
-function that makes it.
+An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise, over the
+sensitivity. The function that makes an event says what it means, and under which adjacency.
 """
 
 from __future__ import annotations
@@ -16,6 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+PLD, RDP = "pld", "rdp"
+ACCOUNTANTS = (PLD, RDP)
+_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+
+
+def exceeds(epsilon: float, budget: float) -> bool:
+    """True if an epsilon passes a budget by more than rounding, a billionth of it.
+
+    >>> exceeds(8.000000001, 8), exceeds(8.0001, 8)
+    (False, True)
+    """
+    return epsilon > budget * (1 + _ROUNDING)
 
 
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:

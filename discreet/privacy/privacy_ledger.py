@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.privacy.accountants import PLD
-from discreet.privacy.events import event_to_json, releases_in
+from discreet.privacy.events import PLD, event_to_json, releases_in
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

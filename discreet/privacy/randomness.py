@@ -258,7 +258,7 @@ def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign.
 
     They end at 44.4, so that they are a first look at a draw, not a draw: `RandomSource.laplace` and
-    `grid.rounded_laplace` go on with more bits in the tail.
+    `Grid.laplace` go on with more bits in the tail.
     """
     return open_uniform(words).log_().copysign_(words)
 

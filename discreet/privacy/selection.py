@@ -16,10 +16,9 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEve
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 
-from discreet.privacy.accountants import RDP
-from discreet.privacy.accounting import Entries, epsilon_spent
+from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
+from discreet.privacy.events import RDP
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.renyi import rdp_curve
 
 # By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}

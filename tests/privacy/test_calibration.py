@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from discreet.privacy.accounting import epsilon_spent, pure_epsilon
-from discreet.privacy.calibration import epsilon_schedule, noise_multiplier_for_epsilon
+from discreet.privacy.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.rounds import rounds_within
 
 
 def sampled(noise: float) -> DpEvent:

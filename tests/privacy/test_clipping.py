@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from discreet.privacy import clipping
-from discreet.privacy.clipped_sum import SUMMED_AT_ONCE, ClippedSum, surely_within
 from discreet.privacy.clipping import (
     LARGEST_TILE,
+    SUMMED_AT_ONCE,
+    ClippedSum,
     GridSum,
     clip_by_norm,
     clip_factors,
     clip_to_grid,
+    surely_within,
 )
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
