@@ -129,8 +129,8 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
     """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially private.
 
     Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem 8
-    and Algorithm 1), which is exact for every epsilon; the classical sqrt(2 ln(1.25/delta)) / epsilon is loose below
-    epsilon = 1 and wrong above. The result errs upwards, by less than one part in 10^9.
+    and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
+    upwards, by less than one part in 10^9.
 
     Raises:
         ValueError: if epsilon is not in [0, inf) or delta not in (0, 1).
@@ -142,11 +142,12 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
         raise ValueError(f"epsilon must be in [0, inf), not {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), not {delta}")
-    low, high = 1.0, 1.0
+    high = 1.0
     while _gaussian_delta(high, epsilon) > delta:
         high *= 2
-    while _gaussian_delta(low, epsilon) <= delta:
-        low /= 2
+    while _gaussian_delta(high / 2, epsilon) <= delta:
+        high /= 2
+    low = high / 2
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if _gaussian_delta(middle, epsilon) > delta else (low, middle)

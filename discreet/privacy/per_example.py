@@ -22,15 +22,14 @@ from torch import Tensor, nn
 
 from discreet.privacy.clipping import check_clip, clip_factors
 from discreet.privacy.rules.any_model import built_terms, check_layers
-from discreet.privacy.rules.attention import ATTENTION_RULES, covers
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
-from discreet.privacy.rules.graph import CONFUSED, Program, Run, made_up, program_of
+from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
 from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
 from discreet.privacy.rules.normalisation import NORMALISATION_RULES
-from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of, logit_gradients
+from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.privacy.rules.operations import Unserved
-from discreet.privacy.rules.recurrent import RECURRENT_RULES
+from discreet.privacy.rules.recurrent import SEQUENCE_RULES, covers_encoder
 from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
 from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmoved
 
@@ -41,12 +40,11 @@ RULES: dict[type[nn.Module], Rule] = {
     **LINEAR_RULES,
     **CONVOLUTION_RULES,
     **NORMALISATION_RULES,
-    **RECURRENT_RULES,
-    **ATTENTION_RULES,
+    **SEQUENCE_RULES,
 }
 # Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
 _COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
-    nn.TransformerEncoderLayer: covers,
+    nn.TransformerEncoderLayer: covers_encoder,
     nn.EmbeddingBag: covers_bag,
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), covers_dimension),
 }
@@ -103,7 +101,7 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
-    return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip)
+    return _clipped_sum(objective_of(model, loss), inputs, targets, l2_norm_clip)
 
 
 def l1_clipped_gradient_sum(
@@ -111,7 +109,7 @@ def l1_clipped_gradient_sum(
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
     check_clip(l1_norm_clip, "l1_norm_clip")
-    return _clipped_sum(Objective(model, layout_of(model), loss, order=1), inputs, targets, l1_norm_clip)
+    return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, l1_norm_clip)
 
 
 def sum_one_by_one(
@@ -124,7 +122,7 @@ def sum_one_by_one(
     and one example more or less leaves those of the others as they are.
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
-    objective = Objective(model, layout_of(model), loss, order=2)
+    objective = objective_of(model, loss)
     total, _ = _clipped_sum(objective, inputs[:0], targets[:0], l2_norm_clip)
     for place in range(len(inputs)):
         one = [place]  # a list copies
@@ -135,8 +133,8 @@ def sum_one_by_one(
 def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
-    parameters = objective.layout.parameters
-    if len(inputs) == 0 or not objective.layout.slots:
+    parameters = objective.parameters
+    if len(inputs) == 0 or not objective.slots:
         return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
     with torch.set_grad_enabled(False):
         way = _way(objective, inputs, targets)
@@ -170,7 +168,7 @@ def _summed(
         weights = clip_factors(norms, clip * LOSS_SCALE)
         if count < len(norms):
             weights[count:], norms = 0, norms[:count]
-        parts = parts or Parts(objective.layout.parameters)  # after the backward pass, whose memory the sum can have
+        parts = parts or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
         found.append(norms * _UNSCALE)
@@ -186,7 +184,7 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
     """
     terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
     if not terms:
-        return terms, objective.layout.parameters[0].new_zeros(len(batch[0]))
+        return terms, objective.parameters[0].new_zeros(len(batch[0]))
     norms = _norms(terms, objective.order)
     if math.isfinite(norms.sum()):
         return terms, norms
@@ -206,11 +204,7 @@ def _norms(terms: list[Term], order: int) -> Tensor:
 def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
     """The layers of a model in the order in which they run; None if one has no rule or shares its parameters."""
     layers = _layers(model)
-    if layers is None:
-        return None
-    parts = (part for layer in layers for part in (layer.modules() if layer._modules else (layer,)))
-    used = [id(value) for part in parts for value in part._parameters.values() if value is not None]
-    return layers if len(used) == len(set(used)) else None
+    return None if layers is None or is_shared(layers, ()) else layers
 
 
 def _layers(model: nn.Module) -> list[nn.Module] | None:
@@ -224,13 +218,13 @@ def _layers(model: nn.Module) -> list[nn.Module] | None:
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Whether a rule covers a layer with these settings."""
+    """True if a rule covers a layer with these settings."""
     covers_it = _COVERS.get(type(layer))
     return type(layer) in RULES and (covers_it is None or covers_it(layer))
 
 
 def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
-    """How a model is served. A model and a loss that are new here are tried first, on made-up examples."""
+    """The way to serve a model. A model and a loss that are new here are tried first, on made-up examples."""
     layers = layers_with_rules(objective.model)
     if layers is None:
         check_layers(objective.model)
@@ -241,11 +235,11 @@ def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
 
 
 def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
-    """Whether a program has the gradients of its model on three made-up examples of the shape of the inputs.
+    """True if a program has the gradients of its model on three made-up examples of the shape of the inputs.
 
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
-    objective, targets = Objective(model, layout_of(model), _mixed, order=2), inputs.new_zeros(3)
+    objective, targets = objective_of(model, _mixed), inputs.new_zeros(3)
     try:
         with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
@@ -253,11 +247,11 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
             wanted = _summed_gradient(objective, made_up(model, inputs), targets)
     except (Unserved, *CONFUSED):
         return False
-    parts, weights = Parts(objective.layout.parameters), wanted[0].new_ones(3)
+    parts, weights = Parts(objective.parameters), wanted[0].new_ones(3)
     for term in terms:
         term.add_to(parts, weights, 1 / LOSS_SCALE)
     margin = max(float(value.norm()) for value in wanted) * AGREEMENT
-    pairs = zip(objective.layout.slots.values(), wanted, strict=True)
+    pairs = zip(objective.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
 
 
@@ -269,7 +263,7 @@ def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _summed_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
     """The gradient of the sum of the losses, by plain autograd: one for each trainable parameter."""
-    parameters = objective.layout.trainable()
+    parameters = objective.trainable()
     with torch.enable_grad():
         total = objective.losses(objective.model(inputs), targets).sum()
     if not total.requires_grad:
@@ -287,22 +281,17 @@ def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tenso
     """
     known = objective.has_known_gradient(targets)
     if known and isinstance(way, list) and is_perceptron(way, inputs):
-        return perceptron_terms(way, inputs, targets, slots=objective.layout.slots)
-    tape = Tape(objective.layout.slots, len(inputs), objective.order)
+        return perceptron_terms(way, inputs, targets, slots=objective.slots)
+    tape = Tape(objective.slots, len(inputs), objective.order)
     with torch.enable_grad():
-        outputs = _outputs(objective.model, way, tape, inputs)
+        if isinstance(way, Program):
+            outputs = Run(tape, dict(objective.model.named_modules()), RULES).outputs(way, inputs)
+        else:
+            outputs = reduce(lambda values, layer: RULES[type(layer)](tape, layer, values), way, inputs)
     if not tape.uses or not outputs.requires_grad:
         return []
     pairs = zip(tape.uses, _output_gradients(objective, outputs, targets, tape.uses), strict=True)
     return [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
-
-
-def _outputs(model: nn.Module, way: list[nn.Module] | Program, tape: Tape, inputs: Tensor) -> Tensor:
-    if isinstance(way, Program):
-        return Run(tape, dict(model.named_modules()), RULES).outputs(way, inputs)
-    for layer in way:
-        inputs = RULES[type(layer)](tape, layer, inputs)
-    return inputs
 
 
 def _output_gradients(
