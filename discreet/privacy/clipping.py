@@ -1,8 +1,7 @@
 """Clipping: rows scaled to a norm, and their sums, in floating point and on the integer grid.
 
-What is clipped here bounds the part that one client, or one example, can have in a sum. At the privacy boundary an
-update is one vector of shape (num_params,), so the same rule serves per-example gradients, client updates and audit
-canaries. `clip_factors` is the rule; everything else applies it.
+An update is one vector of shape (num_params,), so that the same rule, `clip_factors`, serves per-example gradients,
+client updates and audit canaries.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice co
 
 
 def clip_factors(norms: Tensor, norm_clip: float) -> Tensor:
-    """What rows of these norms are multiplied by: min(1, limit / norm), where limit = norm_clip * (1 - CLIP_MARGIN).
+    """Factors for rows of these norms: min(1, limit / norm), with limit = norm_clip * (1 - CLIP_MARGIN).
 
     Guarantee: a row times its factor has a norm of at most `norm_clip`, even if the norm was off by 1e-6 of itself and
     the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0.
@@ -121,7 +120,7 @@ class ClippedSum:
 
 
 def surely_within(row: Rows, clip_norm: float) -> bool:
-    """Whether sums in float32 tell for certain that `row` (n,) is finite and its norm at most `clip_norm`.
+    """True if sums in float32 tell for certain that `row` (n,) is finite and its norm at most `clip_norm`.
 
     They read a row once, and save its way through float64. A sum of squares of m float32 values is right to m * 2^-24
     of itself in any order (Higham 2002, "Accuracy and Stability of Numerical Algorithms", eq. 3.5), here to 2^-11, and
@@ -185,7 +184,7 @@ class GridSum:
         return kept, factors
 
     def _within(self, rows: Rows, factors: Doubles) -> NDArray[np.bool_]:
-        """Which rows are within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
+        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
         with np.errstate(over="ignore", invalid="ignore"):
             whole = (self._whole(rows[:, where], factors) for where in self._tiles.columns())
             within: NDArray[np.bool_] = _power_sums(whole, self.order) <= self._largest

@@ -2,11 +2,10 @@
 
 If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
 layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
-formulas and their sources). Which models those are follows from the layers alone: an nn.Sequential, nested or not, or a
-single layer, in which every parameter serves one layer, once. PyTorch's own code says what runs between the layers.
-Of a model with a forward of its own, the graph of layers and operations is found and run in the same way, if each is
-known to treat every example alone (`rules/graph.py`). Every other model is served by torch.func
-(`rules/any_model.py`), and the log "discreet" says so once.
+formulas and their sources). Rules serve an nn.Sequential, nested or not, or a single layer, in which every parameter
+serves one layer, once. They serve a model with a forward of its own if each of its operations is known to treat every
+example alone (`rules/graph.py`). torch.func serves every other model (`rules/any_model.py`), and the log "discreet"
+says so once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.clipping import check_clip, clip_factors
-from discreet.privacy.rules.any_model import built_terms, check_layers
+from discreet.privacy.rules.any_model import built_terms, check_layers, plain_gradient
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
 from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
@@ -82,18 +81,17 @@ def clipped_gradient_sum(
       norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
       squared norm overflows, counts as zero in the sum, and its norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to rounding: that of the float
-    sum itself, and that of the other gradients, for which kernels may depend on n. Parameters that are chosen for it
-    make much of the latter, and `sum_one_by_one` leaves none of it. n = 0 gives zeros and no norms.
+    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
+    sum and of the other gradients, for which kernels may depend on n (`sum_one_by_one` leaves none of the latter).
+    n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
         other types or on several devices; a loss that is not (n,).
 
-    Dropout and other layers that draw for each example by itself are allowed. The bound on what an example adds holds
-    for each fixed choice of all masks. They come from PyTorch's own generator, whose seed must be secret where the sum
-    is released: who knew it could compute the mask of each place in a batch, and places shift if an example is missing.
-    Discreet's clients and DPSGD see to that.
+    Dropout and other layers that draw for each example by itself are allowed: the bound holds for each fixed choice of
+    all masks. They come from PyTorch's own generator, whose seed must be secret if the sum is released, since places in
+    a batch shift if an example is missing. Discreet's clients and DPSGD see to that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)
@@ -117,9 +115,8 @@ def sum_one_by_one(
 ) -> Tensor:
     """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
 
-    How a kernel rounds may depend on how many rows it gets, on a row's place, and on where it lies in memory. Here each
-    example is alone, in memory of its own. So its gradient follows from the parameters and the example to the last bit,
-    and one example more or less leaves those of the others as they are.
+    The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here each example is
+    alone, in memory of its own: one more or less leaves the gradients of the others as they are, to the last bit.
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
     objective = objective_of(model, loss)
@@ -244,12 +241,12 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
         with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
         with same_chance(inputs):
-            wanted = _summed_gradient(objective, made_up(model, inputs), targets)
+            wanted = plain_gradient(objective, made_up(model, inputs), targets)
     except (Unserved, *CONFUSED):
         return False
     parts, weights = Parts(objective.parameters), wanted[0].new_ones(3)
     for term in terms:
-        term.add_to(parts, weights, 1 / LOSS_SCALE)
+        term.add_to(parts, weights, 1.0)
     margin = max(float(value.norm()) for value in wanted) * AGREEMENT
     pairs = zip(objective.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
@@ -259,17 +256,6 @@ def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
     """A number of each example, in which every output counts otherwise; for any model's outputs."""
     rows = outputs.reshape(len(targets), -1)
     return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
-
-
-def _summed_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """The gradient of the sum of the losses, by plain autograd: one for each trainable parameter."""
-    parameters = objective.trainable()
-    with torch.enable_grad():
-        total = objective.losses(objective.model(inputs), targets).sum()
-    if not total.requires_grad:
-        return [torch.zeros_like(value) for value in parameters]
-    found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
-    return [value.to_dense() for value in found]
 
 
 def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:

@@ -1,4 +1,4 @@
-"""What was spent: an immutable value that grows by events."""
+"""The account of one guarantee: an immutable value that grows by events."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class PrivacyLedger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases were recorded; of a choice among trials, on average, rounded up."""
+        """The number of releases, rounded up; a choice among trials counts as often as it releases on average."""
         return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))

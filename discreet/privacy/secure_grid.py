@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipping import GridSum
+from discreet.privacy.clipping import clip_to_grid
 from discreet.privacy.discrete_gaussian import discrete_gaussian
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import check_noise_multiplier
@@ -160,13 +160,13 @@ class SecureSum:
         """A client's vector without noise, int64 (length,).
 
         The update is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact integer
-        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite counts as zeros. A
-        bit or an answer that is not given, as of a client that is zeroed out, adds zeros.
+        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite, or not given,
+        counts as zeros.
 
         Args:
-            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted; None: zeros.
+            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted.
             clip_norm: C of this round, finite and above 0.
-            below: whether the norm was at or below C.
+            below: True if the norm was at or below C.
             answer: (answer_length,), floating point, of norm at most 1: it is not trusted.
 
         Raises:
@@ -176,11 +176,11 @@ class SecureSum:
             raise ValueError("this secure sum has no room for a bit or an answer")
         vector = torch.zeros(self.length, dtype=torch.int64)
         if update is not None:
-            vector[: self.num_params] = _steps_of(update.unsqueeze(0), clip_norm, self.clip_steps)
+            vector[: self.num_params] = _steps_of(update, clip_norm, self.clip_steps)
         if below is not None:
             vector[self.num_params] = self.bit_steps if below else -self.bit_steps
         if answer is not None:
-            vector[self.length - self.answer_length :] = _steps_of(answer.unsqueeze(0), 1.0, self.answer_steps)
+            vector[self.length - self.answer_length :] = _steps_of(answer, 1.0, self.answer_steps)
         return vector
 
     def encode_gradients(self, total: Tensor, clip_norm: float) -> Tensor:
@@ -338,8 +338,6 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
     return steps
 
 
-def _steps_of(rows: Tensor, norm: float, steps: int) -> Tensor:
-    """The sum of rows (m, size), int64, each put on whole steps, of which `steps` are one `norm`."""
-    total = GridSum(rows.shape[1], float(steps), grid=_WHOLE_STEPS)
-    total.add(rows.detach().double() * (steps / norm))
-    return total.steps
+def _steps_of(values: Tensor, norm: float, steps: int) -> Tensor:
+    """Values (size,) in whole steps, int64, of which `steps` are one `norm`."""
+    return clip_to_grid(values.detach().double() * (steps / norm), float(steps), grid=_WHOLE_STEPS)

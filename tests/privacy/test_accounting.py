@@ -112,12 +112,6 @@ def test_much_noise_costs_nothing_at_a_generous_delta() -> None:
     assert epsilon_spent([(GaussianDpEvent(1000.0), 1)], delta=0.01) == 0.0
 
 
-@pytest.mark.parametrize("row", PUBLISHED[:6], ids=lambda row: row["name"])
-def test_pld_is_the_tighter_accountant(row: dict[str, Any]) -> None:
-    pld, rdp = (epsilon_spent(entries_of(row), delta=row["delta"], accountant=a) for a in ("pld", "rdp"))
-    assert pld < rdp < rdp_epsilon(entries_of(row), delta=row["delta"], classic=True)
-
-
 def test_the_orders_of_another_system_give_its_number() -> None:
     accountant = RdpAccountant(PRIMIHUB_ORDERS)
     accountant.compose(ROUND, 400)

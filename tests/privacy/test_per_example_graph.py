@@ -314,12 +314,6 @@ def test_a_model_that_changes_is_traced_anew(change: str, monkeypatch: pytest.Mo
     assert_matches(model, rows(), TARGETS, clip=0.2)
 
 
-def test_a_batch_of_one_is_served_like_others() -> None:
-    model = seeded(ResNet)
-    for count in (1, 5, 1):
-        assert_matches(model, images()[:count], TARGETS[:count], clip=0.4)
-
-
 def test_a_program_goes_with_its_model() -> None:
     gc.collect()
     before = len(_programs)

@@ -82,7 +82,7 @@ def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
         for seed, example, target in zip(seeds, torch.split(inputs, 1), torch.split(targets, 1), strict=True):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
-            found.append(_single_gradient(objective, example, target))
+            found.append(plain_gradient(objective, example, target))
             drawn = drawn or not torch.equal(before, torch.get_rng_state())
     if drawn:
         torch.set_rng_state(draws.get_state())
@@ -90,11 +90,11 @@ def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
     return [Rows(slot, torch.stack(values)) for slot, values in columns]
 
 
-def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:
-    """Plain autograd for one example, (1, ...): a gradient for each trainable parameter, zero for unused ones."""
+def plain_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """The gradient of LOSS_SCALE times the summed loss by plain autograd, zero for parameters that are not used."""
     parameters = objective.trainable()
     with torch.enable_grad():
-        losses = objective.losses(objective.model(example), target)
+        losses = objective.losses(objective.model(inputs), targets)
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
     scale = torch.full_like(losses, LOSS_SCALE)
