@@ -41,7 +41,7 @@ from discreet.federated.messages import TrainRequest
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
 from discreet.federated.transport import Replies
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples

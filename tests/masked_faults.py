@@ -52,9 +52,8 @@ MASKED_FAULTS = (
         "the noise of a secure sum is shared among all nodes, not among the honest survivors",
         "discreet.privacy.secure_grid:_at",
         lambda real: (
-            lambda fineness, wanted: replace(
-                real(fineness, wanted),
-                variance=real(fineness, wanted).variance * wanted.cohort.summands // wanted.cohort.nodes,
+            lambda *given, **beside: replace(
+                found := real(*given, **beside), variance=found.variance * found.summands // found.nodes
             )
         ),
         "privacy/test_secure_grid.py"

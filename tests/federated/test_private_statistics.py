@@ -23,7 +23,7 @@ from discreet.federated.private_statistics import ask, data_shape, statistics_no
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate
 from discreet.federated.session import checked
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.statistics_settings import STATISTICS
 from discreet.tasks.answers import Block, statistic_blocks
