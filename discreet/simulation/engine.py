@@ -24,8 +24,7 @@ from discreet.simulation.client_examples import (
     shared_examples,
 )
 from discreet.simulation.dual_form import dual_is_cheaper
-from discreet.simulation.layer_sequence import LayerSequence
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for
