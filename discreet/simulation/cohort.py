@@ -26,14 +26,13 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
-from discreet.simulation.batches import BatchNumbers, read_sum, table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.batches import table_of
+from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers
 from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
-from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
-from discreet.training.local_training import LocalSettings, dp_sgd, sgd
+from discreet.training.local_training import LocalSettings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
@@ -212,37 +211,6 @@ class _Trainer:
 
 
 MakesWorkers = Callable[[_Trainer], Workers[_Work]]
-
-
-def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
-    """The change of the parameters of each client, (k, num_params), float32, not clipped.
-
-    Args:
-        chunk: at least one client; one without examples is treated as in `local_update`.
-        start: (num_params,), where everybody starts, on the device of the chunk's data.
-    """
-    start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
-    if dual_is_cheaper(chunk.model, max(sizes), settings):
-        return dual_sgd(chunk, start)
-    params = chunk.model.layout.copies(start, len(sizes))
-    if settings.example:
-        dp_sgd(chunk, params, sizes, settings)
-    else:
-        sgd(chunk, params, sizes, settings)
-    return chunk.model.layout.change(params, start)
-
-
-@torch.no_grad()
-def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
-    """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
-    settings, table = chunk.settings[0], chunk.table
-    params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
-    if not table.sizes.any():
-        return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
-    read = read_sum(chunk.data, BatchNumbers(table.numbers, table.sizes))
-    inputs = read.inputs.double() if read.inputs.is_floating_point() else read.inputs
-    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), l2_norm_clip)
-    return sums.mul_(-settings.learning_rate / settings.batch_size)
 
 
 def _draws(run: RunConfig, work: _Work) -> Draws:

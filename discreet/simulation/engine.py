@@ -15,7 +15,8 @@ from discreet.config import RunConfig
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.settings import client_settings
-from discreet.simulation.chunk_answers import ChunkAnswers
+from discreet.simulation.answers import ChunkAnswers
+from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,
     SharedExamples,
@@ -23,7 +24,6 @@ from discreet.simulation.client_examples import (
     client_examples_of,
     shared_examples,
 )
-from discreet.simulation.dual_form import dual_is_cheaper
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Task
 from discreet.tasks.fixed_features import features_of, split_fixed
@@ -138,7 +138,7 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int 
         model: on the device of `example`.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
-        dual: the examples of a client if the first layer is trained in its dual form (`dual_form.py`), else 0.
+        dual: the examples of a client if the first layer is trained in its dual form (`chunk.py`), else 0.
         kind: of device that will train them.
     """
     kept = 0

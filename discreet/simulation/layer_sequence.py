@@ -284,8 +284,7 @@ class _Builder:
 
     def convolution(self, module: nn.Conv2d) -> None:
         _require(module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros")
-        _require(module.bias is not None and not isinstance(module.padding, str))
-        _require(len(self.shape) == 3 and not self.flattened)
+        _require(module.bias is not None and len(self.shape) == 3 and not self.flattened)
         if not self.read_image:
             self.add(CHANNELS_LAST)
         kernel, stride, (tall, wide) = (_pair(value) for value in (module.kernel_size, module.stride, module.padding))
@@ -352,5 +351,7 @@ _ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
 }
 
 
-def _pair(value: int | tuple[int, ...]) -> Pair:
+def _pair(value: int | str | tuple[int, ...]) -> Pair:
+    if isinstance(value, str):
+        raise _Uncovered
     return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -2,7 +2,7 @@
 
 Each layer has its forward and its backward pass by hand: with a model of a few small matrices for each client, what an
 automatic derivative adds would cost more than the products themselves. Against `torch.func.vmap` over the clients this
-wins 2.4 times (logistic regression), 1.8 (MLP; 2.6 with `dual_form.py`), 1.7 (CNN) and 1.9 (LSTM) with plain
+wins 2.4 times (logistic regression), 1.8 (MLP; 2.6 with `chunk.py`), 1.7 (CNN) and 1.9 (LSTM) with plain
 SGD, and more than 1.5 times with DP-SGD.
 
 Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width, channels); sequences

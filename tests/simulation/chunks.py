@@ -10,9 +10,8 @@ from torch import Tensor
 
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.chunk import Chunk, chunk_updates
 from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples
-from discreet.simulation.cohort import chunk_updates
 from discreet.simulation.draws import Draws, SeededDraws
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Examples

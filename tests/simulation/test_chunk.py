@@ -11,9 +11,8 @@ from torch import nn
 
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.chunk import Chunk, chunk_updates
 from discreet.simulation.client_examples import shared_examples
-from discreet.simulation.cohort import chunk_updates
 from discreet.simulation.draws import SecureDraws
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from tests.client.clients import clipped, gradients, write

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discreet.simulation.chunk import dual_is_cheaper, dual_sgd
 from discreet.simulation.draws import SeededDraws
-from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from tests.simulation.chunks import Clients, apart
 
@@ -64,5 +64,5 @@ def test_it_is_not_taken_for_models_that_do_not_start_with_a_linear_layer(model:
 def test_both_ways_agree_on_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, how = Clients("mlp", (1, 8, 8), (9, 4)), LocalSettings(2, 4, 0.1, 0.5)
     together = clients.together(how)
-    monkeypatch.setattr("discreet.simulation.cohort.dual_is_cheaper", lambda *_: False)
+    monkeypatch.setattr("discreet.simulation.chunk.dual_is_cheaper", lambda *_: False)
     assert apart(together, clients.together(how)) < 1e-5
