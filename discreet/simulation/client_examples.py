@@ -44,7 +44,6 @@ class SharedExamples:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
         return self.inputs.device
 
     def read(self, rows: Tensor) -> Tensor:
@@ -82,13 +81,13 @@ def _as_bytes(inputs: Tensor) -> Tensor | None:
 
 
 class ClientExamples(Protocol):
-    """What each client holds, by its number."""
+    """The examples of each client, by its number."""
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
 
     def sizes(self, clients: Numbers) -> Numbers:
-        """How many examples each of `clients` (k,) has, (k,); 0 is allowed."""
+        """The number of examples of each of `clients` (k,), (k,); 0 is allowed."""
 
     def examples(self, client: int) -> Numbers:
         """The numbers of a client's examples, (n,), in the client's own order."""
@@ -170,7 +169,7 @@ class SampledExamples:
 
 @dataclass(frozen=True)
 class TrainedExamples:
-    """What clients train on if they hold a share of their examples out, by `discreet.tasks.holdout`."""
+    """The examples that clients train on if they hold a share of them out, by `discreet.tasks.holdout`."""
 
     every: ClientExamples
     share: float
@@ -195,7 +194,7 @@ class TrainedExamples:
 
 
 def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
-    """What each client of a partition holds."""
+    """The examples of each client of a partition."""
     if data.examples_per_client is None:
         return PartitionedExamples(task_partition(task, data))
     return SampledExamples(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)

@@ -23,7 +23,7 @@ from discreet.training.local_training import epoch_order, step_batch, step_noise
 
 
 class Draws(Protocol):
-    """What clients draw. Rows are clients; those that draw come first, so `sizes` may name fewer than there are."""
+    """The draws of clients. Rows are clients; those that draw come first, so `sizes` may name fewer than there are."""
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
         """A random order of each client's examples, (k, largest size); what lies beyond a client's size is 0."""
@@ -54,7 +54,8 @@ class SeededDraws:
         found = []
         for source, size, probability in zip(self.sources, sizes.tolist(), probabilities, strict=False):
             found.append(step_batch(source, step, size, probability=probability).numpy())
-        return _joined(found)
+        clients = np.repeat(np.arange(len(found)), [len(positions) for positions in found])
+        return clients, _concatenated(found)
 
     def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
         noised = torch.empty_like(totals)
@@ -116,16 +117,11 @@ class SecureDraws:
 
 
 def _runs(sizes: Numbers) -> Iterator[tuple[int, int]]:
-    """Where equal sizes stand in a row: (start, stop) of each stretch."""
+    """(start, stop) of each stretch of equal sizes."""
     if not len(sizes):
         return iter(())
     edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
     return pairwise(edges)
-
-
-def _joined(found: list[Numbers]) -> tuple[Numbers, Numbers]:
-    clients = np.repeat(np.arange(len(found)), [len(positions) for positions in found])
-    return clients, _concatenated(found)
 
 
 def _concatenated(parts: list[Numbers]) -> Numbers:

@@ -1,4 +1,4 @@
-"""Where chunks of clients are trained: side by side in processes that share memory, or in a thread of this one.
+"""Trains chunks of clients side by side: in processes that share memory, or in a thread of this one.
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
 than one. Forked processes have the shared data set and the engine as they stand, without a copy; parameters and
@@ -35,27 +35,18 @@ QUEUED = 2  # pieces of work that a process has at most: one to do, and the next
 
 Work = TypeVar("Work", contravariant=True)
 Train = Callable[[Tensor, Work], Replies]
-# What training may meet and its caller is to see. A worker that meets anything else prints it and ends.
+# Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 
 
-class WorkerKilled(RunLostError):
-    """A worker is gone before it answered."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
-        )
+KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 
 class ThreadWorker(Generic[Work]):
     """One thread, which trains a piece while the caller takes the one before: for a GPU, and if nothing can fork.
 
-    It works as `ForkedWorkers` does.
-
-    Args:
-        train: of parameters (num_params,) and a piece of work, the replies.
-        count: of the processes that it stands for. Who cuts work for so many gets the same sums.
+    It works as `ForkedWorkers` does. `count`: of the processes that it stands for; work that is cut for so many gives
+    the same sums.
     """
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
@@ -126,24 +117,24 @@ class ForkedWorkers(Generic[Work]):
             process = min(self._processes, key=_Process.left_to_do)
             process.give(slot, work)
         except (EOFError, OSError) as error:
-            raise WorkerKilled from error
+            raise RunLostError(KILLED) from error
         self._waiting.append((process, slot))
 
     @property
     def full(self) -> bool:
-        """Whether a result has to be taken before more is submitted."""
+        """True if a result has to be taken before more is submitted."""
         return not self._free
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """True if nothing is left to wait for."""
         return not self._waiting
 
     def result(self) -> Replies:
         """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after.
 
         Raises:
-          WorkerKilled: the process that had this work is gone.
+          RunLostError: the process that had this work is gone.
         """
         told, slot = self._next()
         if isinstance(told, Exception):
@@ -153,7 +144,9 @@ class ForkedWorkers(Generic[Work]):
     def close(self) -> None:
         """Ends the workers."""
         for process in self._processes:
-            process.end()
+            process.pipe.close()
+            process.worker.kill()
+            process.worker.join()
         self._processes.clear()
         self._waiting.clear()
 
@@ -163,14 +156,13 @@ class ForkedWorkers(Generic[Work]):
         try:
             return process.take(), slot
         except (EOFError, OSError) as error:
-            raise WorkerKilled from error
+            raise RunLostError(KILLED) from error
 
     def _fork(self) -> _Process:
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
-        worker = context.Process(
-            target=_serve, args=(self._train, self._params, self._slots, there, os.getpid()), daemon=True
-        )
+        words = (self._train, self._params, self._slots, there, os.getpid())
+        worker = context.Process(target=_serve, args=words, daemon=True)
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads. These children compute in one thread and take no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -180,7 +172,7 @@ class ForkedWorkers(Generic[Work]):
 
 
 class Workers(Protocol[Work]):
-    """What `ForkedWorkers` says. There is a third kind, `discreet.simulation.ray_workers.RayWorkers`."""
+    """`ForkedWorkers`, `ThreadWorker` and `discreet.simulation.ray_workers.RayWorkers`."""
 
     count: int
 
@@ -200,7 +192,7 @@ class Workers(Protocol[Work]):
 
 
 def can_fork() -> bool:
-    """Whether this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
+    """True if this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
     return (
         not multiprocessing.current_process().daemon
         and hasattr(ctypes.CDLL(None), "prctl")
@@ -229,7 +221,7 @@ class _Process:
     told: deque[Replies | Exception] = field(default_factory=deque)
 
     def left_to_do(self) -> int:
-        """How many pieces of work it has not answered yet."""
+        """The number of pieces of work that it has not answered yet."""
         while self.given and self.pipe.poll():
             self._read()
         return self.given
@@ -243,11 +235,6 @@ class _Process:
         if not self.told:
             self._read()
         return self.told.popleft()
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.worker.kill()
-        self.worker.join()
 
     def _read(self) -> None:
         self.told.append(self.pipe.recv())

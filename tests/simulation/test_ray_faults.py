@@ -73,14 +73,11 @@ def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
     """Every run that starts now loses what the fault says; the trainers that it had."""
     planted: list[Dying] = []
 
-    def workers_on(cluster: RayCluster, _: object) -> Any:
-        def of(trainer: Any) -> Any:
-            planted.append(Dying(trainer, folder, **fault))
-            return RayWorkers(planted[0], cluster=cluster)
+    def workers(trainer: Any, *, cluster: RayCluster, num_gpus: float) -> Any:
+        planted.append(Dying(trainer, folder, **fault))
+        return RayWorkers(planted[0], cluster=cluster)
 
-        return of
-
-    patch.setattr(ray_workers, "workers_on", workers_on)
+    patch.setattr(ray_workers, "RayWorkers", workers)
     return planted
 
 
