@@ -76,21 +76,23 @@ class BatchedTransport:
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
+        refused: list[Failure] = []
         self._workers.begin(params)
+        yield from self._workers.replies(self._admitted(asked, cohort, refused))
+        yield from refused
+
+    def _admitted(self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]) -> Iterator[_Work]:
+        """The chunks of those that take part; the others are added to `refused`."""
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(asked, named, accounts=self.accounts)
-            yield from (Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused))
+            refused += [Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused)]
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
                 each = admitted.values()
                 largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
                 training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
-                self._workers.submit(_Work(tuple(admitted), training, local, asked, largest))
-            if self._workers.full:
-                yield self._workers.result()
-        while not self._workers.idle:
-            yield self._workers.result()
+                yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""

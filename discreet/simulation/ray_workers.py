@@ -8,6 +8,7 @@ does again, after a process or a machine was lost, gives the same sum, or one wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic
@@ -61,23 +62,20 @@ class RayWorkers(Generic[Work]):
         self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
-    def submit(self, work: Work) -> None:
-        self._waiting.append(self._train.remote(self._trainer, self._params, work))
-
-    @property
-    def full(self) -> bool:
-        return len(self._waiting) >= QUEUED * self.count
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def result(self) -> Replies:
-        """The replies of a piece of work.
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        """The replies of each piece of work.
 
         Raises:
-          RunLostError: the processes or machines that had it were lost, more than `RETRIES` times.
+          RunLostError: the processes or machines that had one were lost, more than `RETRIES` times.
         """
+        for work in works:
+            self._waiting.append(self._train.remote(self._trainer, self._params, work))
+            if len(self._waiting) >= QUEUED * self.count:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _result(self) -> Replies:
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
         try:

@@ -17,7 +17,7 @@ import signal
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -51,36 +51,23 @@ class ThreadWorker(Generic[Work]):
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
         self._train, self._params, self.count = train, torch.empty(0), count
-        self._waiting: deque[Future[Replies]] = deque()
+        self._running: Future[Replies] | None = None
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
-        self._give_up()
-        self._params = params
+        wait([self._running] if self._running else [])
+        self._params, self._running = params, None
 
-    def submit(self, work: Work) -> None:
-        self._waiting.append(self._pool.submit(self._train, self._params, work))
-
-    @property
-    def full(self) -> bool:
-        return len(self._waiting) > 1
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def result(self) -> Replies:
-        return self._waiting.popleft().result()
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        for work in works:
+            before, self._running = self._running, self._pool.submit(self._train, self._params, work)
+            if before is not None:
+                yield before.result()
+        if self._running is not None:
+            yield self._running.result()
 
     def close(self) -> None:
-        self._give_up()
-        self._pool.shutdown()
-
-    def _give_up(self) -> None:
-        for future in self._waiting:
-            future.cancel()
-        wait(self._waiting)
-        self._waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class ForkedWorkers(Generic[Work]):
@@ -108,8 +95,20 @@ class ForkedWorkers(Generic[Work]):
             self._next()
         self._params.copy_(params)
 
-    def submit(self, work: Work) -> None:
-        """Begins a piece of work. Not while `full`."""
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        """The replies of each piece. Their sum is overwritten once the next ones are asked for.
+
+        Raises:
+          RunLostError: the process that had a piece is gone.
+        """
+        for work in works:
+            self._submit(work)
+            if not self._free:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _submit(self, work: Work) -> None:
         if not self._processes:
             self._processes = [self._fork() for _ in range(self.count)]
         slot = self._free.popleft()
@@ -120,22 +119,7 @@ class ForkedWorkers(Generic[Work]):
             raise RunLostError(KILLED) from error
         self._waiting.append((process, slot))
 
-    @property
-    def full(self) -> bool:
-        """True if a result has to be taken before more is submitted."""
-        return not self._free
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is left to wait for."""
-        return not self._waiting
-
-    def result(self) -> Replies:
-        """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after.
-
-        Raises:
-          RunLostError: the process that had this work is gone.
-        """
+    def _result(self) -> Replies:
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
@@ -178,15 +162,7 @@ class Workers(Protocol[Work]):
 
     def begin(self, params: Tensor) -> None: ...
 
-    def submit(self, work: Work) -> None: ...
-
-    @property
-    def full(self) -> bool: ...
-
-    @property
-    def idle(self) -> bool: ...
-
-    def result(self) -> Replies: ...
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]: ...
 
     def close(self) -> None: ...
 

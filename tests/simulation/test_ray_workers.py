@@ -103,18 +103,15 @@ class Scaled:
 def test_what_is_not_exact_comes_in_the_order_of_the_work(cluster: RayCluster) -> None:
     workers = RayWorkers(Scaled(is_exact=False), cluster=cluster)
     workers.begin(torch.tensor([1.0, 2.0]))
-    for work in (5.0, 2.0, 3.0):
-        workers.submit(work)
-    assert [workers.result().part.values.tolist() for _ in range(3)] == [[5.0, 10.0], [2.0, 4.0], [3.0, 6.0]]
-    assert workers.idle
+    found = [each.part.values.tolist() for each in workers.replies([5.0, 2.0, 3.0])]
+    assert found == [[5.0, 10.0], [2.0, 4.0], [3.0, 6.0]]
 
 
 def test_what_a_task_raises_is_raised_here(cluster: RayCluster) -> None:
     workers = RayWorkers(Scaled(), cluster=cluster)
     workers.begin(torch.ones(2))
-    workers.submit(-1.0)
     with pytest.raises(ValueError, match="work must not be negative"):
-        workers.result()
+        next(workers.replies([-1.0]))
 
 
 @dataclass
