@@ -64,10 +64,6 @@ class Chunk:
     settings: Sequence[LocalSettings]
     draws: Draws
 
-    def __post_init__(self) -> None:
-        if len(self.settings) != len(self.table.sizes):
-            raise ValueError("settings must be one a client")
-
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
         orders = self.draws.permutations(self.table.sizes, epoch=epoch)
         for batch in shuffled_batches(self.table, orders, batch_size=self.settings[0].batch_size):

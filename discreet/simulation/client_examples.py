@@ -137,17 +137,6 @@ class SampledExamples:
     examples_per_client: int
     seed: int
 
-    def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, not {self.num_clients}")
-        if not 1 <= self.examples_per_client <= self.num_examples:
-            raise ValueError(
-                f"examples_per_client must be in [1, {self.num_examples}], the number of examples, "
-                f"not {self.examples_per_client}"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, not {self.seed}")
-
     def __len__(self) -> int:
         return self.num_clients
 
@@ -155,13 +144,7 @@ class SampledExamples:
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """The time depends on `examples_per_client` alone.
-
-        Raises:
-            ValueError: client is not in [0, num_clients).
-        """
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client must be in [0, {self.num_clients}), not {client}")
+        """The time depends on `examples_per_client` alone."""
         count, each = self.num_examples, self.examples_per_client
         numbers: Numbers = sampled_indices(client, num_examples=count, examples_per_client=each, seed=self.seed).numpy()
         return numbers

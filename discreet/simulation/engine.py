@@ -60,10 +60,6 @@ class Engine:
     workers: int
     rates: ChunkAnswers | None = None
 
-    def __post_init__(self) -> None:
-        if self.chunk < 1 or self.workers < 1:
-            raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
-
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
         if device == self.data.device:

@@ -37,8 +37,6 @@ Work = TypeVar("Work", contravariant=True)
 Train = Callable[[Tensor, Work], Replies]
 # Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
-
-
 KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 

@@ -64,11 +64,6 @@ def test_the_larger_networks_too(shape: tuple[int, ...], way: str) -> None:
     assert apart(clients.together(how), clients.alone(how)) < 2e-4
 
 
-def test_one_client_is_a_chunk_as_well() -> None:
-    clients = Clients("mlp", (1, 8, 8), (4,))
-    assert apart(clients.together(SGD), clients.alone(SGD)) < 2e-5
-
-
 def test_the_comparison_finds_another_learning_rate() -> None:
     clients = Clients("mlp", (1, 8, 8), SIZES)
     assert apart(clients.together(SGD), clients.alone(replace(SGD, learning_rate=0.1001))) > 5e-4
@@ -143,8 +138,3 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
     assert sampling_probability(2, rare) == 0.5
-
-
-def test_settings_are_one_a_client() -> None:
-    with pytest.raises(ValueError, match="one a client"):
-        Clients("mlp", (4,), (2, 1)).chunk([SGD], SecureDraws(secure()))
