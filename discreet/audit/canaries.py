@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,10 +11,13 @@ from scipy.fft import dct, idct
 from torch import Tensor
 
 from discreet.client_settings import ConfigError
-from discreet.federated.round import CohortSum, RoundSettings
+from discreet.federated.round import CohortSum, RoundSettings, ServerState
+from discreet.federated.run_folder import Checkpoint
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
+
+State = Checkpoint | ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,26 +60,13 @@ def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries
     if not 1 <= count <= num_params:
         raise ConfigError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
     rows = source.child("rows").permutation(num_params)[:count].numpy()
-    signs = np.where(coins(num_params, source.child("signs")), 1.0, -1.0)
-    return Canaries(signs, rows, coins(count, source.child("bits")), coins(count, source.child("coins")))
+    signs = np.where(_coins(num_params, source.child("signs")), 1.0, -1.0)
+    return Canaries(signs, rows, _coins(count, source.child("bits")), _coins(count, source.child("coins")))
 
 
-def coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
-    """`count` independent fair coins, (count,) bool."""
+def _coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
     fell: NDArray[np.bool_] = source.words(count) % 2 == 1
     return fell
-
-
-class State(Protocol):
-    """The server's state: a checkpoint, or what a round makes of it."""
-
-    @property
-    def velocity(self) -> Tensor:
-        """The first moment of the optimizer, (num_params,)."""
-
-    @property
-    def clip_norm(self) -> float:
-        """Of the next round."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
@@ -26,6 +26,7 @@ from discreet.settings import client_settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.dropout import masks_from
+from discreet.tasks.examples import Examples, Task
 from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for, to_train, trainable
 from discreet.training.local_training import (
@@ -58,10 +59,7 @@ def audit_examples(config: RunConfig, *, canaries: int, client: int = 0, rounds:
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
     assert not config.privacy.example.secure, "discreet.audit.masked_audit opens the sum of a step that clients share"
     task = load_task(config.data.name, path=config.data.path)
-    fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, config.data).examples(client)))
-    if fixed is not None:
-        examples = features_of(fixed, examples)
+    model, examples = model_and_examples(config, task, client)
     if not 1 <= canaries <= len(examples):
         raise ConfigError(f"client {client} has room for 1 .. {len(examples)} canaries (got {canaries})")
     settings, source = local_settings(client_settings(config), len(examples)), source_of(config.seed).child("audit")
@@ -73,12 +71,20 @@ def audit_examples(config: RunConfig, *, canaries: int, client: int = 0, rounds:
     return _experiment(config, settings, len(examples), seen)
 
 
+def model_and_examples(config: RunConfig, task: Task, client: int) -> tuple[nn.Module, Examples]:
+    """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
+    fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
+    examples = task.train.subset(torch.from_numpy(client_examples_of(task, config.data).examples(client)))
+    return model, examples if fixed is None else features_of(fixed, examples)
+
+
 def _experiment(config: RunConfig, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:
     private, steps = _private(settings), steps_of(count, settings)
-    spent = PrivacyLedger().record(example_event(count, settings), steps)
-    adjacency, total = ZERO_OUT if private.public_num_examples is None else ADD_OR_REMOVE, steps * len(seen)
-    once = Claim.of(config.privacy, spent, adjacency)
-    claim = Claim.of(config.privacy, PrivacyLedger().record(example_event(count, settings), total), adjacency)
+    event, total = example_event(count, settings), steps * len(seen)
+    adjacency = ZERO_OUT if private.public_num_examples is None else ADD_OR_REMOVE
+    once, claim = (
+        Claim.of(config.privacy, PrivacyLedger().record(event, number), adjacency) for number in (steps, total)
+    )
     facts: Facts = {
         "canaries": len(seen[0].values),
         "examples": count,

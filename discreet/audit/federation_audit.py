@@ -192,6 +192,6 @@ def scored(run: RunFolder, releases: Sequence[Checkpoint], canaries: Canaries) -
         auditor.scores(before, after, row["fraction_below"])
         for (before, after), row in zip(pairwise([start, *releases]), run.read_metrics(), strict=True)
     ]
-    return SeenRun(
-        [Scores(each, canaries.included, centred=True) for each in values], DurableLedger(run.ledger_path).spent(USER)
+    return [Scores(each, canaries.included, centred=True) for each in values], DurableLedger(run.ledger_path).spent(
+        USER
     )

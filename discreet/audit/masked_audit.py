@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from discreet.audit.canaries import Auditor, draw_canaries, noised_sum
 from discreet.audit.canary_scores import Experiment, Facts
+from discreet.audit.example_audit import model_and_examples
 from discreet.audit.repeated_release import Release, Score, noise_multiplier_of, repeated
 from discreet.client.account import Refused
 from discreet.client.client import DPClient
@@ -36,10 +37,8 @@ from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
-from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.fixed_features import features_of, split_fixed
-from discreet.tasks.models import flatten_parameters, model_for
+from discreet.tasks.models import flatten_parameters
 from discreet.training.task_loss import loss_of
 
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
@@ -175,12 +174,9 @@ def step_parts(config: RunConfig, task: Task, client: int) -> tuple[TrainRequest
     Raises:
       ConfigError: the client has no example, or more than it may have.
     """
-    fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, config.data).examples(client)))
+    model, examples = model_and_examples(config, task, client)
     if len(examples) == 0:
         raise ConfigError(f"client {client} has no example that could be a canary")
-    if fixed is not None:
-        examples = features_of(fixed, examples)
     request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
     canary = _worst_of(examples, model, config)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))

@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -26,23 +26,18 @@ from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_folder import Checkpoint
-from discreet.federated.run_plan import plan_of
+from discreet.federated.run_plan import plan_of, round_settings
 from discreet.federated.session import checked, prepare
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings import client_settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
 
 
-@dataclass(frozen=True, eq=False)
-class SeenRun:
-    """The scores of each round of one run, and its ledger."""
-
-    rounds: Sequence[Scores]
-    spent: PrivacyLedger
+# The scores of each round of one run, and its ledger.
+SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
 def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
@@ -75,7 +70,8 @@ def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, 
     user = replace(config.privacy.user, account=None)
     resolved = checked(replace(config, privacy=replace(config.privacy, user=user)))[0]
     releases = said_first(resolved, canaries * runs)
-    seen = [_one_run(_numbered(resolved, number), canaries, honest) for number in range(runs)]
+    seeds = [None if resolved.seed is None else resolved.seed + number for number in range(runs)]
+    seen = [_one_run(replace(resolved, seed=seed), canaries, honest) for seed in seeds]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
     return experiment_of("user level", resolved, releases, seen, facts)
 
@@ -88,10 +84,11 @@ def check_noised(config: RunConfig) -> None:
 
 def said_first(resolved: RunConfig, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
-    claim = _claim(resolved, _ledger(resolved, resolved.rounds))
+    user, rounds = _user(resolved), resolved.rounds
     probability = 1.0 if resolved.sampling.kind == "everyone" else resolved.sampling_probability
-    releases = Releases(resolved.rounds, probability, _noise(resolved), claim)
-    logger.info("%s", outlook(releases, canaries, rounds=resolved.rounds))
+    claim = _claim(resolved, PrivacyLedger().record(user.event, rounds))
+    releases = Releases(rounds, probability, user.noise_multiplier, claim)
+    logger.info("%s", outlook(releases, canaries, rounds=rounds))
     return releases
 
 
@@ -99,36 +96,30 @@ def experiment_of(
     mechanism: str, resolved: RunConfig, releases: Releases, seen: Sequence[SeenRun], facts: Facts
 ) -> Experiment:
     """The findings of runs with different canaries together: each round, then all of them, by their ledger."""
-    claim, rounds = _claim(resolved, _ledger(resolved, 1)), []
-    for same in zip(*(run.rounds for run in seen), strict=True):
+    user, rounds = _user(resolved), []
+    claim, run_claim = (_claim(resolved, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
+    for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
         rounds.append((claim, Scores(values, included, same[0].centred)))
     more: Facts = {
         "population_size": resolved.population_size,
         "sampling": f"{resolved.sampling.kind}, {resolved.sampling_probability:g}",
         "rounds": len(rounds),
-        "noise_multiplier": _noise(resolved),
+        "noise_multiplier": user.noise_multiplier,
         "clip": resolved.privacy.user.clip.kind,
         "secure": resolved.seed is None,
     }
-    return Experiment(mechanism, observed(rounds, _claim(resolved, seen[-1].spent)), {**facts, **more}, releases)
+    return Experiment(mechanism, observed(rounds, run_claim), {**facts, **more}, releases)
 
 
-def _noise(config: RunConfig) -> float:
-    assert config.privacy.user.noise_multiplier is not None
-    return config.privacy.user.noise_multiplier
-
-
-def _ledger(config: RunConfig, rounds: int) -> PrivacyLedger:
-    return PrivacyLedger().record(client_settings(config).user.event(_noise(config)), rounds)
+def _user(resolved: RunConfig) -> UserPrivacy:
+    user = round_settings(resolved).user
+    assert user is not None
+    return user
 
 
 def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
     return Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
-
-
-def _numbered(config: RunConfig, number: int) -> RunConfig:
-    return config if config.seed is None else replace(config, seed=config.seed + number)
 
 
 def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
@@ -156,7 +147,7 @@ def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
         plan = replace(plan, also=score)
         run = TrainingRun(plan, session.folder, ledger=start.ledger, transport=transport, evaluate=evaluate)
         run.run(start.checkpoint)
-        return SeenRun(rounds, start.ledger.spent(USER))
+        return rounds, start.ledger.spent(USER)
 
 
 class CanaryTransport:
