@@ -73,7 +73,7 @@ MASKED_FAULTS = (
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source
             )
         ),
-        "audit/test_secure_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
+        "audit/test_masked_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
     ),
     Fault(
         "a masked sum is opened before it is charged",

@@ -22,15 +22,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from discreet.audit.answer_audit import AnswerAudit, audit_answers, audit_statistics
+from discreet.audit.answer_audit import audit_answers, audit_statistics
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.canary_scores import Experiment
-from discreet.audit.example_audit import ExampleAudit, audit_examples
-from discreet.audit.federation_audit import FederationAudit, audit_federation
-from discreet.audit.local_audit import LocalAudit, audit_local
-from discreet.audit.secure_audit import SecureAudit, audit_secure
-from discreet.audit.step_audit import StepAudit, audit_shared_step
-from discreet.audit.user_audit import UserAudit, audit_users
+from discreet.audit.example_audit import audit_examples
+from discreet.audit.federation_audit import audit_federation
+from discreet.audit.local_audit import audit_local
+from discreet.audit.masked_audit import audit_secure, audit_shared_step
+from discreet.audit.user_audit import audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.interruption import ending
@@ -70,7 +69,7 @@ def show(verdict: Verdict, console: Console) -> None:
     left = len(verdict.judgements) - table.row_count
     if left:
         console.print(f"{left} more rounds are in {RECORD}")
-    console.print(f"{verdict.mechanism}, {run.adjacency}, delta {run.delta:g}; interval and bounds at 95 %")
+    console.print(f"{verdict.mechanism}, {run.claim.adjacency}, delta {run.claim.delta:g}; interval and bounds at 95 %")
     for method in methods:
         console.print(f"bound: {method} assumes {ASSUMES[method]}", highlight=False)
     console.print(sentence(verdict), highlight=False)
@@ -98,7 +97,7 @@ def _cells(found: Judgement, methods: Sequence[str]) -> list[str]:
     bounds = {bound.method: f"{bound.epsilon:.3g}" for bound in found.bounds}
     return [
         found.name,
-        f"{found.claimed:.4g}",
+        f"{found.claim.epsilon:.4g}",
         "-" if found.estimate is None else f"{found.estimate:.3g}",
         "-" if found.interval is None else "{:.3g} .. {:.3g}".format(*found.interval),
         *(bounds.get(method, "-") for method in methods),
@@ -177,36 +176,36 @@ def _experiment(config: RunConfig, given: argparse.Namespace) -> Experiment:
 
 def _users(config: RunConfig, given: argparse.Namespace) -> Experiment:
     if config.privacy.user.secure:
-        return audit_secure(config, SecureAudit(_given(given.canaries, RELEASES)))
+        return audit_secure(config, releases=_given(given.canaries, RELEASES))
     canaries = _given(given.canaries, min(config.population_size // 2, MOST_CANARIES))
-    return audit_users(config, UserAudit(canaries, honest=given.honest, runs=given.runs))
+    return audit_users(config, canaries=canaries, honest=given.honest, runs=given.runs)
 
 
 def _in_federation(config: RunConfig, given: argparse.Namespace) -> Experiment:
     canaries = _given(given.canaries, min(config.population_size // 2, NODES))
     with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
-        return audit_federation(config, FederationAudit(canaries, runs=given.runs))
+        return audit_federation(config, canaries=canaries, runs=given.runs)
 
 
 def _examples(config: RunConfig, given: argparse.Namespace) -> Experiment:
     if config.privacy.example.secure:
-        return audit_shared_step(config, StepAudit(_given(given.canaries, RELEASES), given.client))
+        return audit_shared_step(config, releases=_given(given.canaries, RELEASES), client=given.client)
     canaries = _given(given.canaries, MOST_CANARIES)
-    return audit_examples(config, ExampleAudit(canaries, client=given.client, rounds=given.rounds))
+    return audit_examples(config, canaries=canaries, client=given.client, rounds=given.rounds)
 
 
 def _local(config: RunConfig, given: argparse.Namespace) -> Experiment:
-    return audit_local(config, LocalAudit(_given(given.canaries, RELEASES), rounds=_given(given.rounds, 1)))
+    return audit_local(config, releases=_given(given.canaries, RELEASES), rounds=_given(given.rounds, 1))
 
 
 def _answers(config: RunConfig, given: argparse.Namespace) -> Experiment:
     if config.privacy.user.secure:
-        return audit_secure(config, SecureAudit(_given(given.canaries, RELEASES), of_answers=True))
-    return audit_answers(config, AnswerAudit(_given(given.canaries, RELEASES)))
+        return audit_secure(config, releases=_given(given.canaries, RELEASES), of_answers=True)
+    return audit_answers(config, releases=_given(given.canaries, RELEASES))
 
 
 def _statistics(config: RunConfig, given: argparse.Namespace) -> Experiment:
-    return audit_statistics(config, AnswerAudit(_given(given.canaries, RELEASES)))
+    return audit_statistics(config, releases=_given(given.canaries, RELEASES))
 
 
 def _given(count: int | None, otherwise: int) -> int:
