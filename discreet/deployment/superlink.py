@@ -21,13 +21,14 @@ from pathlib import Path
 
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
+from discreet.deployment.flower_home import CONNECTION, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
 from discreet.processes import STARTER, below, heard, listens, tied
 
 logger = logging.getLogger("discreet.superlink")
 
-CONNECTION, DATABASE = "deployment", "superlink.db"
+DATABASE = "superlink.db"
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
@@ -52,16 +53,8 @@ def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> li
 
 def environment() -> dict[str, str]:
     """Of the SuperLink's process, and of the ServerApps that it starts: this one's, which wins over `RETURNED_FROM`."""
-    return RETURNED_FROM | os.environ
-
-
-def write_connection(home: Path, *, address: str, authority: Path) -> None:
-    """Flower's connection file, so that `flwr ... deployment` works where this runs."""
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "{address}"\nroot-certificates = "{authority.resolve()}"\n'
-    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return RETURNED_FROM | os.environ | {"PATH": path}
 
 
 def _parser() -> argparse.ArgumentParser:

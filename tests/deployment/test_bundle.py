@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 
 from discreet.deployment.approve import build_app
-from discreet.deployment.flower_run import REPOSITORY
 from server_app.bundle_entry import OtherCodeError, use_installed
+from tests.conftest import REPOSITORY
 
 MOST_LINES = 13_700
 ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py", "discreet/federated/run_end.py"}

@@ -17,8 +17,9 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
+from discreet.deployment.flower_home import CONNECTION
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
-from discreet.deployment.superlink import CONNECTION, RETURNED_FROM, environment, server_apps
+from discreet.deployment.superlink import RETURNED_FROM, environment, server_apps
 from discreet.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 

@@ -17,7 +17,7 @@ from flwr.supercore import date
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.commands import applies
 
 logger = logging.getLogger("discreet.node")
 
