@@ -37,7 +37,8 @@ from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_o
 from discreet.logs import log_to
 from discreet.places import conf_for
 from discreet.simulation.in_process import check, simulate
-from discreet.simulation.many_runs import Job, check_parallel, number_of_jobs, run_all
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import check_parallel, number_of_jobs, run_all
 
 logger = logging.getLogger("discreet")
 

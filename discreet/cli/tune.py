@@ -48,7 +48,8 @@ from discreet.logs import log_to
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.selection import SHAPES, TrialCount
 from discreet.simulation.in_process import simulate
-from discreet.simulation.many_runs import Job, Tally, check_parallel, number_of_jobs, run_all
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import Tally, check_parallel, number_of_jobs, run_all
 from discreet.tasks.scores import main_score
 
 EXAMPLES = """examples:

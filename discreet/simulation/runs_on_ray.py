@@ -26,7 +26,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder, only_writer
 from discreet.logs import log_to
 from discreet.settings import RunConfig
-from discreet.simulation.many_runs import TOLD, Ended, Job, first_line
+from discreet.simulation.job import TOLD, Ended, Job, first_line
 from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 
 logger = logging.getLogger("discreet")

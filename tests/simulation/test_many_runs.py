@@ -10,7 +10,8 @@ import pytest
 from discreet.cli import simulate as cli
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.run_folder import RunFolder, read_status
-from discreet.simulation.many_runs import Job, check_parallel, number_of_jobs
+from discreet.simulation.job import Job
+from discreet.simulation.many_runs import check_parallel, number_of_jobs
 
 SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")
 
