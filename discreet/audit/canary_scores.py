@@ -63,10 +63,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases that canaries are sent through.
+    """The releases that canaries are sent through: `rounds` of them.
 
     Attributes:
-      rounds: the number of releases.
       probability: with which a canary is in the cohort of one.
       noise_multiplier: of each; None if the noise is not Gaussian, so that nothing is fitted.
       claim: of all together.

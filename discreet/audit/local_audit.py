@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
-from discreet.audit.repeated_release import Score, check_count, scores_of
+from discreet.audit.repeated_release import Score, scores_of
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.client_settings import ConfigError
 from discreet.config import RunConfig
@@ -45,7 +45,6 @@ def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experim
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
     if not 1 <= rounds <= config.rounds:
         raise ConfigError(f"an audit needs 1 .. {config.rounds} rounds (got {rounds})")
-    check_count(releases)
     training, source = settings_without_noise(run.training), source_of(config.seed).child("audit")
     spent, seen, precision = PrivacyLedger(), [], 0.0
     for number in range(1, rounds + 1):

@@ -27,17 +27,11 @@ _UNIT = NormalDist()
 
 @dataclass(frozen=True)
 class Guesses:
-    """The result of guessing who was in.
+    """r guesses who was in, of which v are correct, at m canaries, each in or out by its own fair coin."""
 
-    Attributes:
-      canaries: m, each in or out by its own fair coin.
-      made: r, within [1, m]; the auditor says nothing of the other canaries.
-      correct: v, within [0, r].
-    """
-
-    canaries: int
-    made: int
-    correct: int
+    canaries: int  # m
+    made: int  # r, within [1, m]: nothing is said of the other canaries
+    correct: int  # v, within [0, r]
 
 
 def guess(scores: Scores, *, made: int) -> Guesses:

@@ -1,4 +1,4 @@
-"""How small a fault an audit is able to find: computed from the settings alone, before anything runs."""
+"""The smallest fault that an audit is able to find: computed from the settings alone, before anything runs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ def repeated(config: RunConfig, release: Release, count: int) -> Experiment:
     Raises:
       ConfigError: fewer than two releases.
     """
-    check_count(count)
     claim = Claim.of(config.privacy, PrivacyLedger().record(release.event), release.adjacency)
     releases = Releases(1, release.probability, noise_multiplier_of(release.event), claim, repeated=True)
     logger.info("%s", outlook(releases, count))
@@ -66,14 +65,14 @@ def noise_multiplier_of(event: DpEvent) -> float | None:
     return event.noise_multiplier if isinstance(event, GaussianDpEvent) else None
 
 
-def check_count(count: int) -> None:
-    """Raises ConfigError for fewer than two releases."""
+def scores_of(score: Score, count: int, source: RandomSource) -> Scores:
+    """The scores of `count` releases with the canary, then of as many without.
+
+    Raises:
+      ConfigError: fewer than two releases.
+    """
     if count < 2:
         raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
-
-
-def scores_of(score: Score, count: int, source: RandomSource) -> Scores:
-    """The scores of `count` releases with the canary, then of as many without."""
     included = np.arange(2 * count) < count
     drawn = [score(bool(is_in), source.child(str(is_in), n % count)) for n, is_in in enumerate(included)]
     return Scores(np.array(drawn), included)

@@ -75,7 +75,6 @@ class Verdict:
     """The findings of an audit.
 
     Attributes:
-      mechanism: of the experiment.
       judgements: one for each observation; the last is of the whole run.
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
       power: of the bounds of the whole run.

@@ -54,18 +54,18 @@ def test_a_round_that_also_rates_shows_update_bit_and_answer_and_no_more_than_th
 
 def test_half_the_noise_of_a_joined_round_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_answers(settings(*JOINED), releases=ENOUGH)).refuted
+    assert judge(audit_answers(settings(*JOINED), releases=400)).refuted
 
 
 def test_answers_that_are_charged_as_if_the_update_came_for_nothing_are_found_from_outside() -> None:
-    joined, alone = audit_answers(settings(*JOINED), releases=ENOUGH), audit_answers(settings(), releases=2)
+    joined, alone = audit_answers(settings(*JOINED), releases=400), audit_answers(settings(), releases=2)
     (seen,), (rated,) = joined.observations, alone.observations
     assert judge(replace(joined, observations=(replace(seen, claim=rated.claim),))).refuted
 
 
 def test_a_joined_round_of_a_sampled_cohort_is_not_refuted() -> None:
     words = ("sampling.kind=poisson", "sampling.probability=0.3")
-    assert not judge(audit_answers(settings(*JOINED, *words), releases=ENOUGH)).refuted
+    assert not judge(audit_answers(settings(*JOINED, *words), releases=400)).refuted
 
 
 @pytest.mark.parametrize("noise", ["float", "grid"])

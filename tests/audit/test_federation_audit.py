@@ -98,10 +98,10 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
     mean = sum(canaries.direction(number) for number in np.flatnonzero(canaries.included)) * (CLIP / 40)
     releases = [Checkpoint(number + 1, torch.zeros(650), mean.float() * (1 - number), CLIP) for number in (0, 1)]
     run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
-    seen = scored(run, releases, canaries)
-    for scores, released in zip(seen.rounds, (1, 0), strict=True):
+    rounds, spent = scored(run, releases, canaries)
+    for scores, released in zip(rounds, (1, 0), strict=True):
         assert scores.values == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
-    assert seen.spent.num_releases == ROUNDS
+    assert spent.num_releases == ROUNDS
 
 
 def left_over(scores: Scores) -> np.ndarray:
