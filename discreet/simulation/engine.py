@@ -15,7 +15,6 @@ from discreet.config import RunConfig
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.settings import client_settings
-from discreet.simulation.answers import ChunkAnswers
 from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,
@@ -24,6 +23,7 @@ from discreet.simulation.client_examples import (
     client_examples_of,
     shared_examples,
 )
+from discreet.simulation.cohort_answers import ChunkAnswers
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import model_for

@@ -28,8 +28,8 @@ from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.secure_grid import SecureSum
 from discreet.setting_checks import check_value
 from discreet.settings import client_settings
-from discreet.simulation.answers import data_answers
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
+from discreet.simulation.cohort_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
 from discreet.value_rules import Rule
 
