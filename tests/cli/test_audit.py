@@ -11,9 +11,10 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.cli.audit import main, settings_of
+from discreet.cli.audit import settings_of
 from discreet.config import ConfigError
 from tests.audit.made_scores import gaussian_scores
+from tests.command import audit as main
 from tests.made_runs import make_run
 
 SMALL = ("model.name=linear", "data.num_clients=600", "rounds=1", "sampling.kind=everyone", "seed=7919")
@@ -31,7 +32,7 @@ def made(noise: float, rounds: int) -> Experiment:
 def audited(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """What the experiment is to find, one for each call."""
     found: list[Experiment] = []
-    monkeypatch.setattr(audit, "_experiment", lambda config, given: found.pop())
+    monkeypatch.setattr(audit, "experiment_of", lambda config, asked: found.pop())
     return found
 
 

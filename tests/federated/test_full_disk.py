@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import shlex
-import signal
 import sqlite3
 from functools import partial
 from pathlib import Path
 
 import pytest
-from dp_accounting import GaussianDpEvent
 
-from discreet.cli.simulate import main as simulate
-from discreet.federated import known_ledgers, run_folder, serving
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.known_ledgers import STATE_VARIABLE
-from discreet.federated.run_folder import RunFolder, state_of
+from discreet.federated import run_folder
 
 SETTINGS = ("data.num_clients=5", "model.name=logistic_regression", "rounds=3", "privacy.user.too_noisy=warn")
 

@@ -103,7 +103,7 @@ def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> No
     assert (best.of_model("accuracy"), best.epsilon("user")) == (0.8, 3.0)
     assert untrained.of_model("accuracy") is None
     assert [row[1] for row in runs_table([best, untrained]).rows] == ["0.8000", ""]
-    assert [tune._score(run.path) for run in runs] == [0.8, -math.inf]
+    assert [tune.score(run.path) for run in runs] == [0.8, -math.inf]
 
 
 def test_repetitions_are_one_group_with_their_spread(tmp_path: Path) -> None:
