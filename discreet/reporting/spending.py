@@ -1,14 +1,16 @@
-"""What runs have spent, by every accountant, from the ledgers in their folders, and what picking one of them costs."""
+"""The spending of runs by every accountant, from their ledgers; the price of ratings, and of choosing among runs."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.federated.guarantees import GUARANTEES, USER
+from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_releases
 from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import Entries, epsilon_spent, pure_epsilon
 from discreet.privacy.events import event_from_json
@@ -41,14 +43,14 @@ SAME_DATA = ("name", "path", "num_clients", "partition", "alpha", "partition_see
 
 
 def accountants_of(record: RunRecord) -> Mapping[str, Accountant]:
-    """What computes the epsilons of a run; PrimiHub's orders only for the experiment that repeats its system."""
+    """The accountants of a run; PrimiHub's orders only for the experiment that repeats its system."""
     config = record.config
     repeated = (config.data.name, config.privacy.noise) == ("breast_cancer", "secure_sum")
     return ACCOUNTANTS | PRIMIHUB if repeated and config.privacy.example.enabled else ACCOUNTANTS
 
 
 def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
-    """What the data of each holder have paid for a guarantee; the user level has one holder, "".
+    """The spending of each holder's data for a guarantee; the user level has one holder, "".
 
     Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep.
     """
@@ -129,9 +131,28 @@ def _some_rounds(record: RunRecord) -> list[int]:
     return [numbers[round(last * point / (MOST_POINTS - 1))] for point in range(MOST_POINTS)]
 
 
+def ratings_cost(record: RunRecord) -> Iterator[str]:
+    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its delta."""
+    config, times = record.config, len({number for number, _ in record.ratings})
+    privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
+    account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
+    if privacy.user.enabled and privacy.user.noise_multiplier is not None:
+        unrated = replace(config, rounds=len(record.rounds), evaluation=replace(config.evaluation, kind="none"))
+        without = account(user_releases(unrated, privacy.user.noise_multiplier), privacy.delta)
+        yield f"{USER}-level: epsilon {record.epsilon(USER):.4g} with {ratings}, {without:.4g} without, {how}."
+    noised = LaplaceDpEvent if privacy.local.kind == "laplace" else GaussianDpEvent
+    for guarantee in (EXAMPLE, LOCAL):
+        if math.isfinite(record.epsilon(guarantee)):
+            alone = account([(noised(config.evaluation.noise_multiplier), times)], privacy.delta)
+            yield (
+                f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that has spent most; its "
+                f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."
+            )
+
+
 @dataclass(frozen=True)
 class ChoiceCost:
-    """What picking one of several runs by its result costs, which is a release too: epsilons by RDP at one delta.
+    """The price of picking one of several runs by its result, which is a release too: epsilons by RDP at one delta.
 
     Attributes:
       guarantee: `user`, `example` or `local`.
