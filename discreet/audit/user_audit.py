@@ -165,7 +165,7 @@ class SeenRun:
 def _one_run(config: RunConfig, audit: UserAudit) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
-        config = replace(config, output_dir=f"{folder}/run", resume=False, tracking="none")
+        config = replace(config, output_dir=f"{folder}/run", resume=False)
         session = prepare(config, simulated=True, held=held, resolved=config)
         plan, honest, start = plan_of(session.opened, chance_loss=math.inf), _honest(config, audit), session.opened
         assert plan.settings.user is not None

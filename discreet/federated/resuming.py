@@ -17,7 +17,7 @@ from discreet.places import conf_for
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (
-    *("rounds", "device", "engine", "ray", "operations", "tracking", "tracking_uri", "data.path", "sampling.min_nodes"),
+    *("rounds", "device", "engine", "ray", "operations", "data.path", "sampling.min_nodes"),
     "privacy.user.account",  # where it lies: that it is the account of this run is checked when it is opened
     *("statistics.of", "statistics.only"),  # each time that it is asked is paid for
     *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),

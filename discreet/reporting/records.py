@@ -19,10 +19,7 @@ from discreet.tasks.scores import Rated, main_score, rated_in
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
-NOT_TRIED = (
-    *("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri"),
-    "privacy.user.account",
-)
+NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
 
 

@@ -24,7 +24,6 @@ from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 from discreet.processes import SCRATCH, below
 from discreet.simulation.in_process import simulate
 from tests.command import statistics
-from tests.federated.test_tracking import tensorboard_scalars
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,15 +59,6 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     assert last["accuracy"] is not None
     assert last["accuracy"] >= 0.90
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
-
-
-@slow
-def test_a_run_on_flowers_runtime_is_tracked(tmp_path: Path) -> None:
-    words = [*SMALL[:2], "data.name=diabetes", "model.name=linear", "rounds=2", "privacy.user.noise_multiplier=0.5"]
-    assert main([*words, "tracking=tensorboard", f"output_dir={tmp_path / 'run'}"]) == 0
-    told, rows = tensorboard_scalars(tmp_path / "run" / "tensorboard"), RunFolder(tmp_path / "run").read_metrics()
-    for name in ("loss", "r2", "mae", "epsilon_user"):
-        assert [value for _, value in told[name]] == pytest.approx([row[name] for row in rows])
 
 
 @pytest.mark.parametrize(
