@@ -11,7 +11,6 @@ examples:
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,6 @@ from rich.table import Table as RichTable
 
 from discreet.reporting.page import REPORT_FILE, Report, report_of
 from discreet.reporting.records import find_runs
-from discreet.reporting.spending import ChoiceCost
 from discreet.reporting.table import Table, repetitions_table, swept_line
 
 OUTPUTS = Path("outputs")
@@ -64,20 +62,8 @@ def show(report: Report, console: Console) -> None:
         lines.append("noise that was drawn from a seed can be drawn again: it protects nobody")
     if repetitions := repetitions_table(report.records):
         console.print(_rich(repetitions))
-    for line in (*lines, *map(choice_line, report.costs)):
+    for line in (*lines, *map(str, report.costs)):
         console.print(line, soft_wrap=True, highlight=False)
-
-
-def choice_line(cost: ChoiceCost) -> str:
-    """The cost of publishing the best of the runs, in one line."""
-    drawn = "; ".join(f"{name} {value:.4g}" for name, value in cost.drawn.items())
-    if_drawn = f"if their number had been drawn at random: {drawn}" if drawn else cost.why_not
-    all_runs = "not stated" if cost.all_runs is None else f"{cost.all_runs:.4g}"
-    one = "one" if cost.all_runs != math.inf else "the dearest of the others"
-    return (
-        f"{cost.guarantee}-level, choosing the best: epsilon {all_runs} for all {cost.num_runs} runs, "
-        f"{cost.one_run:.4g} for {one} (rdp, delta {cost.delta:g}); {if_drawn}"
-    )
 
 
 def _rich(table: Table) -> RichTable:

@@ -1,4 +1,4 @@
-"""What clients' data are like, for a price: means, deviations, quantiles and counts, each with its standard error.
+"""Says what clients' data are like, for a price: means, deviations, quantiles and counts, each with its standard error.
 
 The settings are those of discreet simulate. Everybody is asked once; the sum of the answers is noised at the server, at
 user level, and charged to ledger.db in output_dir. statistics.json there holds what is printed.

@@ -36,7 +36,7 @@ def command(
 
 
 def status_facts(folder: RunFolder) -> Facts:
-    """What is known of a run: round, epsilon spent and left, connected nodes, last failure.
+    """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
     The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
     other epsilons are the largest that a client reported.

@@ -65,7 +65,7 @@ class Report:
             ratings_cost=list(ratings_cost(single)) if single else [],
             cards=list(_cards(self.records)),
             pictures=self.pictures,
-            costs=[_cost_row(cost) for cost in self.costs],
+            costs=self.costs,
             themes=THEMES,
         )
         replace_file(path, text.encode())
@@ -159,11 +159,3 @@ def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
 
 def _each(found: Mapping[str, float]) -> str:
     return "; ".join(f"{value:.4g} ({name})" for name, value in found.items())
-
-
-def _cost_row(cost: ChoiceCost) -> tuple[str, ...]:
-    together, drawn = f"not stated: {cost.why_not}", ""
-    if cost.all_runs is not None:
-        together = f"{cost.all_runs:.4g} ({cost.num_runs} runs)"
-        drawn = _each(cost.drawn) or f"does not apply: {cost.why_not}"
-    return cost.guarantee, f"{cost.one_run:.4g}", together, drawn, f"{cost.delta:g}"

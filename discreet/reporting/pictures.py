@@ -180,7 +180,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     A point is beaten by one that costs no more and is worth no less, and is better in one of the two. Equal points
     are both kept; points with a cost or a value that is not finite are left out.
 
-    >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9)])
+    >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9), (math.inf, 1.0), (0.5, math.nan)])
     [0, 2]
     """
     usable = [index for index, point in enumerate(points) if all(map(math.isfinite, point))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
+from discreet.federated.resuming import flat
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings import described
 from discreet.tasks.scores import Rated, main_score, rated_in
@@ -123,18 +125,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     Raises:
       ConfigError: a folder's configuration can't be read, or no run has finished a round.
     """
-    records = [record for folder, name in zip(folders, _names(folders), strict=True) if (record := _read(folder, name))]
+    shared = os.path.commonpath([folder.parent for folder in folders])
+    records = [record for folder in folders if (record := _read(folder, folder.relative_to(shared).as_posix()))]
     if not records:
         raise ConfigError("none of the runs has finished a round")
     return records
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    parts = [folder.parts for folder in folders]
-    shared = 0
-    while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
-        shared += 1
-    return ["/".join(part[shared:]) for part in parts]
 
 
 def _read(folder: Path, name: str) -> RunRecord | None:
@@ -144,7 +139,7 @@ def _read(folder: Path, name: str) -> RunRecord | None:
         return None
     asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
     privacy, selection = _json(folder / "privacy.json"), _json(folder / "selection.json")
-    return RunRecord(name, folder, config, flat_settings(asked), rounds, privacy, selection)
+    return RunRecord(name, folder, config, flat(described(asked)), rounds, privacy, selection)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -155,22 +150,6 @@ def _json(path: Path) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else None
-
-
-def flat_settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted name.
-
-    >>> flat_settings(RunConfig())["privacy.user.clip.norm"]
-    0.3
-    """
-
-    def walk(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for name, value in node.items():
-            flat |= walk(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        return flat
-
-    return walk(described(config), "")
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:

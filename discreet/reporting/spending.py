@@ -59,7 +59,7 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
 
 def worst_holder(spent: Spent, delta: float) -> str | None:
     """The holder with the largest epsilon, or None if nobody has paid."""
-    ranked = {entries: ACCOUNTANTS[RDP](entries, delta) for entries in _distinct(spent.values())}
+    ranked = {entries: ACCOUNTANTS[RDP](entries, delta) for entries in {tuple(each) for each in spent.values()}}
     return max(spent, key=lambda holder: ranked[tuple(spent[holder])], default=None)
 
 
@@ -175,6 +175,16 @@ class ChoiceCost:
     drawn: Mapping[str, float]
     why_not: str
 
+    def __str__(self) -> str:
+        drawn = "; ".join(f"{name} {value:.4g}" for name, value in self.drawn.items())
+        if_drawn = f"if their number had been drawn at random: {drawn}" if drawn else self.why_not
+        all_runs = "not stated" if self.all_runs is None else f"{self.all_runs:.4g}"
+        one = "one" if self.all_runs != math.inf else "the dearest of the others"
+        return (
+            f"{self.guarantee}-level, choosing the best: epsilon {all_runs} for all {self.num_runs} runs, "
+            f"{self.one_run:.4g} for {one} (rdp, delta {self.delta:g}); {if_drawn}"
+        )
+
 
 def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
     """The cost of choosing among the runs, for each guarantee that at least one of them gives.
@@ -188,18 +198,20 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> ChoiceCost:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_holder(record, guarantee) for record in paying]
-    one = _largest((entries for run in spent for entries in run.values()), delta)
+    all_runs: float | None = None
+    drawn: Mapping[str, float] = {}
     if why_not := _why_not_together(records, paying, spent):
-        return ChoiceCost(guarantee, delta, len(records), one, None, {}, why_not)
-    if without := len(records) - len(paying):
+        pass
+    elif without := len(records) - len(paying):
+        all_runs = math.inf
         why_not = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
-        return ChoiceCost(guarantee, delta, len(records), one, math.inf, {}, why_not)
-    together = [
-        PrivacyLedger(tuple(entry for run in spent for entry in run.get(holder, ()))).entries
-        for holder in set[str]().union(*spent)
-    ]
-    drawn, why_not = _if_drawn(spent, guarantee, delta)
-    return ChoiceCost(guarantee, delta, len(paying), one, _largest(together, delta), drawn, why_not)
+    else:
+        holders = set[str]().union(*spent)
+        together = (tuple(entry for run in spent for entry in run.get(holder, ())) for holder in holders)
+        all_runs = _largest(together, delta)
+        drawn, why_not = _if_drawn(spent, guarantee, delta)
+    one_run = _largest((entries for run in spent for entries in run.values()), delta)
+    return ChoiceCost(guarantee, delta, len(records), one_run, all_runs, drawn, why_not)
 
 
 def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
@@ -212,10 +224,10 @@ def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord],
     return ""
 
 
-def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dict[str, float], str]:
+def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[Mapping[str, float], str]:
     if guarantee != USER:
         return {}, "every update of every run reaches the server, which is not trusted here, so the runs add up"
-    candidates = list(_distinct(entries for run in spent for entries in run.values()))
+    candidates = list({tuple(entries) for run in spent for entries in run.values()})
     trials = [TrialCount(name, float(len(spent))) for name in SHAPES]
     try:
         return {count.distribution: selection_epsilon(candidates, trials=count, delta=delta) for count in trials}, ""
@@ -224,8 +236,5 @@ def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dic
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:
-    return max((ACCOUNTANTS[RDP](entries, delta) for entries in _distinct(spent)), default=0.0)
-
-
-def _distinct(spent: Iterable[Entries]) -> set[Entries]:
-    return {tuple(entries) for entries in spent}
+    distinct = {PrivacyLedger(tuple(entries)).entries for entries in spent}
+    return max((ACCOUNTANTS[RDP](entries, delta) for entries in distinct), default=0.0)
