@@ -74,7 +74,7 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
 
 def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
-    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
     engine = engine_of(run, task, client_examples=held)
     with BatchedTransport(run, engine, accounts=None) as exchange:

@@ -41,13 +41,13 @@ from discreet.federated.messages import TrainRequest
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
 from discreet.federated.transport import Replies
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import SHAPES, Examples, Task
 from discreet.tasks.models import build_model, flatten_parameters, load_parameters
 from discreet.tasks.partition import partition_indices
 
@@ -73,7 +73,7 @@ def digits_like(count: int = EXAMPLES) -> Task:
     generator = torch.Generator().manual_seed(SEED)
     pixels, targets = torch.randint(256, (count, 1, 28, 28), generator=generator), torch.arange(count) % 10
     inputs = pixels.float().div_(255)
-    return Task("digits-like", Examples(inputs, targets), Examples(inputs[:10], targets[:10]), 10, (1, 28, 28))
+    return Task("digits-like", Examples(inputs, targets), Examples(inputs[:10], targets[:10]), SHAPES["mnist"])
 
 
 def rows(
@@ -100,7 +100,7 @@ def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict
         "batched, sums on the grid": _batched(exact, task, held, None),
     }
     if importlib.util.find_spec("pfl"):
-        model = build_model(name, task.input_shape, task.num_classes, seed=SEED)
+        model = build_model(name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
         ways["pfl-research"] = pfl_rounds(model, task, held, training=run.training, norm_clip=CLIP_NORM)
     return ways
 
@@ -139,7 +139,7 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
 
 def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
     """What a person would write without any library: SGD on each client, its update clipped and added."""
-    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, generator = flatten_parameters(model), np.random.default_rng(SEED)
 
     def rounds(clients: Sequence[int]) -> None:
@@ -161,7 +161,7 @@ def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
 
 def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The clients that Flower runs, called one after the other."""
-    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, request = flatten_parameters(model), TrainRequest(1, CLIP_NORM, client_settings(run))
 
     def rounds(clients: Sequence[int]) -> None:
@@ -178,7 +178,7 @@ def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: Durabl
 
 def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The cohort as one computation."""
-    model = build_model(run.model.name, task.input_shape, task.num_classes, seed=SEED)
+    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     exchange = BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=accounts)
     start, user = flatten_parameters(model), round_settings(run).user

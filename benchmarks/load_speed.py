@@ -24,7 +24,6 @@ from rich.console import Console
 
 from benchmarks.empty_app.empty_client import answer_to
 from discreet.cli.benchmark import table_of
-from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
 from discreet.deployment.local_federation import Federation, make_secrets, wait_until
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import server_apps
@@ -144,7 +143,6 @@ def _light_nodes(address: str, authority: Path, ready: Path, keys: Sequence[Path
     """Answers until this process is told to end."""
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    look_for_objects_soon()
     with ExitStack() as nodes:
         for key in keys:
             nodes.enter_context(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +28,6 @@ from discreet.config import load_config
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
 from discreet.federated.transport import Replies
-from discreet.settings import RayConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
@@ -101,14 +101,14 @@ def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
     from ray.cluster_utils import Cluster
 
     from discreet.simulation.ray_cluster import connected
-    from discreet.simulation.ray_workers import workers_on
+    from discreet.simulation.ray_workers import RayWorkers
 
     cluster = Cluster()
     held.callback(cluster.shutdown)
     for cpus in nodes:
         cluster.add_node(num_cpus=cpus, include_dashboard=False, object_store_memory=2**28)
     held.callback(ray.shutdown)
-    return workers_on(held.enter_context(connected(cluster.address)), RayConfig())
+    return partial(RayWorkers, cluster=held.enter_context(connected(cluster.address)))
 
 
 def _transport(name: str, examples: int, workers: MakesWorkers | None) -> BatchedTransport:

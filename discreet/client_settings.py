@@ -15,8 +15,13 @@ from discreet.client_noise_settings import LocalPrivacyConfig as LocalPrivacyCon
 from discreet.evaluation_settings import MEANS
 from discreet.evaluation_settings import METRICS as METRICS
 from discreet.evaluation_settings import EvaluationConfig as EvaluationConfig
-from discreet.privacy.accountants import ACCOUNTANTS, RDP
-from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.privacy.events import (
+    ACCOUNTANTS,
+    RDP,
+    fixed_size_round_event,
+    joined_noise_multiplier,
+    poisson_round_event,
+)
 from discreet.privacy.quantile import LEAST_NUMBER
 from discreet.secure_settings import AGGREGATION, PLAIN, PLANNED, SECURE, SecureConfig, Sizes
 from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET

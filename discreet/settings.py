@@ -41,7 +41,7 @@ from discreet.client_settings import (
     setting,
 )
 from discreet.logs import LOG_FORMATS
-from discreet.privacy.accountants import PLD
+from discreet.privacy.events import PLD
 from discreet.privacy.quantile import LARGEST_NUMBER
 from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
 from discreet.statistics_settings import NormaliserConfig, StatisticsConfig

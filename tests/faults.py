@@ -47,6 +47,17 @@ def _known_key(real: Any) -> Any:
     return lambda: type(real())(bytes(32), is_secure=True)
 
 
+def _looked_at_once(real: Any) -> Any:
+    seen: dict[int, int] = {}
+
+    def require_room(self: Any) -> None:
+        if seen.get(id(self)) != self.taken:
+            seen[id(self)] = self.taken
+            real(self)
+
+    return require_room
+
+
 FAULTS = (
     # Clipping, noise and sampling.
     Fault(
@@ -63,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         "the gradients of a shared step are not clipped",
-        "discreet.training.shared_step:clipped_gradient_sum",
+        "discreet.training.shared_step:sum_one_by_one",
         lambda real: lambda *args, l2_norm_clip, **more: real(*args, l2_norm_clip=1e9, **more),
         "training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
     ),
@@ -219,6 +230,43 @@ FAULTS = (
         "discreet.federated.known_ledgers:KnownLedgers.another_at",
         always(False),
         "federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
+    ),
+    Fault(
+        "a loop does not look at its budget again although another process has charged",
+        "discreet.central.step_account:StepAccount._require_room",
+        _looked_at_once,
+        "central/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
+    ),
+    # What a model, a loss and a server may not do.
+    Fault(
+        "a loss may mix examples",
+        "discreet.privacy.rules.trial:_mixes",
+        always(False),
+        "privacy/test_trial.py::test_a_loss_that_mixes_examples_is_refused",
+    ),
+    Fault(
+        "a forward may change the model's own state",
+        "discreet.privacy.rules.trial:moved_since",
+        always([]),
+        "privacy/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name",
+    ),
+    Fault(
+        "a table that clips its rows has a rule",
+        "discreet.privacy.rules.linear:check_table",
+        always(None),
+        "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
+    ),
+    Fault(
+        "squares of norms are lost where they are too small for float32",
+        "discreet.privacy.rules.terms:mass",
+        lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
+        "privacy/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported",
+    ),
+    Fault(
+        "gradients are clipped to any number that a server sends",
+        "discreet.privacy.per_example:check_clip",
+        always(None),
+        "privacy/test_scales.py::test_a_clip_norm_that_float32_does_not_bear_is_refused",
     ),
     # What a node holds its server to.
     Fault(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from discreet.client.policy import ClientPolicy
+from discreet.federated.messages import TrainReply
 from tests.planting import Fault, always
 
 
@@ -14,6 +16,11 @@ def _opened_first(real: Any) -> Any:
         return real(state, replace(sealed, open=lambda: total), settings, charge=charge)
 
     return secure_round
+
+
+def _answered(self: Any, request: Any, params: Any) -> TrainReply:
+    values, _ = self._values(request, params)
+    return TrainReply(request.round, values.update, values.below, answer=values.answer)
 
 
 MASKED_FAULTS = (
@@ -45,9 +52,8 @@ MASKED_FAULTS = (
         "the noise of a secure sum is shared among all nodes, not among the honest survivors",
         "discreet.privacy.secure_grid:_at",
         lambda real: (
-            lambda fineness, wanted: replace(
-                real(fineness, wanted),
-                variance=real(fineness, wanted).variance * wanted.cohort.summands // wanted.cohort.nodes,
+            lambda *given, **beside: replace(
+                found := real(*given, **beside), variance=found.variance * found.summands // found.nodes
             )
         ),
         "privacy/test_secure_grid.py"
@@ -67,7 +73,7 @@ MASKED_FAULTS = (
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source
             )
         ),
-        "audit/test_secure_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
+        "audit/test_masked_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
     ),
     Fault(
         "a masked sum is opened before it is charged",
@@ -93,5 +99,55 @@ MASKED_FAULTS = (
         "discreet.federated.sealed_sum:InTheClear.ask_sealed",
         lambda real: lambda self, **asked: real(replace(self, fewest=0), **asked),
         "simulation/test_secure.py::test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened",
+    ),
+    Fault(
+        "a client gives an update in the clear in a run under secure aggregation",
+        "discreet.client.client:DPClient.answer",
+        lambda _: _answered,
+        "client/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
+    ),
+    Fault(
+        "a masked vector is given in a run in the clear",
+        "discreet.client.masked_work:MaskedWork.__post_init__",
+        always(None),
+        "client/test_secure_doors.py::test_a_masked_vector_is_not_given_in_a_run_in_the_clear",
+    ),
+    Fault(
+        "the noise of a masked sum may be half of what the owner's policy asks for",
+        "discreet.client.masked_work:check_own_count",
+        lambda real: (
+            lambda policy, event: real(replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event)
+        ),
+        "client/test_secure_doors.py::test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is",
+    ),
+    Fault(
+        "an app behind the mod has no policy",
+        "discreet.client.secure_sum_mod:node_policy",
+        lambda _: lambda node_config: ClientPolicy(),
+        "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
+    ),
+    Fault(
+        "an app behind the mod does not ask its owner's policy",
+        "discreet.client.secure_sum_mod:admit_one",
+        always(None),
+        "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
+    ),
+    Fault(
+        "a node answers a stage on other terms than those of its keys",
+        "discreet.masking.node_stages:Party.agreed",
+        lambda _: property(lambda self: b""),
+        "client/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys",
+    ),
+    Fault(
+        "a node gives keys for a sum that its owner does not allow",
+        "discreet.client.secure_aggregation:check_sums",
+        always(None),
+        "client/test_bound_terms.py::test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow",
+    ),
+    Fault(
+        "a shared step of a client with any number of batches is put on the grid",
+        "discreet.client.admission:MOST_GRADIENTS",
+        lambda _: 2**30,
+        "client/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
     ),
 )

@@ -1,4 +1,4 @@
-"""One's own model and data: the example of the README, run; and what is refused, in one line."""
+"""One's own model and data: the example of the guide, run; and what is refused, in one line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
 from discreet.tasks.models import build_model
+from discreet.tasks.targets import FolderError
 from tests.client.clients import request
 from tests.command import predict
 from tests.command import simulate as simulate_main
@@ -31,27 +31,27 @@ from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "examples" / "own"
-README = (ROOT / "README.md").read_text()
+GUIDE = ROOT / "docs" / "guide" / "models.md"
 MODEL = "examples.own.model:build"
 QUICK = ("rounds=2", "training.epochs=1", "seed=31013")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+def test_the_guide_shows_the_example_as_it_is() -> None:
     shown, there = tomllib.loads(blocks("toml")[0]), tomllib.loads((OWN / "data.toml").read_text())
     assert there == shown | {"model": MODEL}
     (build,) = (block for block in blocks("python") if block.startswith("def build"))
     assert build in (OWN / "model.py").read_text()
 
 
-def test_the_commands_of_the_readme_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = [
         [word.replace("outputs/", f"{tmp_path}/") for word in words]
-        for words in commands(ROOT / "README.md")
+        for words in commands(GUIDE)
         if "examples/own" in " ".join(words)
     ]
     assert [words[1] for words in lines] == ["simulate", "predict"]
@@ -65,7 +65,7 @@ def test_the_clients_are_the_people_of_the_table() -> None:
     task = load_task("folder", path=str(OWN))
     assert task.owners is not None
     assert len(task.owners.unique()) == 300
-    assert (task.input_shape, task.num_classes) == ((4,), 3)
+    assert (task.shape.input_shape, task.shape.num_classes) == ((4,), 3)
     assert float(task.train.inputs.abs().max()) <= 1
 
 
@@ -108,7 +108,7 @@ WRONG = {
 
 def test_without_inputs_the_owner_is_no_input(tmp_path: Path) -> None:
     task = load_task("folder", path=str(owns(tmp_path, without("inputs"))))
-    assert (task.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
+    assert (task.shape.input_shape, tuple(task.test.inputs.shape[1:])) == ((4,), (4,))
 
 
 @pytest.mark.parametrize(("cell", "said"), [("fast", "is no finite number"), ("", "is missing"), ("nan", "is ")])

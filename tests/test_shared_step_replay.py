@@ -26,7 +26,7 @@ from discreet.secure_settings import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import sequence_of
 from discreet.tasks.examples import Examples
 from tests.client.clients import DIMS, config, examples, linear, params_of, request
 from tests.replay import Replay, replay

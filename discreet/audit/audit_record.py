@@ -1,4 +1,4 @@
-"""What an audit leaves behind: audit.json and audit.svg."""
+"""The files of an audit: audit.json and audit.svg."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.stats import norm
+
 from discreet import __version__
-from discreet.audit.audit_picture import score_picture
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Judgement, Verdict
 from discreet.federated.run_folder import replace_file
 from discreet.json_numbers import json_ready
-from discreet.reporting.drawing import alone
+from discreet.reporting.drawing import INK, SERIES, Picture, alone, canvas, to_svg
 
 RECORD, PICTURE = "audit.json", "audit.svg"
+BINS = 40
+_NOTE = "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted to the scores."
 
 
 def record_of(experiment: Experiment, verdict: Verdict) -> dict[str, Any]:
@@ -28,21 +32,38 @@ def record_of(experiment: Experiment, verdict: Verdict) -> dict[str, Any]:
         "false_alarm": verdict.false_alarm,
         "level": 1 - SIGNIFICANCE,
         "assumes": ASSUMES,
-        "observations": [_judged(judgement) for judgement in verdict.judgements],
+        "observations": [
+            {
+                "name": found.name,
+                "claimed": found.claim.epsilon,
+                "delta": found.claim.delta,
+                "adjacency": found.claim.adjacency,
+                "estimate": found.estimate,
+                "interval": found.interval,
+                "bounds": {bound.method: {"epsilon": bound.epsilon, "strict": bound.strict} for bound in found.bounds},
+                "refuted_by": found.refuted_by,
+            }
+            for found in verdict.judgements
+        ],
     }
 
 
-def _judged(found: Judgement) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "claimed": found.claimed,
-        "delta": found.delta,
-        "adjacency": found.adjacency,
-        "estimate": found.estimate,
-        "interval": found.interval,
-        "bounds": {bound.method: {"epsilon": bound.epsilon, "strict": bound.strict} for bound in found.bounds},
-        "refuted_by": list(found.refuted_by),
-    }
+def score_picture(experiment: Experiment, run: Judgement) -> Picture:
+    """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians that are fitted."""
+    scores, fit = experiment.observations[-1].scores, run.fit
+    title = f"Scores of canaries, {experiment.mechanism}"
+    edges = np.histogram_bin_edges(scores.values, BINS)
+    with canvas() as (figure, (axes,)):
+        for number, (name, values) in enumerate({"out": scores.unseen, "in": scores.seen}.items()):
+            axes.hist(values, edges, density=True, color=SERIES[number], alpha=0.35, label=f"{name}: {len(values)}")
+        if fit is not None:
+            at = np.linspace(edges[0], edges[-1], 200)
+            for number, normal in enumerate((fit.unseen, fit.seen)):
+                axes.plot(at, norm.pdf(at, normal.mean, normal.spread), color=SERIES[number])
+        axes.axhline(0, color=INK, linewidth=0.6)
+        axes.set_xlabel("score: what all releases say of a canary")
+        axes.set_ylabel("density")
+        return Picture(title, to_svg(figure, title), _NOTE if fit is not None else "")
 
 
 def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Canaries: units that an audit puts into a mechanism or leaves out, each by its own fair coin."""
+"""Canaries: units that an audit puts into a mechanism or leaves out, each by its own fair coin; and their scores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.fft import dct, idct
 from torch import Tensor
 
 from discreet.client_settings import ConfigError
+from discreet.federated.round import CohortSum, RoundSettings, ServerState
+from discreet.federated.run_folder import Checkpoint
+from discreet.federated.server_optimizer import ServerSGD
+from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
+
+State = Checkpoint | ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +41,12 @@ class Canaries:
 
     def direction(self, index: int) -> Tensor:
         """The unit vector of a canary, (num_params,), float64."""
-        from scipy.fft import idct
-
         one = np.zeros(len(self.signs))
         one[self.rows[index]] = 1.0
         return torch.from_numpy(self.signs * idct(one, norm="ortho"))
 
     def along(self, vector: Tensor) -> NDArray[np.float64]:
         """The inner product of each canary's direction with `vector` (num_params,): (k,)."""
-        from scipy.fft import dct
-
         products: NDArray[np.float64] = dct(self.signs * vector.double().numpy(), norm="ortho")[self.rows]
         return products
 
@@ -57,11 +60,66 @@ def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries
     if not 1 <= count <= num_params:
         raise ConfigError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
     rows = source.child("rows").permutation(num_params)[:count].numpy()
-    signs = np.where(coins(num_params, source.child("signs")), 1.0, -1.0)
-    return Canaries(signs, rows, coins(count, source.child("bits")), coins(count, source.child("coins")))
+    signs = np.where(_coins(num_params, source.child("signs")), 1.0, -1.0)
+    return Canaries(signs, rows, _coins(count, source.child("bits")), _coins(count, source.child("coins")))
 
 
-def coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
-    """`count` independent fair coins, (count,) bool."""
+def _coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
     fell: NDArray[np.bool_] = source.words(count) % 2 == 1
     return fell
+
+
+@dataclass(frozen=True, eq=False)
+class Auditor:
+    """Scores canaries by a round's noised sum of updates and noised count of bits.
+
+    A score is the inner product of what a canary would add and what was released, over the variance of the noise: the
+    log-likelihood ratio of in and out, up to constants, if every member takes part, and its best linear stand-in if
+    cohorts are sampled.
+
+    Attributes:
+      variances: of the noise on the update and on the count, in units of what a canary adds; the latter None if there
+        is no count.
+    """
+
+    settings: RoundSettings
+    canaries: Canaries
+    variances: tuple[float, float | None]
+
+    @classmethod
+    def of(cls, settings: RoundSettings, canaries: Canaries) -> Auditor:
+        """The auditor of rounds that are noised at the server."""
+        assert settings.user is not None
+        stddev = settings.user.count_stddev
+        of_count = None if stddev is None else (stddev / BIT_SENSITIVITY) ** 2
+        return cls(settings, canaries, (settings.user.update_noise_multiplier**2, of_count))
+
+    def scores(
+        self, before: State, after: State, fraction: object, others: CohortSum | None = None
+    ) -> NDArray[np.float64]:
+        """The scores of a round, (k,).
+
+        Args:
+          fraction: the released share of norms below the clip norm, if there is one.
+          others: what honest clients have sent, as the auditor knows it; None if none took part.
+        """
+        released, below = noised_sum(self.settings, before, after), 0
+        if others is not None:
+            part = others.part()
+            released = released - (part.values if part.grid is None else part.values.double() * part.grid.step)
+            below = part.below
+        scores = self.canaries.along(released) / (before.clip_norm * self.variances[0])
+        # A fraction that was clamped to 0 or 1 hides the count.
+        if self.variances[1] is None or not isinstance(fraction, float) or not 0 < fraction < 1:
+            return scores
+        count = (fraction - 0.5) * self.settings.expected_cohort / BIT_SENSITIVITY - below
+        return scores + np.where(self.canaries.bits, count, -count) / self.variances[1]
+
+
+def noised_sum(settings: RoundSettings, before: State, after: State) -> Tensor:
+    """The release of a round's updates, (num_params,) float64, from the first moment of the server's optimizer."""
+    optimizer = settings.optimizer
+    keep, share = (
+        (optimizer.momentum, 1.0) if isinstance(optimizer, ServerSGD) else (optimizer.beta_1, 1 - optimizer.beta_1)
+    )
+    return (after.velocity.double() - keep * before.velocity.double()) * (settings.expected_cohort / share)

@@ -1,9 +1,10 @@
-"""What an audit observed: a score for each canary, and whether the canary was in. The statistics read nothing else."""
+"""Scores of canaries, and the claim they are set beside: all that the statistics of an audit read."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -13,16 +14,12 @@ if TYPE_CHECKING:
     from discreet.privacy.privacy_ledger import PrivacyLedger
     from discreet.settings import PrivacyConfig
 
+Facts = Mapping[str, str | int | float | bool]
+
 
 @dataclass(frozen=True)
 class Claim:
-    """What a ledger says of the releases that were scored.
-
-    Attributes:
-      epsilon: at or above 0; `math.inf` if there is no guarantee.
-      delta: within (0, 1).
-      adjacency: in words, for instance "add or remove one client".
-    """
+    """The guarantee that a ledger states for the releases that were scored; `adjacency` is in words."""
 
     epsilon: float
     delta: float
@@ -30,109 +27,77 @@ class Claim:
 
     @classmethod
     def of(cls, privacy: PrivacyConfig, spent: PrivacyLedger, adjacency: str) -> Self:
-        """What a ledger with these events says at the delta, and by the accountant, of a configuration."""
+        """The claim of a ledger at the delta, and by the accountant, of a configuration."""
         return cls(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, adjacency)
-
-    def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon must be at or above 0 (got {self.epsilon})")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be within (0, 1) (got {self.delta})")
 
 
 @dataclass(frozen=True, eq=False)
-class CanaryScores:
-    """The scores of k canaries in one run, each in or out by its own fair coin.
+class Scores:
+    """One score for each canary of a run, or for each of many releases of one canary.
 
     Attributes:
-      scores: (k,) finite; higher says "in".
-      included: (k,) bool, how the coins fell. The bounds of one run hold only for independent fair coins.
-      centred: whether the score of a canary that is out has the mean 0 by design. It has if the canary then sends
-        nothing and its direction has a random sign: what was released does not know that sign.
+      values: (k,) float64, finite; a higher score says "in".
+      included: (k,) bool: whether the canary was in. The bounds of one run hold only for independent fair coins.
+      centred: the score of a canary that is out has the mean 0 by design. It has if the canary then sends nothing and
+        its direction has a random sign: the release does not depend on that sign.
     """
 
-    scores: NDArray[np.float64]
+    values: NDArray[np.float64]
     included: NDArray[np.bool_]
     centred: bool = False
 
     def __post_init__(self) -> None:
-        _check("scores", self.scores)
-        if self.included.shape != self.scores.shape or self.included.dtype != np.bool_:
-            raise ValueError(f"included must be {self.scores.shape} bool (got {self.included.shape})")
+        if not np.isfinite(self.values).all():
+            raise ValueError("scores must be finite")
 
     @property
     def seen(self) -> NDArray[np.float64]:
-        """The scores of the canaries that were in."""
-        return self.scores[self.included]
+        """The scores with the canary in."""
+        return self.values[self.included]
 
     @property
     def unseen(self) -> NDArray[np.float64]:
-        """The scores of the canaries that were out."""
-        return self.scores[~self.included]
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedScores:
-    """The scores of one canary in many independent runs, some with it and some without.
-
-    Attributes:
-      seen: (n,) finite, of the runs with the canary; higher says "in".
-      unseen: (m,) finite, of the runs without it.
-    """
-
-    seen: NDArray[np.float64]
-    unseen: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        _check("seen", self.seen)
-        _check("unseen", self.unseen)
+        """The scores with the canary out."""
+        return self.values[~self.included]
 
 
 @dataclass(frozen=True)
 class Releases:
-    """What canaries are sent through.
+    """The releases that canaries are sent through.
 
     Attributes:
-      rounds: how many releases.
+      rounds: the number of releases.
       probability: with which a canary is in the cohort of one.
-      noise_multiplier: of each.
-      epsilon, delta: what is claimed of all together.
-      repeated: whether one canary is released again and again, half of the times without it. Then the mean of the
-        scores without it is fitted too: of canaries whose directions have random signs it is known to be 0.
-      gaussian: whether the noise is Gaussian: if not, nothing is fitted.
+      noise_multiplier: of each; None if the noise is not Gaussian, so that nothing is fitted.
+      claim: of all together.
+      repeated: one canary is released again and again, half of the times without it. Then the mean of the scores
+        without it is fitted too: of canaries whose directions have random signs it is known to be 0.
     """
 
     rounds: int
     probability: float
-    noise_multiplier: float
-    epsilon: float
-    delta: float
+    noise_multiplier: float | None
+    claim: Claim
     repeated: bool = False
-    gaussian: bool = True
 
     def shift(self, share: float) -> float:
-        """By how many standard deviations canaries that are in and out differ if the noise is `share` of its size.
+        """The distance between in and out, in standard deviations, if the noise is `share` of its size.
 
         A canary that is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the
         noise adds rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts.
         """
+        assert self.noise_multiplier is not None
         added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
         return added / math.sqrt(noise + added * (1 - self.probability) / 2)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The scores from one release, or from all releases of a run, and what is claimed of exactly these releases.
-
-    Attributes:
-      name: "round 3", or "run" for all releases together.
-      claim: of the ledger, for these releases.
-      scores: of one run with many canaries, or of many runs with one.
-    """
+    """The scores from one release ("round 3"), or from all of a run ("run"), and the claim for exactly these."""
 
     name: str
     claim: Claim
-    scores: CanaryScores | RepeatedScores
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -140,26 +105,20 @@ class Experiment:
     """Everything an audit observed.
 
     Attributes:
-      mechanism: what was audited, in words, for instance "user level".
+      mechanism: in words, for instance "user level".
       observations: at least one; the last is of the whole run.
-      settings: name to value, as they are shown and written to audit.json.
-      releases: what the canaries of the whole run were sent through, which says what can be found. If their noise is
-        not Gaussian, statistics that assume so are left out.
+      settings: as they are written to audit.json.
+      releases: of the whole run; they say what can be found.
     """
 
     mechanism: str
     observations: tuple[Observation, ...]
-    settings: dict[str, str | int | float | bool]
+    settings: Facts
     releases: Releases
 
-    def __post_init__(self) -> None:
-        if not self.observations:
-            raise ValueError("observations must hold at least that of the run")
-        bad = [name for name, value in self.settings.items() if isinstance(value, float) and not math.isfinite(value)]
-        if bad:
-            raise ValueError(f"settings must be finite (got {', '.join(bad)})")
 
-
-def _check(name: str, values: NDArray[np.float64]) -> None:
-    if values.ndim != 1 or values.dtype != np.float64 or not np.isfinite(values).all():
-        raise ValueError(f"{name} must be a vector of finite float64 (got {values.dtype}, {values.shape})")
+def observed(rounds: Sequence[tuple[Claim, Scores]], run: Claim) -> tuple[Observation, ...]:
+    """Each round by itself, and the run: the scores of a canary in all rounds, added up."""
+    total = np.sum([scores.values for _, scores in rounds], axis=0)
+    named = [Observation(f"round {number}", *each) for number, each in enumerate(rounds, 1)]
+    return (*named, Observation("run", run, replace(rounds[-1][1], values=total)))

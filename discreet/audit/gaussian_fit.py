@@ -4,18 +4,96 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
+from scipy.optimize import approx_fprime, brentq
+from scipy.special import log_ndtr
 from scipy.stats import f as f_distribution
 from scipy.stats import norm, normaltest
 
-from discreet.audit.canary_scores import CanaryScores, RepeatedScores
-from discreet.audit.gaussian_tradeoff import Normal, epsilon_of_normals, epsilon_of_shift
+from discreet.audit.canary_scores import Scores
 
 FEWEST = 20  # scores of a kind, below which a fit says nothing
 DOUBT = 1e-3  # a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
-STEP = 1e-4  # of numerical derivatives, in units of a standard error
+STEP = 1e-4  # of numerical derivatives, in units of a spread
+MOST_EPSILON = 1e6  # beyond it an epsilon means nothing
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of_shift(shift: float, *, delta: float) -> float:
+    """Epsilon at `delta` of N(shift, 1) against N(0, 1), both ways; 0 for a shift at or below 0.
+
+    A Gaussian mechanism with noise multiplier z, without sampling, has the shift 1 / z.
+
+    Source: Balle, Wang 2018 (arXiv 1805.06530), Theorem 8; Dong, Roth, Su 2022 (arXiv 1905.02383), Corollary 2.13.
+
+    >>> round(epsilon_of_shift(1.0, delta=1e-3), 3)
+    3.139
+    """
+    return float(get_epsilon_gaussian(1 / shift, delta)) if shift > 0 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def shift_of_epsilon(epsilon: float, *, delta: float) -> float:
+    """The inverse of `epsilon_of_shift`."""
+    return float(1 / get_sigma_gaussian(epsilon, delta))
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A Gaussian on the line; `spread` is its standard deviation, above 0."""
+
+    mean: float
+    spread: float
+
+
+def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
+    """The least epsilon at `delta` for which neither of two Gaussians with different spreads gives any set more than
+    e^epsilon times the other's probability plus delta; exact.
+
+    Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv 2302.03098), Section 3.
+    """
+
+    def excess(epsilon: float) -> float:
+        return max(delta_of_normals(one, other, epsilon), delta_of_normals(other, one, epsilon)) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return math.inf if excess(MOST_EPSILON) > 0 else float(brentq(excess, 0.0, MOST_EPSILON, xtol=1e-10))
+
+
+def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
+    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`.
+
+    S is a union of intervals: those between the roots of a x^2 + b x + c, the log of the ratio of densities less
+    epsilon, on which P has more.
+    """
+    a = 0.5 * (other.spread**-2 - one.spread**-2)
+    b = one.mean / one.spread**2 - other.mean / other.spread**2
+    c = 0.5 * ((other.mean / other.spread) ** 2 - (one.mean / one.spread) ** 2)
+    c += math.log(other.spread / one.spread) - epsilon
+    square = b**2 - 4 * a * c
+    if square <= 0:
+        return 0.0  # the ratio never passes e^epsilon: it can't everywhere, for both are probabilities
+    # The stable form of the two roots: no difference of nearly equal numbers.
+    half = -0.5 * (b + math.copysign(math.sqrt(square), b))
+    edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
+    with np.errstate(over="ignore"):  # where Q has more, it may have e^1000 times as much
+        gained = np.exp(_log_masses(one, edges)) - np.exp(_log_masses(other, edges) + epsilon)
+    return float(np.maximum(gained, 0).sum())
+
+
+def _log_masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The log of the probability of each interval between two edges."""
+    units = (edges - normal.mean) / normal.spread
+    low, high = units[:-1], units[1:]
+    # The mirrored interval has the same mass, and tails keep their digits below 0.
+    low, high = np.where(low > 0, (-high, -low), (low, high))
+    masses: NDArray[np.float64] = log_ndtr(high) + np.log1p(-np.exp(log_ndtr(low) - log_ndtr(high)))
+    return masses
 
 
 @dataclass(frozen=True)
@@ -28,15 +106,13 @@ class GaussianFit:
 
     Attributes:
       seen, unseen: means and standard deviations (divisor n - 1).
-      counts: how many scores were in, and out.
-      centred: whether the mean of those that were out is known to be 0; then its spread is about 0, with divisor n.
-      gaussian: False if D'Agostino's test rejects one of the two groups, at a false-alarm rate of `DOUBT`.
+      counts: the numbers of scores in, and out.
+      centred: the mean of those that were out is known to be 0; then its spread is about 0, with divisor n.
     """
 
     seen: Normal
     unseen: Normal
     counts: tuple[int, int]
-    gaussian: bool
     centred: bool = False
 
     @property
@@ -46,18 +122,16 @@ class GaussianFit:
 
     @property
     def one_spread(self) -> bool:
-        """Whether both spreads may be one: the F test does not tell them apart at a false-alarm rate of `DOUBT`."""
-        free = self.free
+        """True if the F test does not tell the spreads apart at a false-alarm rate of `DOUBT`."""
         ratio = (self.seen.spread / self.unseen.spread) ** 2
-        tail = min(f_distribution.cdf(ratio, *free), f_distribution.sf(ratio, *free))
+        tail = min(f_distribution.cdf(ratio, *self.free), f_distribution.sf(ratio, *self.free))
         return bool(2 * tail > DOUBT)
 
     @property
     def shift(self) -> float:
         """The difference of the means in units of the pooled standard deviation: mu of Gaussian DP."""
-        free = self.free
-        squares = free[0] * self.seen.spread**2 + free[1] * self.unseen.spread**2
-        return (self.seen.mean - self.unseen.mean) / math.sqrt(squares / sum(free))
+        pooled = np.average([self.seen.spread**2, self.unseen.spread**2], weights=self.free)
+        return float((self.seen.mean - self.unseen.mean) / math.sqrt(pooled))
 
     def epsilon(self, *, delta: float) -> float:
         """The estimate. With one spread it is that of `shift`; else exact for the two fitted Gaussians.
@@ -78,11 +152,15 @@ class GaussianFit:
         known has no error: 1/m is left out.
         """
         quantile = float(norm.isf((1 - level) / 2))
-        if self.one_spread:
-            low, high = self._shifts(quantile)
-            return epsilon_of_shift(low, delta=delta), epsilon_of_shift(high, delta=delta)
-        centre, error = self.epsilon(delta=delta), self._standard_error(delta)
-        return max(centre - quantile * error, 0.0), centre + quantile * error
+        if not self.one_spread:
+            centre, error = self.epsilon(delta=delta), quantile * self._standard_error(delta)
+            return max(centre - error, 0.0), centre + error
+        free = sum(self.free)
+        of_means = 1 / self.counts[0] + (0.0 if self.centred else 1 / self.counts[1])
+        shrink = quantile**2 / (2 * free)
+        half = quantile * math.sqrt(self.shift**2 / (2 * free) + (1 - shrink) * of_means)
+        low, high = ((self.shift + way * half) / (1 - shrink) for way in (-1, 1))
+        return epsilon_of_shift(low, delta=delta), epsilon_of_shift(high, delta=delta)
 
     def lower_bound(self, *, delta: float, significance: float = 0.05) -> float:
         """A value that the epsilon is below in a share `significance` of repetitions, approximately.
@@ -91,56 +169,30 @@ class GaussianFit:
         """
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
-    def _shifts(self, quantile: float) -> tuple[float, float]:
-        free = sum(self.free)
-        of_means = 1 / self.counts[0] + (0.0 if self.centred else 1 / self.counts[1])
-        shrink = quantile**2 / (2 * free)
-        half = quantile * math.sqrt(self.shift**2 / (2 * free) + (1 - shrink) * of_means)
-        return (self.shift - half) / (1 - shrink), (self.shift + half) / (1 - shrink)
-
     def _standard_error(self, delta: float) -> float:
-        """Of the epsilon of two spreads, by central differences over a mean and a spread of each Gaussian."""
-        total = 0.0
-        for which, count in enumerate(self.counts):
-            normals = [self.seen, self.unseen]
-            for mean, spread in ((1.0, 0.0), (0.0, 1.0))[self.centred and which == 1 :]:
-                error = normals[which].spread / math.sqrt(count if mean else 2 * self.free[which])
-                values = []
-                for sign in (1, -1):
-                    moved = list(normals)
-                    step = sign * STEP * error
-                    moved[which] = Normal(normals[which].mean + mean * step, normals[which].spread + spread * step)
-                    values.append(epsilon_of_normals(*moved, delta=delta))
-                total += ((values[0] - values[1]) / (2 * STEP)) ** 2
-        return math.sqrt(total)
+        """Of the epsilon of two spreads."""
+
+        def epsilon(fitted: NDArray[np.float64]) -> float:
+            return epsilon_of_normals(Normal(*fitted[:2]), Normal(*fitted[2:]), delta=delta)
+
+        fitted = np.array([self.seen.mean, self.seen.spread, self.unseen.mean, self.unseen.spread])
+        spreads, free = fitted[[1, 1, 3, 3]], np.array(self.free)
+        shares = [1 / self.counts[0], 1 / (2 * free[0]), 0.0 if self.centred else 1 / self.counts[1], 1 / (2 * free[1])]
+        return float(np.linalg.norm(approx_fprime(fitted, epsilon, STEP * spreads) * spreads * np.sqrt(shares)))
 
 
-def can_fit(scores: CanaryScores | RepeatedScores) -> bool:
-    """Whether there are at least `FEWEST` scores of each kind, and they are not all one."""
-    return all(len(values) >= FEWEST and np.ptp(values) > 0 for values in (scores.seen, scores.unseen))
-
-
-def fit_gaussians(scores: CanaryScores | RepeatedScores) -> GaussianFit:
+def fit_gaussians(scores: Scores) -> GaussianFit | None:
     """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`.
 
-    Raises:
-      ValueError: fewer than `FEWEST` scores of a kind, or scores of a kind that are all equal.
+    None if there is nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that are all one; or if
+    D'Agostino's test says that one of the two kinds is not Gaussian, at a false-alarm rate of `DOUBT` for both.
     """
-    centred = isinstance(scores, CanaryScores) and scores.centred
-    seen, unseen = _normal("in", scores.seen), _normal("out", scores.unseen)
-    if centred:
+    kinds = scores.seen, scores.unseen
+    if any(len(values) < FEWEST or np.ptp(values) == 0 for values in kinds):
+        return None
+    if any(normaltest(values).pvalue <= DOUBT / 2 for values in kinds):
+        return None
+    seen, unseen = (Normal(float(values.mean()), float(values.std(ddof=1))) for values in kinds)
+    if scores.centred:
         unseen = Normal(0.0, math.sqrt(float(np.mean(scores.unseen**2))))
-    return GaussianFit(
-        *(seen, unseen, (len(scores.seen), len(scores.unseen))),
-        centred=centred,
-        gaussian=all(normaltest(values).pvalue > DOUBT / 2 for values in (scores.seen, scores.unseen)),
-    )
-
-
-def _normal(name: str, values: NDArray[np.float64]) -> Normal:
-    if len(values) < FEWEST:
-        raise ValueError(f"a Gaussian fit needs at least {FEWEST} canaries that were {name} (got {len(values)})")
-    spread = float(values.std(ddof=1))
-    if spread == 0:
-        raise ValueError(f"all canaries that were {name} have one score: there is no noise in it")
-    return Normal(float(values.mean()), spread)
+    return GaussianFit(seen, unseen, (len(scores.seen), len(scores.unseen)), scores.centred)

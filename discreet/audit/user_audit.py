@@ -10,51 +10,37 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.audit.auditor import Auditor, Scores
-from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases
+from discreet.audit.canaries import Auditor, Canaries, draw_canaries
+from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
+from discreet.federated.private_evaluation import Unrated
 from discreet.federated.round import UserPrivacy, empty_sum
-from discreet.federated.run_plan import plan_of
+from discreet.federated.run_folder import Checkpoint
+from discreet.federated.run_plan import plan_of, round_settings
 from discreet.federated.session import checked, prepare
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings import client_settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
 
-Reply = TrainReply | Replies | Failure
+
+# The scores of each round of one run, and its ledger.
+SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
-@dataclass(frozen=True)
-class UserAudit:
-    """What is put to the test.
-
-    Attributes:
-      canaries: how many canary clients a run has, at most the number of parameters.
-      honest: how many other clients take part, the first ones of the run; None for all that there is room for.
-      runs: how many runs, each with canaries of its own: more canaries than one run has room for.
-    """
-
-    canaries: int
-    honest: int | None = None
-    runs: int = 1
-
-
-def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
+def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
     """Runs what `config` says with canaries, in a folder that is thrown away, and scores them.
 
     The canaries are members of the population: `population_size`, the sampling and the noise are those of `config`. A
@@ -62,51 +48,32 @@ def audit_users(config: RunConfig, audit: UserAudit) -> Experiment:
     as anybody's. If neighbours differ by adding or removing a client, a canary that is out is no member. If they differ
     by replacing one (cohorts of a fixed size), it is a member and sends the opposite of what it would send.
 
+    Args:
+      canaries: of each run, at most the number of parameters.
+      honest: the number of other clients that take part, the first ones of the run; None for all there is room for.
+      runs: each has canaries of its own.
+
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
     """
-    _check(config, audit)
-    resolved = checked(on_no_account(config))[0]
-    releases = releases_of(resolved)
-    logger.info("%s", outlook(releases, audit.canaries * audit.runs, rounds=resolved.rounds))
-    seen = [_one_run(_numbered(resolved, number), audit) for number in range(audit.runs)]
-    facts = {"canaries": audit.canaries, "runs": audit.runs, "honest clients": _honest(resolved, audit)}
-    return Experiment("user level", observations_of(resolved, seen), {**facts, **facts_of(resolved, seen)}, releases)
-
-
-def observations_of(resolved: RunConfig, seen: Sequence[SeenRun]) -> tuple[Observation, ...]:
-    """What runs with different canaries have shown together: each round, then all of them, by their ledger."""
-    included = np.concatenate([run.included for run in seen])
-    rounds = [np.concatenate(scores) for scores in zip(*(run.rounds for run in seen), strict=True)]
-    event = client_settings(resolved).user.event(_noise(resolved))
-    claim = _claim(resolved, PrivacyLedger().record(event))
-    centred = resolved.sampling.kind != "fixed"  # there a canary that is out sends the opposite
-    named = [
-        Observation(f"round {number + 1}", claim, CanaryScores(scores, included, centred))
-        for number, scores in enumerate(rounds)
-    ]
-    whole = CanaryScores(np.sum(rounds, axis=0), included, centred)
-    return (*named, Observation("run", _claim(resolved, seen[-1].spent), whole))
-
-
-def on_no_account(config: RunConfig) -> RunConfig:
-    """The configuration without the account of its population: what an audit releases is thrown away."""
-    return replace(config, privacy=replace(config.privacy, user=replace(config.privacy.user, account=None)))
-
-
-def _check(config: RunConfig, audit: UserAudit) -> None:
     check_noised(config)
-    room = config.population_size - audit.canaries
-    if audit.canaries < 1 or audit.runs < 1 or room < 0:
+    if not 1 <= canaries <= config.population_size or runs < 1:
         raise ConfigError(
             f"an audit needs 1 .. {config.population_size} canaries, members of the population, and at least one run "
-            f"(got {audit.canaries} and {audit.runs})"
+            f"(got {canaries} and {runs})"
         )
-    most = min(room, config.data.num_clients)
-    if audit.honest is not None and not 0 <= audit.honest <= most:
-        raise ConfigError(
-            f"beside {audit.canaries} canaries there is room for 0 .. {most} clients (got {audit.honest})"
-        )
+    most = min(config.population_size - canaries, config.data.num_clients)
+    honest = most if honest is None else honest
+    if not 0 <= honest <= most:
+        raise ConfigError(f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})")
+    # No account of a population is charged: the releases are thrown away.
+    user = replace(config.privacy.user, account=None)
+    resolved = checked(replace(config, privacy=replace(config.privacy, user=user)))[0]
+    releases = said_first(resolved, canaries * runs)
+    seeds = [None if resolved.seed is None else resolved.seed + number for number in range(runs)]
+    seen = [_one_run(replace(resolved, seed=seed), canaries, honest) for seed in seeds]
+    facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
+    return experiment_of("user level", resolved, releases, seen, facts)
 
 
 def check_noised(config: RunConfig) -> None:
@@ -115,74 +82,72 @@ def check_noised(config: RunConfig) -> None:
         raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
 
 
-def releases_of(config: RunConfig) -> Releases:
-    """What the rounds of a configuration, whose noise is resolved, are planned to release and to cost."""
-    spent = PrivacyLedger().record(client_settings(config).user.event(_noise(config)), config.rounds)
-    claim = _claim(config, spent)
-    probability = 1.0 if config.sampling.kind == "everyone" else config.sampling_probability
-    return Releases(config.rounds, probability, _noise(config), claim.epsilon, claim.delta)
+def said_first(resolved: RunConfig, canaries: int) -> Releases:
+    """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
+    user, rounds = _user(resolved), resolved.rounds
+    probability = 1.0 if resolved.sampling.kind == "everyone" else resolved.sampling_probability
+    claim = _claim(resolved, PrivacyLedger().record(user.event, rounds))
+    releases = Releases(rounds, probability, user.noise_multiplier, claim)
+    logger.info("%s", outlook(releases, canaries, rounds=rounds))
+    return releases
 
 
-def _honest(config: RunConfig, audit: UserAudit) -> int:
-    most = min(config.population_size - audit.canaries, config.data.num_clients)
-    return most if audit.honest is None else audit.honest
+def experiment_of(
+    mechanism: str, resolved: RunConfig, releases: Releases, seen: Sequence[SeenRun], facts: Facts
+) -> Experiment:
+    """The findings of runs with different canaries together: each round, then all of them, by their ledger."""
+    user, rounds = _user(resolved), []
+    claim, run_claim = (_claim(resolved, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
+    for same in zip(*(scores for scores, _ in seen), strict=True):
+        values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
+        rounds.append((claim, Scores(values, included, same[0].centred)))
+    more: Facts = {
+        "population_size": resolved.population_size,
+        "sampling": f"{resolved.sampling.kind}, {resolved.sampling_probability:g}",
+        "rounds": len(rounds),
+        "noise_multiplier": user.noise_multiplier,
+        "clip": resolved.privacy.user.clip.kind,
+        "secure": resolved.seed is None,
+    }
+    return Experiment(mechanism, observed(rounds, run_claim), {**facts, **more}, releases)
 
 
-def _noise(config: RunConfig) -> float:
-    assert config.privacy.user.noise_multiplier is not None
-    return config.privacy.user.noise_multiplier
-
-
-def _numbered(config: RunConfig, number: int) -> RunConfig:
-    return config if config.seed is None else replace(config, seed=config.seed + number)
+def _user(resolved: RunConfig) -> UserPrivacy:
+    user = round_settings(resolved).user
+    assert user is not None
+    return user
 
 
 def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
     return Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
 
 
-def facts_of(config: RunConfig, seen: Sequence[SeenRun]) -> dict[str, str | int | float | bool]:
-    """What audit.json says of the settings of the runs."""
-    return {
-        "population_size": config.population_size,
-        "sampling": f"{config.sampling.kind}, {config.sampling_probability:g}",
-        "rounds": len(seen[-1].rounds),
-        "noise_multiplier": _noise(config),
-        "clip": config.privacy.user.clip.kind,
-        "secure": config.seed is None,
-    }
-
-
-@dataclass(frozen=True, eq=False)
-class SeenRun:
-    """The scores of each round, (k,), how the coins fell, and what the ledger holds."""
-
-    rounds: list[Scores]
-    included: NDArray[np.bool_]
-    spent: PrivacyLedger
-
-
-def _one_run(config: RunConfig, audit: UserAudit) -> SeenRun:
+def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         config = replace(config, output_dir=f"{folder}/run", resume=False)
         session = prepare(config, simulated=True, held=held, resolved=config)
-        plan, honest, start = plan_of(session.opened, chance_loss=math.inf), _honest(config, audit), session.opened
+        start, plan = session.opened, plan_of(session.opened, chance_loss=math.inf)
         assert plan.settings.user is not None
-        canaries = draw_canaries(audit.canaries, start.checkpoint.params.numel(), start.source.child("canaries"))
-        inner = virtual_clients(session, held) if honest else None
-        replaced = config.sampling.kind == "fixed"
+        canaries = draw_canaries(count, start.checkpoint.params.numel(), start.source.child("canaries"))
+        inner, replaced = virtual_clients(session, held) if honest else None, config.sampling.kind == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
-        auditor = Auditor(plan.settings, canaries, lambda: transport.others, start.checkpoint)
-        run = TrainingRun(
-            replace(plan, also=auditor.row),
-            session.folder,
-            ledger=start.ledger,
-            transport=transport,
-            evaluate=auditor.evaluate,
-        )
+        auditor, rounds = Auditor.of(plan.settings, canaries), list[Scores]()
+        before, after = start.checkpoint, start.checkpoint
+
+        def evaluate(now: Checkpoint) -> Unrated:
+            nonlocal before, after
+            before, after = after, now
+            return Unrated(())
+
+        def score(row: Mapping[str, object]) -> None:
+            values = auditor.scores(before, after, row["fraction_below"], transport.others)
+            rounds.append(Scores(values, canaries.included, centred=not replaced))
+
+        plan = replace(plan, also=score)
+        run = TrainingRun(plan, session.folder, ledger=start.ledger, transport=transport, evaluate=evaluate)
         run.run(start.checkpoint)
-        return SeenRun(auditor.rounds, canaries.included, start.ledger.spent(USER))
+        return rounds, start.ledger.spent(USER)
 
 
 class CanaryTransport:
@@ -193,7 +158,7 @@ class CanaryTransport:
 
     Args:
       inner: None if no honest client takes part.
-      replaced: whether a canary that is out sends the opposite instead of being no member.
+      replaced: a canary that is out sends the opposite instead of being no member.
     """
 
     def __init__(
@@ -210,24 +175,20 @@ class CanaryTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[Reply]:
+    ) -> Iterator[TrainReply | Replies | Failure]:
         """Replies of the honest clients of a cohort, then of its canaries."""
         self.others = empty_sum(params.numel(), clip_norm, self.user)
-        asked = [client for client in cohort if client < self.honest]
         if self.inner is not None:
-            replies = self.inner.ask(
+            asked = [client for client in cohort if client < self.honest]
+            for reply in self.inner.ask(
                 round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked, work=work
-            )
-            yield from self._known(replies)
+            ):
+                for part in RoundReport().accept([reply]):
+                    self.others.take(part)
+                yield reply
         for client in cohort:
             if client >= self.honest:
                 yield self._canary(client, round_number, clip_norm)
-
-    def _known(self, replies: Iterable[Reply]) -> Iterator[Reply]:
-        for reply in replies:
-            for part in RoundReport().accept([reply]):
-                self.others.take(part)
-            yield reply
 
     def _canary(self, client: int, round_number: int, clip_norm: float) -> TrainReply:
         index = client - self.honest

@@ -19,7 +19,7 @@ from discreet.central.private_gradients import PrivateGradients, one_value_an_ex
 from discreet.central.step_account import Price, StepAccount, calibrated, opened, spent_in
 from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.privacy.accountants import PLD
+from discreet.privacy.events import PLD
 from discreet.privacy.per_example import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.rules.trial import is_same

@@ -36,15 +36,14 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from discreet.audit.answer_audit import AnswerAudit, audit_answers, audit_statistics
+from discreet.audit.answer_audit import audit_answers, audit_statistics
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.canary_scores import Experiment
-from discreet.audit.example_audit import ExampleAudit, audit_examples
-from discreet.audit.federation_audit import FederationAudit, audit_federation
-from discreet.audit.local_audit import LocalAudit, audit_local
-from discreet.audit.secure_audit import SecureAudit, audit_secure
-from discreet.audit.step_audit import StepAudit, audit_shared_step
-from discreet.audit.user_audit import UserAudit, audit_users
+from discreet.audit.example_audit import audit_examples
+from discreet.audit.federation_audit import audit_federation
+from discreet.audit.local_audit import audit_local
+from discreet.audit.masked_audit import audit_secure, audit_shared_step
+from discreet.audit.user_audit import audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.config import ConfigError, RunConfig
 from discreet.deployment.interruption import ending
@@ -129,24 +128,24 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
             raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
         nodes = min(half, NODES) if asked.canaries is None else asked.canaries
         with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
-            return audit_federation(config, FederationAudit(nodes, runs=asked.runs))
+            return audit_federation(config, canaries=nodes, runs=asked.runs)
     wanted = asked.of or next((each.name for each in guarantees_of(config) if each.enabled), USER)
     releases = RELEASES if asked.canaries is None else asked.canaries
     canaries = MOST_CANARIES if asked.canaries is None else asked.canaries
     if wanted == EXAMPLE and config.privacy.example.secure:
-        return audit_shared_step(config, StepAudit(releases, asked.client))
+        return audit_shared_step(config, releases=releases, client=asked.client)
     if wanted == EXAMPLE:
-        return audit_examples(config, ExampleAudit(canaries, client=asked.client, rounds=asked.rounds))
+        return audit_examples(config, canaries=canaries, client=asked.client, rounds=asked.rounds)
     if wanted == LOCAL:
-        return audit_local(config, LocalAudit(releases, rounds=1 if asked.rounds is None else asked.rounds))
+        return audit_local(config, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
     if wanted == "statistics":
-        return audit_statistics(config, AnswerAudit(releases))
+        return audit_statistics(config, releases=releases)
     if config.privacy.user.secure:
-        return audit_secure(config, SecureAudit(releases, of_answers=wanted == "evaluation"))
+        return audit_secure(config, releases=releases, of_answers=wanted == "evaluation")
     if wanted == "evaluation":
-        return audit_answers(config, AnswerAudit(releases))
+        return audit_answers(config, releases=releases)
     canaries = min(half, MOST_CANARIES) if asked.canaries is None else asked.canaries
-    return audit_users(config, UserAudit(canaries, honest=asked.honest, runs=asked.runs))
+    return audit_users(config, canaries=canaries, honest=asked.honest, runs=asked.runs)
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -161,7 +160,7 @@ def show(verdict: Verdict, console: Console) -> None:
     console.print(table)
     if left := len(rounds) - len(shown):
         console.print(f"{left} more rounds are in {RECORD}")
-    console.print(f"{verdict.mechanism}, {run.adjacency}, delta {run.delta:g}; interval and bounds at 95 %")
+    console.print(f"{verdict.mechanism}, {run.claim.adjacency}, delta {run.claim.delta:g}; interval and bounds at 95 %")
     for method in methods:
         console.print(f"bound: {method} assumes {ASSUMES[method]}", highlight=False)
     console.print(sentence(verdict), highlight=False)
@@ -171,7 +170,7 @@ def _cells(found: Judgement, methods: Sequence[str]) -> list[str]:
     bounds = {bound.method: f"{bound.epsilon:.3g}" for bound in found.bounds}
     return [
         found.name,
-        f"{found.claimed:.4g}",
+        f"{found.claim.epsilon:.4g}",
         "-" if found.estimate is None else f"{found.estimate:.3g}",
         "-" if found.interval is None else "{:.3g} .. {:.3g}".format(*found.interval),
         *(bounds.get(method, "-") for method in methods),

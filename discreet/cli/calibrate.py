@@ -29,12 +29,10 @@ from rich.table import Table
 from typer import Option
 
 from discreet.federated.guarantees import EXAMPLE, LOCAL, ZERO_OUT
-from discreet.privacy.accountants import PLD, RDP
 from discreet.privacy.accounting import pure_epsilon
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.rounds import rounds_within
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
 from discreet.secure_settings import SECURE, SecureConfig
 

@@ -34,9 +34,8 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import GUARANTEES, USER
 from discreet.federated.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
 from discreet.federated.run_folder import CONFIG, RunFolder
-from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.accounting import pure_epsilon
-from discreet.privacy.events import event_to_json
+from discreet.privacy.events import ACCOUNTANTS, event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 DEFAULT_DELTA = 1e-5

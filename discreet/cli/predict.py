@@ -63,7 +63,7 @@ def _inputs(run: Path, data: str | None, saved: SavedModel, *, data_path: str | 
         return Inputs(table.inputs, table.targets)
     if data in DATASETS:
         task = load_task(data, path=data_path)
-        same = (task.num_classes, task.target) == (saved.num_classes, saved.target)
+        same = (task.shape.num_classes, task.shape.target) == (saved.num_classes, saved.target)
         return Inputs(task.test.inputs, task.test.targets if same else None)
     return read_inputs(Path(data), saved, id_column=id_column)
 

@@ -22,7 +22,7 @@ from discreet.config import ConfigError, RunConfig, hydra_on_conf, load_config
 from discreet.deployment.interruption import override
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.simulation.in_process import check, simulate
-from discreet.simulation.job import Job
+from discreet.simulation.many_runs import Job
 
 logger = logging.getLogger("discreet")
 

@@ -53,8 +53,7 @@ from discreet.logs import log_to
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
 from discreet.simulation.in_process import simulate
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import check_parallel, run_all
+from discreet.simulation.many_runs import Job, check_parallel, run_all
 from discreet.tasks.scores import main_score
 
 MOST_CANDIDATES = 200

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import GUARANTEES
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
-from discreet.privacy.accountants import RDP, exceeds
+from discreet.privacy.events import RDP, exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:

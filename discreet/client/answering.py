@@ -16,7 +16,7 @@ from discreet.federated.messages import TrainRequest
 from discreet.federated.query import STATISTICS, Query, query_of
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
-from discreet.tasks.bounded_answers import l1_norm_of
+from discreet.tasks.answers import l1_norm_of
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, outputs_of
 

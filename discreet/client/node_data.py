@@ -13,7 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from discreet.tasks.examples import SHAPES, Examples, TaskShape
-from discreet.tasks.folder import FOLDER, FolderError, read_examples
+from discreet.tasks.folder import FOLDER, read_examples
+from discreet.tasks.targets import FolderError
 
 NodeDataError = FolderError  # of a node's own folder: for its owner's eyes
 

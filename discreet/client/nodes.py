@@ -20,12 +20,12 @@ from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.tasks.datasets import load_task
+from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Examples, TaskShape
-from discreet.tasks.folder import FOLDER, read_description
-from discreet.tasks.holdout import split_rows
+from discreet.tasks.folder import FOLDER
 from discreet.tasks.models import OWN, model_for
 from discreet.tasks.normalising import normaliser_of
-from discreet.tasks.partition import client_examples
+from discreet.tasks.partition import client_examples, split_rows
 
 logger = logging.getLogger("discreet.client")
 

@@ -1,4 +1,4 @@
-"""How a ClientApp says what it could not do: a refusal with its reason, and nothing else of a failure."""
+"""Replies of a ClientApp: a refusal goes to the server with its reason, a failure without a word of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
         # What the file is called stays here: a reason goes to the server.
         logger.error("%s", error)
         return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
-    except (ValueError, OSError, RuntimeError) as error:
-        # The text of such an error may hold a path or a value of the client's data: it must not reach the server.
+    except Exception as error:
+        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower would send them.
         logger.error("failed: %s", error, exc_info=True)
         return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.client_settings import ConfigError
-from discreet.deployment.flower_run import flower_environment
+from discreet.deployment.flower_home import flower_environment
 from discreet.places import app_folder
 
 

@@ -37,10 +37,6 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS, SERVER_DAYS = 1826, 397
-KEY_USES = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
-    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-)
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 PEERS_FILE = "peers.json"
@@ -53,7 +49,7 @@ class CertificateError(ValueError):
     """A file is in the way, missing, or a name can't be used. The message says which."""
 
 
-def make_authority(folder: Path, *, days: int = CA_DAYS) -> None:
+def make_authority(folder: Path) -> None:
     """`ca.key` and `ca.crt`: a P-384 authority that may sign servers and nothing below it.
 
     Raises:
@@ -63,29 +59,27 @@ def make_authority(folder: Path, *, days: int = CA_DAYS) -> None:
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
+    builder = builder.add_extension(_key_usage(signs=True), critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    _write_pair(folder / "ca", builder, key, signer=key, days=days)
+    _write_pair(folder / "ca", builder, key, signer=key, days=CA_DAYS)
 
 
-def make_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) -> None:
+def make_server(folder: Path, hosts: Sequence[str]) -> None:
     """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr` connect to.
 
     Raises:
-      CertificateError: one of the files is there, the authority is not, or no host is given.
+      CertificateError: one of the files is there, or the authority is not.
     """
     _refuse_existing(folder / "server.key", folder / "server.crt")
-    if not hosts:
-        raise CertificateError("a server certificate needs at least one host name or address")
     authority, signer = _authority(folder)
     names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = x509.CertificateBuilder().subject_name(_name(hosts[0][:64])).issuer_name(authority.subject)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_key_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(_key_usage(signs=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     builder = builder.add_extension(names, critical=False).add_extension(issuer, critical=False)
-    _write_pair(folder / "server", builder, ec.generate_private_key(ec.SECP384R1()), signer=signer, days=days)
+    _write_pair(folder / "server", builder, ec.generate_private_key(ec.SECP384R1()), signer=signer, days=SERVER_DAYS)
 
 
 def make_node(folder: Path, name: str) -> None:
@@ -119,7 +113,7 @@ def make_peers(folder: Path) -> Path:
 
 
 def fingerprint(public_key: str) -> str:
-    """What people compare of a public key in OpenSSH's form: as `ssh-keygen -l` shows it."""
+    """The fingerprint of a public key in OpenSSH's form, as `ssh-keygen -l` shows it: people compare it."""
     digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -159,8 +153,9 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _key_usage(*uses: str) -> x509.KeyUsage:
-    return x509.KeyUsage(**{name: name in uses for name in KEY_USES})
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
+    """Use of a key for certificates and lists of revoked ones, or for TLS."""
+    return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
 
 
 def _write_pair(
@@ -171,8 +166,6 @@ def _write_pair(
     signer: ec.EllipticCurvePrivateKey,
     days: int,
 ) -> None:
-    if days < 1:
-        raise CertificateError(f"days must be at least 1 (got {days})")
     now = datetime.now(UTC)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
@@ -215,20 +208,14 @@ def _write(path: Path, content: bytes, *, private: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("secrets"), help="where the files are (default: secrets)")
     parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("all", help="an authority, a server certificate and node keys, for one machine")
-    demo.add_argument(
-        "--host", dest="hosts", action="append", default=[], help="a further name or address of the server"
-    )
-    demo.add_argument("--node", dest="names", action="append", help="a node's name (default: node-0 to node-3)")
-    authority = commands.add_parser("authority", help="ca.key and ca.crt")
-    authority.add_argument("--days", type=int, default=CA_DAYS)
+    commands.add_parser("all", help="an authority, a server certificate and keys of node-0 to node-3, for one machine")
+    commands.add_parser("authority", help="ca.key and ca.crt")
     server = commands.add_parser("server", help="server.key and server.crt")
-    server.add_argument("hosts", nargs="+", help="every name and address that nodes and flwr connect to")
-    server.add_argument("--days", type=int, default=SERVER_DAYS)
+    server.add_argument("names", nargs="+", help="every name and address that nodes and flwr connect to")
     node = commands.add_parser("node", help="nodes/NAME.key and public/NAME.pub; run it where the node is")
     node.add_argument("names", nargs="+")
     commands.add_parser("peers", help="public/peers.json of all public/NAME.pub, and their fingerprints to compare")
@@ -239,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    folder, command, everything = arguments.folder, arguments.command, arguments.command == "all"
+    folder, command = arguments.folder, arguments.command
     if command == "peers":
         for name, key in json.loads(make_peers(folder).read_text()).items():
             print(f"{name}  {fingerprint(key)}")
@@ -250,14 +237,14 @@ def _run(arguments: argparse.Namespace) -> None:
             print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if everything or command == "authority":
-        make_authority(folder, days=CA_DAYS if everything else arguments.days)
-    if everything or command == "server":
-        hosts = [*arguments.hosts, "localhost"] if everything else arguments.hosts
-        make_server(folder, hosts, days=SERVER_DAYS if everything else arguments.days)
-    for name in (arguments.names or DEMONSTRATION_NODES) if everything or command == "node" else ():
-        make_node(folder, name)
-    if everything:
+    if command in ("all", "authority"):
+        make_authority(folder)
+    if command in ("all", "server"):
+        make_server(folder, OWN_HOSTS if command == "all" else arguments.names)
+    if command in ("all", "node"):
+        for name in DEMONSTRATION_NODES if command == "all" else arguments.names:
+            make_node(folder, name)
+    if command == "all":
         make_peers(folder)
     if arguments.owner is not None:
         give_to(folder, arguments.owner)

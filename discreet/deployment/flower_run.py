@@ -1,4 +1,4 @@
-"""`flwr run . --stream` on a SuperLink of its own: what `discreet run` and `scripts/run` start.
+"""`flwr run . --stream` on a SuperLink of its own, for `discreet run` and `scripts/run`.
 
 The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own, and both end with the run:
 nothing that another run or another project left running can answer instead. Ray, which it starts, listens there alone,
@@ -7,67 +7,36 @@ too, with a token.
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from discreet.config import ConfigError, RunConfig
+from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.extras import require
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import OVER, check_output, read_status, state_of, with_output_folder
+from discreet.federated.run_folder import (
+    OVER,
+    RunFolder,
+    RunStatus,
+    check_output,
+    read_status,
+    state_of,
+    with_output_folder,
+)
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
-from discreet.places import PACKAGE, app_folder
 from discreet.processes import kept, ray_environment, scratch_folder
 
-REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
-LOG = "superlink.log"
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on.
-
-    On Linux the system gives it to nobody else as long as this process lasts, not for a connection either; a server
-    that sets SO_REUSEADDR gets it, as asyncio's and Python's own do.
-    """
-    probe = socket.socket()
-    probe.bind(("127.0.0.1", 0))
-    port = int(probe.getsockname()[1])
-    if sys.platform == "linux":
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.detach()
-    else:
-        probe.close()
-    return port
-
-
-def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: own home, no installation at run time, no calling home."""
-    return os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",  # logs are read as they grow
-        "RAY_ADDRESS": "local",  # a cluster of its own, whatever else runs on this machine
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
 
 
 @contextmanager
@@ -80,43 +49,31 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
       RunLostError: it did not start; the message says what it wrote last.
     """
     port = free_port()
-    address = f"127.0.0.1:{port}"
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with (
-        scratch_folder() as home,
-        (home / LOG).open("w") as output,
-        _kept(command, home, folder=folder, output=output) as process,
-    ):
+    with scratch_folder() as home, _kept(command, home / "superlink.log", folder=folder) as process:
         deadline = time.monotonic() + START_SECONDS
-        while not healthy(f"http://{address}/health", authority=None):
+        while not healthy(f"http://127.0.0.1:{port}/health", authority=None):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RunLostError(f"the SuperLink did not start{_last_line(home)}")
+                lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
+                raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
             time.sleep(LOOK_SECONDS)
-        yield address, home, process
+        yield f"127.0.0.1:{port}", home, process
 
 
 @contextmanager
-def _kept(command: Sequence[str], home: Path, *, folder: Path, output: TextIO) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone."""
-    environment = flower_environment(home) | ray_environment(home)
-    process = subprocess.Popen(
-        kept(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _last_line(home: Path) -> str:
-    lines = (home / LOG).read_text(errors="replace").split("\n")
-    return f": {lines[-2].strip()}" if len(lines) > 1 else ""
-
-
-def nodes_of(config: RunConfig) -> int:
-    """How many nodes a simulation of a configuration has; with more clients than that, each is several."""
-    return min(config.data.num_clients, MOST_NODES)
+def _kept(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone. FLWR_HOME is
+    the folder of its log."""
+    environment = flower_environment(log.parent) | ray_environment(log.parent)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            kept(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> int:
@@ -128,17 +85,13 @@ def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> in
     Raises:
       RunLostError: the SuperLink did not start, or ended before the run.
     """
+    nodes = min(config.data.num_clients, MOST_NODES)
     with simulation_superlink(folder) as (address, home, superlink):
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "discreet"\n\n[superlink.discreet]\naddress = "{address}"\ninsecure = true\n'
-        )
-        # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
-        (home / "run.toml").write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
-        command = ["flwr", "run", str(app_folder()), "discreet", "--stream", "--run-config", str(home / "run.toml")]
-        command += ["--federation-config", f"num-supernodes={nodes_of(config)} client-resources-num-cpus=1"]
-        log = home / "run.log"
-        with log.open("w") as output, _kept(command, home, folder=folder, output=output) as run:
-            follow(run, log, superlink=superlink)
+        write_connection(home, address=address, authority=None)
+        command = flwr_run_command(home / "run.toml", overrides)
+        command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+        with _kept(command, home / "run.log", folder=folder) as run:
+            follow(run, home / "run.log", superlink=superlink)
             return int(run.returncode)
 
 
@@ -163,6 +116,17 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess
         time.sleep(LOOK_SECONDS)
 
 
+def exit_code(run: RunFolder, before: RunStatus | None) -> int:
+    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`.
+
+    Raises:
+      RunLostError: the run goes by its files still on.
+    """
+    if state_of(run) == "running":
+        raise RunLostError("flwr run has ended before the run")
+    return 0 if state_of(run) in OVER and read_status(run) != before else 1
+
+
 def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
     """Checks the overrides and runs. Exit code 0: the run folder is complete; 2: a setting is wrong.
 
@@ -184,10 +148,8 @@ def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)
     before = read_status(folder)
     with resumable(folder, *program.split()):
-        code = flwr_run(config, [*words, override("output_dir", folder.path)], folder=Path.cwd())
-        if state_of(folder) == "running":
-            raise RunLostError(f"flwr run has ended before the run, with exit code {code}")
-    return 0 if state_of(folder) in OVER and read_status(folder) != before else 1
+        flwr_run(config, [*words, override("output_dir", folder.path)], folder=Path.cwd())
+        return exit_code(folder, before)
 
 
 if __name__ == "__main__":

@@ -175,9 +175,9 @@ def _caller(request: Request) -> str:
     return request.client.host if request.client else "an unknown caller"
 
 
-def protocol_with_deadline(**settings: Any) -> AutoHTTPProtocol:
+def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
     """uvicorn's protocol of a connection, which ends if the head of its first or of a further call does not come."""
-    protocol = AutoHTTPProtocol(**settings)
+    protocol: Any = AutoHTTPProtocol(**settings)
     made, received, waiting = protocol.connection_made, protocol.data_received, list[asyncio.TimerHandle]()
 
     def wait() -> None:
@@ -196,7 +196,7 @@ def protocol_with_deadline(**settings: Any) -> AutoHTTPProtocol:
             wait()
 
     vars(protocol).update(connection_made=connection_made, data_received=data_received)
-    return protocol
+    return protocol  # type: ignore[no-any-return]
 
 
 def _open_many_files() -> None:

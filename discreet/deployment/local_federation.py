@@ -1,4 +1,4 @@
-"""A federation of processes on this machine, as tests and benchmarks start it: SuperLink, gate, SuperNodes on loopback.
+"""A federation of processes on this machine, for tests and benchmarks: SuperLink, gate and SuperNodes on loopback.
 
 TLS and node authentication are on, with keys made for the occasion. To try it without containers:
 
@@ -10,9 +10,7 @@ With `--data FOLDER` the nodes are the folders in it, each with the data and, if
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -27,21 +25,22 @@ from discreet.config import ConfigError
 from discreet.deployment.certificates import PEERS_FILE, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_run import REPOSITORY, flower_environment, follow, free_port
+from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
+from discreet.deployment.flower_run import exit_code, follow
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
-from discreet.deployment.superlink import CONNECTION, write_connection
 from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import OVER, RunFolder, check_output, read_status, state_of, with_output_folder
+from discreet.federated.run_folder import RunFolder, check_output, read_status, state_of, with_output_folder
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
-from discreet.places import app_folder
+from discreet.places import PACKAGE, app_folder
 from discreet.processes import carrying, scratch_folder, tied
 from discreet.tasks.description import DESCRIPTION
 
+REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
 LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
@@ -68,10 +67,9 @@ def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
     """An authority, a server certificate for loopback, keys of nodes, and the list of these."""
     make_authority(folder)
     make_server(folder, ["localhost", "127.0.0.1"])
-    names = list(nodes)
-    for name in names:
+    for name in nodes:
         make_node(folder, name)
-    if names:
+    if (folder / "public").exists():
         make_peers(folder)
     return folder
 
@@ -82,7 +80,7 @@ class Federation:
 
     Attributes:
       folder: everything that is written lies in it.
-      secrets: what `make_secrets` made; the keys under `nodes/` are registered.
+      secrets: the folder that `make_secrets` made; the keys under `nodes/` are registered.
       pause: seconds between two looks of each node for work.
     """
 
@@ -115,31 +113,29 @@ class Federation:
         return process
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """The file that a process writes."""
         return self.folder / f"{name}.log"
 
     def says(self, name: str) -> str:
-        """What a process has written so far."""
+        """All that a process has written so far."""
         return self.log(name).read_text(errors="replace")
 
     def start_superlink(self) -> None:
         """Starts the SuperLink and the gate if they do not run, and waits until both answer."""
-        state = self.folder / "state"
-        words = ["--secrets", str(self.secrets), "--state", str(state), "--port", str(self.port)]
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        self.start("superlink", [sys.executable, "-m", "discreet.deployment.superlink", *words, "--ready", str(ready)])
+        options = {"secrets": self.secrets, "state": self.folder / "state", "port": self.port, "ready": ready}
+        self.start("superlink", _module("superlink", **options))
         if "gate" not in self.processes:
-            upstream = f"https://127.0.0.1:{self.port}"
-            words = ["--upstream", upstream, "--secrets", str(self.secrets), "--port", str(self.gate_port)]
-            self.start("gate", [sys.executable, "-m", "discreet.deployment.gate", *words])
+            options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.gate_port}
+            self.start("gate", _module("gate", **options))
         wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
         url = f"https://127.0.0.1:{self.gate_port}/health"
         wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the gate answers")
         write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
 
     def start_warm_clients(self) -> None:
-        """Starts what starts the ClientApps of all nodes; on machines of their own each has one itself."""
+        """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
@@ -153,14 +149,15 @@ class Federation:
         ledger = self.folder / f"{name}.db"
         if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
-        command = [
-            *(sys.executable, "-m", "discreet.deployment.supernode", "--superlink", f"127.0.0.1:{self.gate_port}"),
-            *("--port", str(free_port()), "--authority", str(self.authority)),
-            *("--key", str(self.secrets / "nodes" / f"{name}.key"), "--ledger", str(ledger)),
-            *("--peers", str(self.secrets / "public" / PEERS_FILE)),
-            *words,
-        ]
-        return self.start(name, command)
+        options = {
+            "superlink": f"127.0.0.1:{self.gate_port}",
+            "port": free_port(),
+            "authority": self.authority,
+            "key": self.secrets / "nodes" / f"{name}.key",
+            "ledger": ledger,
+            "peers": self.secrets / "public" / PEERS_FILE,
+        }
+        return self.start(name, [*_module("supernode", **options), *words])
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
         """Until each of these SuperNodes has been let in. They start side by side: many take longer.
@@ -184,12 +181,8 @@ class Federation:
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
         output = output or self.folder / name
-        words = shlex.join([*overrides, override("output_dir", output)])
-        settings = self.folder / f"{name}.toml"
-        # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
-        settings.write_text(f"overrides = {json.dumps(words)}\n")
-        command = ["flwr", "run", str(app or app_folder()), CONNECTION, "--stream", "--run-config", str(settings)]
-        self.start(f"run-{name}", command)
+        words = [*overrides, override("output_dir", output)]
+        self.start(f"run-{name}", flwr_run_command(self.folder / f"{name}.toml", words, app))
         return RunFolder(output)
 
     def finish(self, folder: RunFolder, *, seconds: float = RUN_SECONDS) -> None:
@@ -218,16 +211,19 @@ class Federation:
             process.terminate()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + END_SECONDS
-            while (left := self.leftovers()) and time.monotonic() < deadline:
+            # Flower starts some processes in sessions of their own.
+            while (left := carrying("FLWR_HOME", str(self.home))) and time.monotonic() < deadline:
                 for pid in left:
                     _signal(pid, number)
                 time.sleep(LOOK_SECONDS)
         for process in self.started:
             process.wait(timeout=END_SECONDS)
 
-    def leftovers(self) -> list[int]:
-        """Processes whose FLWR_HOME is this federation's: Flower starts some in sessions of their own."""
-        return carrying("FLWR_HOME", str(self.home))
+
+def _module(name: str, **options: object) -> list[str]:
+    """The command line of a command beside this one."""
+    words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
+    return [sys.executable, "-m", f"{__package__}.{name}", *words]
 
 
 def _signal(pid: int, number: int) -> None:
@@ -238,12 +234,12 @@ def _signal(pid: int, number: int) -> None:
 
 
 def demonstration(count: int) -> list[list[str]]:
-    """What tells each of `count` nodes its share of the demonstration data."""
+    """The words that tell each of `count` nodes its share of the demonstration data."""
     return [["--partition", str(number), "--of", str(count)] for number in range(count)]
 
 
 def owned(parent: Path) -> list[list[str]]:
-    """What tells a node of its owner's data and policy, for each folder in `parent` with a `data.toml`, by name.
+    """The words that tell a node of its data and policy, for each folder in `parent` with a `data.toml`, by name.
 
     Raises:
       ConfigError: there is none.
@@ -258,28 +254,30 @@ def owned(parent: Path) -> list[list[str]]:
 
 
 @contextmanager
-def federation_of(
-    nodes: Sequence[Sequence[str]], folder: Path, *, cold: bool = False, ledgers: Path | None = None
-) -> Iterator[Federation]:
+def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None) -> Iterator[Federation]:
     """A started federation; every process ends with the block.
 
-    `nodes` tell each node of its data, as `demonstration` and `owned` do. `cold`: every ClientApp starts from nothing,
-    as Flower does it. `ledgers`: the nodes' accounts lie there instead, and outlive the federation.
+    `nodes` tell each node of its data, as `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there
+    instead, and outlive the federation.
     """
     names = [f"node-{number}" for number in range(len(nodes))]
     pause = max(1, len(nodes)) * SHORTEST_PAUSE
     federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
     try:
         federation.start_superlink()
-        if not cold:
-            federation.start_warm_clients()
+        federation.start_warm_clients()
         for name, data in zip(names, nodes, strict=True):
             ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
-            federation.start_node(name, *data, *ledger, *(["--cold"] if cold else []))
+            federation.start_node(name, *data, *ledger)
         federation.wait_for_nodes(names)
         yield federation
     finally:
         federation.stop()
+
+
+def node_ledgers(run: RunFolder, count: int) -> list[Path]:
+    """The ledgers of the nodes that serve one run: they lie in its folder, and it goes on with them."""
+    return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
 
 
 def main(words: Sequence[str]) -> int:
@@ -292,55 +290,37 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", type=Path, help="instead: the folder with a folder for each node")
     parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN")
     arguments = parser.parse_args(words)
-    try:
-        nodes = demonstration(arguments.nodes) if arguments.data is None else owned(arguments.data)
-    except ConfigError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    return _federation(arguments, nodes)
-
-
-def _federation(arguments: argparse.Namespace, nodes: Sequence[Sequence[str]]) -> int:
-    """Starts the nodes, trains, and ends them."""
-    count = len(nodes)
-    ours = ("experiment=deployment", f"data.num_clients={count}", f"sampling.min_nodes={count}")
     log_to(sys.stderr)
     try:
+        nodes = demonstration(arguments.nodes) if arguments.data is None else owned(arguments.data)
+        defaults = ["experiment=deployment", f"data.num_clients={len(nodes)}", f"sampling.min_nodes={len(nodes)}"]
+        config = with_output_folder(run_config(arguments.overrides, defaults=defaults))
         app_folder()
         require(*SERVERS, extra="deployment", why="the gate of a federation")
-        config = with_output_folder(run_config(arguments.overrides, defaults=ours))
         run = check_output(config)
         check_secure(config)
         checked(config)
-        for ledger in node_ledgers(run, count) if config.resume else ():
+        for ledger in node_ledgers(run, len(nodes)) if config.resume else ():
             DurableLedger(ledger).check()
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    print(f"discreet: starting {count} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
-    which = ("--nodes", str(count)) if arguments.data is None else ("--data", str(arguments.data.resolve()))
-    with resumable(run, *PROGRAM, *which), scratch_folder() as folder:
-        for ledger in node_ledgers(run, count) if not config.resume else ():
-            if not ledger.exists():  # they are there if an earlier try ended before the run began
-                DurableLedger.create(ledger)
-        overrides = arguments.overrides if config.resume else [*ours, *arguments.overrides]
-        return _train(nodes, overrides, run, folder=folder)
+    print(f"discreet: starting {len(nodes)} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
+    which = ("--nodes", str(len(nodes))) if arguments.data is None else ("--data", str(arguments.data.resolve()))
+    with resumable(run, *PROGRAM, *which):
+        return _train(nodes, arguments.overrides if config.resume else [*defaults, *arguments.overrides], run)
 
 
-def node_ledgers(run: RunFolder, count: int) -> list[Path]:
-    """What nodes have spent that serve one run: they lie in its folder, and it goes on with them."""
-    return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
-
-
-def _train(nodes: Sequence[Sequence[str]], overrides: Sequence[str], run: RunFolder, *, folder: Path) -> int:
+def _train(nodes: Sequence[Sequence[str]], overrides: Sequence[str], run: RunFolder) -> int:
     before = read_status(run)
-    with federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
+    for ledger in node_ledgers(run, len(nodes)):
+        if not ledger.exists():  # they are there if the run goes on, or an earlier try ended before it began
+            DurableLedger.create(ledger)
+    with scratch_folder() as folder, federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
         federation.run("run", *overrides, output=run.path)
-        log, processes = federation.log("run-run"), federation.processes
-        follow(processes["run-run"], log, superlink=processes["superlink"])
-    if state_of(run) == "running":
-        raise RunLostError("flwr run has ended before the run")
-    return 0 if state_of(run) in OVER and read_status(run) != before else 1
+        processes = federation.processes
+        follow(processes["run-run"], federation.log("run-run"), superlink=processes["superlink"])
+    return exit_code(run, before)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,14 @@ from pathlib import Path
 
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
+from discreet.deployment.flower_home import CONNECTION, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
 from discreet.processes import STARTER, below, heard, listens, tied
 
 logger = logging.getLogger("discreet.superlink")
 
-CONNECTION, DATABASE = "deployment", "superlink.db"
+DATABASE = "superlink.db"
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
@@ -52,16 +53,8 @@ def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> li
 
 def environment() -> dict[str, str]:
     """Of the SuperLink's process, and of the ServerApps that it starts: this one's, which wins over `RETURNED_FROM`."""
-    return RETURNED_FROM | os.environ
-
-
-def write_connection(home: Path, *, address: str, authority: Path) -> None:
-    """Flower's connection file, so that `flwr ... deployment` works where this runs."""
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "{address}"\nroot-certificates = "{authority.resolve()}"\n'
-    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return RETURNED_FROM | os.environ | {"PATH": path}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,8 +116,9 @@ def main(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (arguments.state / DATABASE).touch(mode=0o600)  # what SQLite keeps beside it is for the same users
-    (arguments.state / DATABASE).chmod(0o600)
+    (arguments.state / DATABASE).touch()
+    for path in arguments.state.glob(f"{DATABASE}*"):  # SQLite gives what it makes beside it the same rights
+        path.chmod(0o600)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
     asked = threading.Event()

@@ -20,7 +20,8 @@ from pathlib import Path
 from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
 from discreet.client.node_data import NodeDataError, load_node_data
 from discreet.client.policy import policy_from
-from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
+from discreet.deployment.flower_fixes import commands, hand_over
+from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.simulation_keys import MembershipFiles

@@ -13,8 +13,7 @@ from torch import Tensor
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
 from discreet.federated.estimates import Sums
-from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.clipping import GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource

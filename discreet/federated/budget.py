@@ -9,7 +9,7 @@ from typing import Self
 
 from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.privacy.accountants import exceeds
+from discreet.privacy.events import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings import PrivacyConfig
 

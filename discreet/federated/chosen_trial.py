@@ -24,8 +24,8 @@ from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.training_run import Outcome
-from discreet.privacy.accountants import RDP
 from discreet.privacy.accounting import epsilon_spent
+from discreet.privacy.events import RDP
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.settings import client_settings
 

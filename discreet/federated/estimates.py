@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from discreet.federated.query import Query
-from discreet.tasks.noised_means import Estimate, Noise, read_metrics
-from discreet.tasks.roc import RocPoint, roc_points
+from discreet.tasks.noised_answers import Estimate, Noise, RocPoint, read_metrics, roc_points
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,10 @@ def names_of(query: Query) -> tuple[str, ...]:
 
 
 def read(query: Query, sums: Sums) -> dict[str, Estimate]:
-    """The estimates of a query about a model, by name: see `discreet.tasks.noised_means.read_metrics`."""
+    """The estimates of a query about a model, by name: see `discreet.tasks.noised_answers.read_metrics`."""
     return read_metrics(query.blocks, sums.mean, sums.noise, shape=query.shape)
 
 
 def roc_of(query: Query, sums: Sums) -> list[RocPoint]:
-    """The ROC curves of a model, if AUC is asked for: see `discreet.tasks.roc.roc_points`."""
+    """The ROC curves of a model, if AUC is asked for: see `discreet.tasks.noised_answers.roc_points`."""
     return roc_points(query.blocks, sums.mean, sums.noise, shape=query.shape)

@@ -40,8 +40,8 @@ from discreet.federated.training_plan import OnRound, tell_nobody
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
+from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 

@@ -20,7 +20,7 @@ class NoiseOutlook:
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
       drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, and if clients share a
-        step at example level, see docs/noise.md.
+        step at example level, see docs/pitfalls.md.
       limit: the largest drive with which such a run learns.
       early: whether the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the drive would be at its limit.
@@ -54,7 +54,7 @@ class NoiseOutlook:
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if not self.loud:
             return said
-        said = f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/noise.md)"
+        said = f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/pitfalls.md)"
         if not self.early:
             return said
         return f"{said}. A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"

@@ -21,8 +21,7 @@ from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.run_folder import ACCOUNT, RunFolder
-from discreet.privacy.accountants import ACCOUNTANTS, RDP
-from discreet.privacy.events import event_from_json
+from discreet.privacy.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 ADJACENCIES = ("add or remove one client", "replace one client")

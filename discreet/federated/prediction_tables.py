@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from discreet.csv_text import csv_text
+from discreet.federated.csv_text import csv_text
 from discreet.privacy.rules.objective import PADDING, cross_entropy
 from discreet.tasks.metrics import indicators, label_indicators, number_scores
 from discreet.tasks.targets import CLASS, CLASSES, LABELS, NUMBERS, SEQUENCES, Target

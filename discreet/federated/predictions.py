@@ -19,21 +19,20 @@ from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError
 from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.run_folder import RunFolder, replace_file
-from discreet.tasks.datasets import load_task, scale_breast_cancer
-from discreet.tasks.examples import Examples, TaskShape
+from discreet.tasks.datasets import BREAST_CANCER_RANGES, load_task
+from discreet.tasks.description import read_description
+from discreet.tasks.examples import Examples, TaskShape, to_unit_box
 from discreet.tasks.folder import (
     FOLDER,
     SCALE,
-    FolderError,
     lines_of,
     open_table,
-    read_description,
     read_more,
     stack_columns,
 )
 from discreet.tasks.models import model_for, parts_of
 from discreet.tasks.normalising import Normaliser
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, RowError, Target, targets_of
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, FolderError, RowError, Target, targets_of
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
@@ -236,7 +235,7 @@ def _array(path: Path, found: dict[str, Array], saved: SavedModel) -> Array:
 def _to_model(path: Path, values: Array, saved: SavedModel) -> Tensor:
     """The values as the model was trained on them."""
     if saved.data == "breast_cancer":
-        return torch.from_numpy(scale_breast_cancer(values)).float()
+        return torch.from_numpy(to_unit_box(values, BREAST_CANCER_RANGES)).float()
     if saved.name == "lstm":
         if not ((values >= 0) & (values < saved.num_classes) & (values == np.floor(values))).all():
             raise FolderError(f"{path}: inputs must be whole numbers in [0, {saved.num_classes})")

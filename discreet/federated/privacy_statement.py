@@ -14,10 +14,8 @@ from discreet.federated.population_account import PopulationAccount
 from discreet.federated.reported_epsilons import largest_reported
 from discreet.federated.run_folder import Checkpoint
 from discreet.federated.training_run import Outcome
-from discreet.privacy.accountants import ACCOUNTANTS
-from discreet.privacy.events import event_to_json
-from discreet.privacy.grid import LARGEST_SCALE
-from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
+from discreet.privacy.events import ACCOUNTANTS, event_to_json
+from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more

@@ -18,12 +18,12 @@ from discreet.federated.opened_run import OpenedRun
 from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
 from discreet.settings import client_settings
 from discreet.statistics_settings import NormaliserConfig
+from discreet.tasks.answers import DataShape
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Task
 from discreet.tasks.folder import FOLDER, SCALE
-from discreet.tasks.noised_statistics import read_normaliser
+from discreet.tasks.noised_answers import read_normaliser
 from discreet.tasks.normalising import Normaliser, normaliser_of
-from discreet.tasks.statistic_answers import DataShape
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

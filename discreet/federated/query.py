@@ -1,7 +1,7 @@
 """Queries: what each client of a cohort answers with one vector. `discreet.federated.estimates` reads the noised sum.
 
 A client's answer is a vector (length,) of L2 norm at most 1, whatever its data are, so that adding or removing one
-client moves the sum by at most 1 (`discreet.tasks.bounded_answers`). The server clips each answer to that norm once
+client moves the sum by at most 1 (`discreet.tasks.answers`). The server clips each answer to that norm once
 more, adds them up, adds Gaussian noise, and divides by public constants alone. At example level each client noises its
 own answer (`discreet.client.answering`). A client that is missing, or whose answer is malformed, adds zero.
 """
@@ -14,10 +14,8 @@ from torch import Tensor
 
 from discreet.client_settings import ClientSettings, ConfigError
 from discreet.statistics_settings import StatisticsConfig
-from discreet.tasks.bounded_answers import Block, joined_answer
+from discreet.tasks.answers import Block, DataShape, joined_answer, metric_blocks, statistic_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
-from discreet.tasks.statistic_answers import DataShape, statistic_blocks
 
 EVALUATION = "evaluation"  # of a model, on what clients hold out
 NORMALISE, STATISTICS = OF_DATA = ("normalise", "statistics")  # of their data, before the first round

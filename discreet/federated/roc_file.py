@@ -10,7 +10,7 @@ from pathlib import Path
 
 from discreet.config import ConfigError
 from discreet.federated.run_folder import replace_file
-from discreet.tasks.roc import RocPoint
+from discreet.tasks.noised_answers import RocPoint
 
 ROC_FILE = "roc.csv"
 COLUMNS = ("round", *(field.name for field in fields(RocPoint)))

@@ -18,14 +18,13 @@ from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
 from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
-from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.clipping import GridSum
-from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.noise_ratio import noise_ratio
 from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_NUMBER, QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.privacy.secure_grid import SecureSum
 
 if TYPE_CHECKING:

@@ -258,8 +258,8 @@ def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> Run
 
 
 def check_output(config: RunConfig) -> RunFolder:
-    """The run folder of a configuration, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds
-    a run already and `resume` is off, or if there is nothing to resume.
+    """The run folder of a configuration, with an absolute path. It is not made. Raises ConfigError if `output_dir`
+    holds a run already and `resume` is off, or if there is nothing to resume.
     """
     folder = RunFolder(Path(str(with_output_folder(config).output_dir)))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
@@ -368,7 +368,7 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
 
 
 def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
-    """Replaces a file as a whole; after a crash the old or the new content is there, if it was flushed, never a part."""
+    """Replaces a file as a whole; after a crash the old or the new content is there if it was flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

@@ -22,8 +22,8 @@ from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
-from discreet.tasks.bounded_answers import l1_norm_of
-from discreet.training.fitting_loss import chance_loss
+from discreet.tasks.answers import l1_norm_of
+from discreet.training.losses import chance_loss
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:

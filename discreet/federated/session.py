@@ -30,14 +30,13 @@ from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.metrics import Evaluation, evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import flatten_parameters, load_parameters, model_for
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.tasks.targets import CLASSES, Target
-from discreet.training.fitting_loss import resolved_task
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
 
@@ -82,7 +81,7 @@ class Session:
             return partial(_unrated, Unrated(names_of(self.query) if self.query else ()))
         fixed, learned = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
-        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.target)
+        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.shape.target)
 
 
 def evaluation_query(config: RunConfig, task: Task) -> Query | None:
@@ -134,7 +133,9 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
         check_fits(config.model.name, task)
         PopulationAccount.of(config)
         check_noise(asked, num_params=num_params_of(config.model.name, task), resolved=config)
-        if config.data.partition in COUNTED or (task.target.kind != CLASSES and config.data.partition in BY_CLASS):
+        if config.data.partition in COUNTED or (
+            task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS
+        ):
             task_partition(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -182,10 +183,10 @@ def finish(session: Session, outcome: Outcome) -> None:
         "discreet": discreet.__version__,
         "model": config.model.name,
         "data": config.data.name,
-        "input_shape": json.dumps(session.task.input_shape),
-        "num_classes": str(session.task.num_classes),
-        "num_tokens": str(session.task.num_tokens),
-        "target": json.dumps(asdict(session.task.target)),
+        "input_shape": json.dumps(session.task.shape.input_shape),
+        "num_classes": str(session.task.shape.num_classes),
+        "num_tokens": str(session.task.shape.num_tokens),
+        "target": json.dumps(asdict(session.task.shape.target)),
         "normaliser": json.dumps(asdict(normaliser_in(config))),
     }
     close_run(session.opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)

@@ -14,8 +14,7 @@ from discreet.federated.query import STATISTICS
 from discreet.federated.run_folder import replace_file
 from discreet.json_numbers import json_ready
 from discreet.tasks.examples import Task
-from discreet.tasks.noised_means import Estimate
-from discreet.tasks.noised_statistics import read_statistics
+from discreet.tasks.noised_answers import Estimate, read_statistics
 
 FILE = "statistics.json"
 Found = Mapping[str, Mapping[str, Estimate]]

@@ -42,8 +42,8 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
-from discreet.privacy.accountants import ACCOUNTANTS, PLD, RDP
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.privacy.events import ACCOUNTANTS, PLD, RDP
 from discreet.privacy.loss_distribution import composed_epsilon
 
 Entries = Sequence[tuple[DpEvent, int]]
@@ -51,7 +51,8 @@ Counts = Mapping[DpEvent, int]
 
 RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
 
-
+PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
+MOMENTS_ORDERS = tuple(float(order) for order in range(2, 34))  # the 32 moments of Abadi et al. 2016
 _GAUSSIAN_TOLERANCE = 1e-12
 # Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
 _NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
@@ -76,7 +77,7 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     """
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {accountant!r}")
-    require_delta(delta)
+    _require_delta(delta)
     counts = merged(entries)
     if NonPrivateDpEvent() in counts:
         return math.inf
@@ -101,7 +102,38 @@ def pure_epsilon(entries: Entries) -> float:
     )
 
 
-def require_delta(delta: float) -> None:
+def rdp_epsilon(
+    entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS, classic: bool = False
+) -> float:
+    """Epsilon by Renyi differential privacy at chosen orders, otherwise as ``epsilon_spent(accountant="rdp")``.
+
+    With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the conversion of older
+    published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3), which is
+    larger. With it and ``MOMENTS_ORDERS`` this is the moments accountant of Abadi et al. 2016.
+    """
+    _require_delta(delta)
+    if not orders or min(orders) <= 1:
+        raise ValueError(f"orders must be above 1, and at least one, not {tuple(orders)}")
+    curve = rdp_curve(entries, tuple(orders))
+    if not curve.any():
+        return 0.0
+    if classic:
+        return float(np.min(curve - math.log(delta) / (np.array(orders) - 1)))
+    return float(compute_epsilon(orders, curve, delta)[0])
+
+
+def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
+    """The Renyi divergence of all releases together at each order; infinite if there is no noise, or at an order that
+    was given up.
+
+    Raises:
+        ValueError: as ``epsilon_spent``.
+    """
+    counts = merged(entries)
+    return np.full(len(orders), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, orders)
+
+
+def _require_delta(delta: float) -> None:
     if not 0.0 < delta < 1.0:
         hint = "; pure_epsilon gives the epsilon at delta 0" if delta == 0 else ""
         raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}{hint}")
@@ -215,13 +247,13 @@ def _gaussian(noise: float, delta: float) -> float:
 
 
 def _rdp(counts: Counts, delta: float) -> float:
-    return float(compute_epsilon(RDP_ORDERS, summed_rdp(counts, RDP_ORDERS), delta)[0])
+    return float(compute_epsilon(RDP_ORDERS, _summed_rdp(counts, RDP_ORDERS), delta)[0])
 
 
 _BY_NAME: dict[str, Callable[[Counts, float], float]] = {PLD: _pld, RDP: _rdp}
 
 
-def summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
     total = np.zeros(len(orders))
     for event, count in counts.items():
         total += count * _rdp_of(event, orders)
@@ -250,7 +282,7 @@ def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """The Renyi divergence of one release at each order; infinite at an order that rounding spoils."""
     if isinstance(event, RepeatAndSelectDpEvent):
         # An order that is given up for the trials would spoil the others.
-        usable = np.isfinite(summed_rdp(merged([(event.event, 1)]), orders))
+        usable = np.isfinite(_summed_rdp(merged([(event.event, 1)]), orders))
         orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
         every[usable] = _composed_rdp(event, orders)
         return every

@@ -1,22 +1,22 @@
-"""The other way round: noise for a target epsilon, per-round budgets for a total."""
+"""Noise for a target epsilon, rounds within a budget, and per-round budgets for a total."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from discreet.privacy.accountants import PLD
+from discreet.privacy.events import PLD
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-
 NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
+MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
-
-
+_NOTHING_SPENT = PrivacyLedger()
 _ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
 
 
@@ -28,12 +28,12 @@ def noise_multiplier_for_epsilon(
     delta: float,
     accountant: str = PLD,
 ) -> float:
-    """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at
-    most a target.
+    """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at most a
+    target.
 
-    Found to a relative precision of 1e-4 and rounded up: at ``delta`` and by the same accountant it never costs more
-    than ``target_epsilon``. The adjacency is that of the event. With unsampled Gaussian events this is the analytic
-    Gaussian mechanism (Balle and Wang 2018), not the classical formula.
+    Found to a relative precision of 1e-4 and rounded up, so that the target is met at ``delta`` by the same accountant.
+    The adjacency is that of the event. With unsampled Gaussian events this is the analytic Gaussian mechanism (Balle
+    and Wang 2018).
 
     Raises:
         ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within NOISE_RANGE
@@ -44,8 +44,7 @@ def noise_multiplier_for_epsilon(
     >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
     3.0
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"count must be a whole number of at least 1, not {count!r}")
+    _require_whole("count", count)
     return noise_multiplier_for_releases(
         target_epsilon, releases=lambda noise: ((make_event(noise), count),), delta=delta, accountant=accountant
     )
@@ -58,66 +57,80 @@ def noise_multiplier_for_releases(
     delta: float,
     accountant: str = PLD,
 ) -> float:
-    """The smallest noise multiplier with which releases of several kinds together cost at most a target.
+    """As `noise_multiplier_for_epsilon`, for releases of several kinds together: `releases` gives the events of a noise
+    multiplier, each with its count. Some may not depend on it."""
+    from scipy.optimize import brentq  # imported here: a client that calibrates nothing starts without it
 
-    `releases` says of a noise multiplier which events it makes, each with how often; it may hold events that do not
-    depend on it. Otherwise as `noise_multiplier_for_epsilon`.
-    """
     if not 0.0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
 
     def epsilon(noise: float) -> float:
         return PrivacyLedger(tuple(releases(noise))).epsilon(delta, accountant)
 
-    return _smallest_noise(epsilon, target_epsilon)
-
-
-def _smallest_noise(epsilon: Callable[[float], float], target: float) -> float:
-    from scipy.optimize import brentq  # imported here: a client that calibrates nothing starts without it
-
     def log_ratio(log_noise: float) -> float:  # of the target to epsilon, bounded if epsilon is 0 or infinite
         spent = epsilon(math.exp(log_noise))
-        if spent == 0:
-            return 50.0
-        return max(-50.0, math.log(target) - math.log(spent)) if spent < math.inf else -50.0
+        return min(max(-50.0, math.log(target_epsilon) - math.log(spent)), 50.0) if spent else 50.0
 
-    low, high = _bracket(epsilon, target)
-    root = brentq(log_ratio, low, high, xtol=_PRECISION / 5)
-    for step in range(1, 5):  # the root is known to a fifth of the precision: go up from there
-        noise = math.exp(root + step * _PRECISION / 5)
-        if epsilon(noise) <= target:
-            return noise
-    return math.exp(high)
+    enough = _power_of_two_that_meets(target_epsilon, epsilon)
+    root = brentq(log_ratio, math.log(enough / 2), math.log(enough), xtol=_PRECISION / 5)
+    # The root is known to a fifth of the precision: go up from there.
+    tried = (math.exp(root + step * _PRECISION / 5) for step in range(1, 5))
+    return next((noise for noise in tried if epsilon(noise) <= target_epsilon), enough)
 
 
-def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Logarithms of two noise multipliers, a factor of two apart: only the first costs more than the target."""
-    high = 1.0
-    while epsilon(high) > target:
-        high *= 2
-        if high > NOISE_RANGE[1]:
+def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -> float:
+    noise = 1.0
+    while epsilon(noise) > target:
+        noise *= 2
+        if noise > NOISE_RANGE[1]:
             raise ValueError(
-                f"target_epsilon {target} is out of reach: with noise_multiplier {high / 2:g} "
-                f"epsilon is still {epsilon(high / 2):.3g}"
+                f"target_epsilon {target} is out of reach: with noise_multiplier {noise / 2:g} "
+                f"epsilon is still {epsilon(noise / 2):.3g}"
             )
-    while epsilon(high / 2) <= target:
-        high /= 2
-        if high < NOISE_RANGE[0]:
+    while epsilon(noise / 2) <= target:
+        noise /= 2
+        if noise < NOISE_RANGE[0]:
             raise ValueError(
-                f"target_epsilon {target} is met by every noise_multiplier down to {high:g}: it asks for no noise"
+                f"target_epsilon {target} is met by every noise_multiplier down to {noise:g}: it asks for no noise"
             )
-    return math.log(high / 2), math.log(high)
+    return noise
+
+
+def rounds_within(
+    max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD, spent: PrivacyLedger = _NOTHING_SPENT
+) -> int:
+    """The number of further releases of ``event`` that fit after ``spent`` before the epsilon at ``delta`` passes
+    ``max_epsilon``: 0 if not one fits. The adjacency is that of the events.
+
+    Raises:
+        ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as ``epsilon_spent``.
+
+    >>> from dp_accounting import LaplaceDpEvent
+    >>> rounds_within(1.0, event=LaplaceDpEvent(10.0), delta=1e-9)
+    10
+    """
+    if not max_epsilon >= 0.0:
+        raise ValueError(f"max_epsilon must be at least 0, not {max_epsilon}")
+
+    def epsilon(count: int) -> float:
+        return spent.record(event, count).epsilon(delta, accountant)
+
+    high = 1
+    while epsilon(high) <= max_epsilon:
+        if high >= MAX_ROUNDS:
+            raise ValueError(f"more than {MAX_ROUNDS} rounds of {event} fit within max_epsilon {max_epsilon}")
+        high = min(2 * high, MAX_ROUNDS)
+    return bisect_right(range(high), max_epsilon, lo=high // 2 + 1, key=epsilon) - 1
 
 
 def epsilon_schedule(
     total_epsilon: float, *, kind: str | Sequence[float], rounds: int, ratio: float = 0.9
 ) -> tuple[float, ...]:
-    """Per-round pure epsilons, one for each round, that add up to a total.
+    """Per-round pure epsilons that add up to a total.
 
-    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets ``ratio`` times what the round before it got:
-    a ratio below 1 spends more on the early rounds, above 1 on the late ones), or a list of the rounds'
-    shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons never
-    pass the total by rounding.
+    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets ``ratio`` times that of the round before it), or a list
+    of the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
+    never pass the total by rounding.
 
     Raises:
         ValueError: a total, a ratio or a share that is not finite and positive, rounds below 1, a list of
@@ -126,28 +139,26 @@ def epsilon_schedule(
     >>> [round(e, 6) for e in epsilon_schedule(7.0, kind="geometric", rounds=3, ratio=2.0)]
     [1.0, 2.0, 4.0]
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds must be a whole number of at least 1, not {rounds!r}")
-    shares = _shares(kind, rounds, ratio)
-    for name, value in [
-        ("total_epsilon", total_epsilon),
-        *(("a share of the schedule", share) for share in shares),
-    ]:
+    _require_whole("rounds", rounds)
+    for name, value in (("total_epsilon", total_epsilon), ("ratio", ratio)):
         if not 0.0 < value < math.inf:
             raise ValueError(f"{name} must be finite and above 0, not {value}")
+    if kind == "uniform":
+        shares = [1.0] * rounds
+    elif kind == "geometric":
+        shares = [math.exp((t - (rounds - 1) * (ratio > 1)) * math.log(ratio)) for t in range(rounds)]
+    elif isinstance(kind, str):
+        raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
+    else:
+        shares = [float(share) for share in kind]
+    if len(shares) != rounds:
+        raise ValueError(f"a list of shares must have one for each of the {rounds} rounds, not {len(shares)}")
+    if not all(0.0 < share < math.inf for share in shares):
+        raise ValueError(f"a share of the schedule must be finite and above 0, not {min(shares)}")
     whole = math.fsum(shares)
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 
 
-def _shares(kind: str | Sequence[float], rounds: int, ratio: float) -> list[float]:
-    if kind == "uniform":
-        return [1.0] * rounds
-    if kind == "geometric":
-        if not 0.0 < ratio < math.inf:
-            raise ValueError(f"ratio must be finite and above 0, not {ratio}")
-        return [math.exp((t - (rounds - 1) * (ratio > 1)) * math.log(ratio)) for t in range(rounds)]
-    if isinstance(kind, str):
-        raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
-    if len(kind) != rounds:
-        raise ValueError(f"a list of shares must have one for each of the {rounds} rounds, not {len(kind)}")
-    return [float(share) for share in kind]
+def _require_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")

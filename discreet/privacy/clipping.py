@@ -1,8 +1,7 @@
-"""Clipping: rows scaled to a norm, and their sums on the integer grid; `clipped_sum.py` has those in floating point.
+"""Clipping: rows scaled to a norm, and their sums, in floating point and on the integer grid.
 
-What is clipped here bounds the part that one client, or one example, can have in a sum. At the privacy boundary an
-update is one vector of shape (num_params,), so the same rule serves per-example gradients, client updates and audit
-canaries. `clip_factors` is the rule; everything else applies it.
+An update is one vector of shape (num_params,), so that the same rule, `clip_factors`, serves per-example gradients,
+client updates and audit canaries.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ Doubles = NDArray[np.float64]
 # Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
 # float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
 CLIP_MARGIN = 2e-6
+SUMMED_AT_ONCE = 2**13  # BLAS takes several threads for more, which wait for each other
 LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 
 
 def clip_factors(norms: Tensor, norm_clip: float) -> Tensor:
-    """What rows of these norms are multiplied by: min(1, limit / norm), where limit = norm_clip * (1 - CLIP_MARGIN).
+    """Factors for rows of these norms: min(1, limit / norm), with limit = norm_clip * (1 - CLIP_MARGIN).
 
     Guarantee: a row times its factor has a norm of at most `norm_clip`, even if the norm was off by 1e-6 of itself and
     the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0.
@@ -89,6 +89,51 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     return clipped.to(rows.dtype), norms
 
 
+class ClippedSum:
+    """A float64 sum of updates (size,), each clipped to `clip_norm`.
+
+    Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to float64 rounding (about
+    1e-16 of the sum). The memory is one vector, however many updates come.
+    """
+
+    def __init__(self, size: int, clip_norm: float) -> None:
+        check_clip(clip_norm, also=(0, math.inf))
+        self.clip_norm = clip_norm
+        self.total = torch.zeros(size, dtype=torch.float64)
+        self._tiles = Tiles(size)
+
+    def add(self, rows: Tensor) -> None:
+        """Clips rows (n, size) and adds them; rows that are not finite add zero."""
+        tiles, total = self._tiles, self.total.numpy()
+        for group in tiles.groups(rows):
+            if not tiles.single and surely_within(group[0], self.clip_norm):  # a row of many tiles comes alone
+                total += group[0]
+                continue
+            kept, norms = tiles.finite(group)
+            factors = clip_factors(torch.from_numpy(norms), self.clip_norm).numpy()
+            for where in tiles.columns():
+                total[where] += _added_up(tiles.doubles(kept[:, where], factors))
+
+    def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
+        """The sum with noise for `clip_norm`, (size,), float64."""
+        return mechanism.add_noise(self.total, self.clip_norm, source)
+
+
+def surely_within(row: Rows, clip_norm: float) -> bool:
+    """True if sums in float32 tell for certain that `row` (n,) is finite and its norm at most `clip_norm`.
+
+    They read a row once, and save its way through float64. A sum of squares of m float32 values is right to m * 2^-24
+    of itself in any order (Higham 2002, "Accuracy and Stability of Numerical Algorithms", eq. 3.5), here to 2^-11, and
+    what underflows is nothing to a clip norm of 2^-30. False says nothing: the norm may be just below the clip norm.
+    """
+    if row.dtype != np.float32 or clip_norm < 2.0**-30:
+        return False
+    pieces = (row[start : start + SUMMED_AT_ONCE] for start in range(0, len(row), SUMMED_AT_ONCE))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = sum(float(np.dot(piece, piece)) for piece in pieces)
+    return math.isfinite(squares) and squares <= clip_norm**2 * (1 - 2.0**-9)
+
+
 class GridSum:
     """An int64 sum of updates (size,) on a grid, each clipped to `clip_norm` in exact arithmetic.
 
@@ -119,7 +164,7 @@ class GridSum:
             group, factors = self._clipped(rows_at_once)
             for where in tiles.columns():
                 # Below 2^53 in each coordinate, so that sums of a group are exact in float64.
-                total[where] += tiles.integers(added_up(self._whole(group[:, where], factors)))
+                total[where] += tiles.integers(_added_up(self._whole(group[:, where], factors)))
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with rounded noise for `clip_norm`, (size,), float64: every value lies on the grid."""
@@ -139,7 +184,7 @@ class GridSum:
         return kept, factors
 
     def _within(self, rows: Rows, factors: Doubles) -> NDArray[np.bool_]:
-        """Which rows are within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
+        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
         with np.errstate(over="ignore", invalid="ignore"):
             whole = (self._whole(rows[:, where], factors) for where in self._tiles.columns())
             within: NDArray[np.bool_] = _power_sums(whole, self.order) <= self._largest
@@ -214,7 +259,7 @@ def _power_sums(tiles: Iterable[Doubles], order: int) -> Doubles:
     return sums
 
 
-def added_up(rows: Doubles) -> Doubles:
+def _added_up(rows: Doubles) -> Doubles:
     """The sum of rows (k, m), (m,): a single row is not copied."""
     total: Doubles = rows[0] if len(rows) == 1 else rows.sum(0)
     return total

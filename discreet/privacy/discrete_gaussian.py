@@ -55,7 +55,7 @@ def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor
 
 
 def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
-    """What is kept of `count` trials, in their order."""
+    """The draws that are kept of `count` trials, in their order."""
     key = source.words(4).tobytes()
     words, others = signed(source.words(count)), signed(source.words(count))
     sizes = _sizes(words, math.isqrt(variance) + 1, key + b"size")
@@ -83,7 +83,7 @@ def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
 
 
 def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
-    """Whether -ln v >= (size - variance / t)^2 / (2 variance), bool (n,).
+    """True where -ln v >= (size - variance / t)^2 / (2 variance), bool (n,).
 
     For sizes up to 45 t the right side is at most 4050, since t^2 <= 4 variance. In float64 the distance is off by at
     most 46 t * 2^-53, from rounding variance / t and the difference. That moves the right side by at most
@@ -103,8 +103,8 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
 
 
 def _settled(word: int, more: Iterator[int], decide: Callable[[Decimal, Decimal], int | None]) -> int:
-    """What `decide` says once it can say something: of an interval that holds -ln u for a u that begins with the 63
-    bits of `word` and goes on with `more`."""
+    """The first answer of `decide` that is not None, on ever smaller intervals that hold -ln u. The bits of u are those
+    of `word`, 63, and then those of `more`."""
     bits, length = word & LOW_63_BITS, 63
     while True:
         bits, length = bits << 64 | next(more), length + 64

@@ -1,8 +1,7 @@
-"""The events that Discreet spends privacy on, and their JSON form for the durable ledger.
+"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names of the accountants.
 
-An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise,
-divided by the sensitivity of what it hides. What an event means, and under which adjacency, is said by the
-function that makes it.
+An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise, over the
+sensitivity. The function that makes an event says what it means, and under which adjacency.
 """
 
 from __future__ import annotations
@@ -11,20 +10,32 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+PLD, RDP = "pld", "rdp"
+ACCOUNTANTS = (PLD, RDP)
+_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+
+
+def exceeds(epsilon: float, budget: float) -> bool:
+    """True if an epsilon passes a budget by more than rounding, a billionth of it.
+
+    >>> exceeds(8.000000001, 8), exceeds(8.0001, 8)
+    (False, True)
+    """
+    return epsilon > budget * (1 + _ROUNDING)
 
 
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
     """The event of one round whose cohort takes each member with a probability, independently.
 
-    Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over the clip
-    norm C, the sensitivity of the sum. A probability of 1 is everybody, the plain Gaussian without
-    amplification; noise 0 protects nobody and gives ``NonPrivateDpEvent``; a probability of 0 releases only
-    noise.
+    Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C,
+    the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise 0 ``NonPrivateDpEvent``, and a
+    probability of 0, which releases only noise, ``NoOpDpEvent``.
 
     Raises:
         ValueError: a probability outside 0 .. 1, or noise that is negative or not finite.
@@ -48,14 +59,12 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
 def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_multiplier: float) -> DpEvent:
     """The event of one round whose cohort is a uniform subset of fixed size.
 
-    Adjacency: replace one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm
-    C. Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang, Balle and
-    Kasiviswanathan 2019, Theorem 27) leaves to its caller: the event therefore holds ``noise_multiplier /
-    2``, noise over sensitivity.
+    Adjacency: replace one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C.
+    Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang, Balle and Kasiviswanathan 2019,
+    Theorem 27) leaves to its caller: the event holds ``noise_multiplier / 2``.
 
     Raises:
-        ValueError: a cohort outside 0 .. population_size, an empty population, or noise that is negative or
-            not finite.
+        ValueError: a cohort outside 0 .. population_size, an empty population, or noise that is negative or not finite.
 
     >>> fixed_size_round_event(10, population_size=100, noise_multiplier=2.0).event
     GaussianDpEvent(noise_multiplier=1.0)
@@ -109,8 +118,7 @@ def event_from_json(text: str) -> DpEvent:
     """The event of a text made by ``event_to_json``.
 
     Raises:
-        ValueError: a text that is not JSON, an unknown kind, missing or further fields, or a parameter out of
-            range.
+        ValueError: a text that is not JSON, an unknown kind, missing or further fields, or a parameter out of range.
 
     >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
     GaussianDpEvent(noise_multiplier=1.0)
@@ -127,7 +135,7 @@ def _require_noise(noise_multiplier: float) -> None:
 
 
 def releases_in(event: DpEvent) -> float:
-    """How many noised releases an event stands for: of a choice among trials, on average over the number of trials."""
+    """The number of noised releases in an event: of a choice among trials, on average over the number of trials."""
     from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -147,18 +155,6 @@ def _real(name: str, value: Any, largest: float = sys.float_info.max) -> float:
     return float(value) + 0.0  # the sum has no negative zero
 
 
-def _probability(name: str, value: Any) -> float:
-    return _real(name, value, 1.0)
-
-
-def _shape_to_json(name: str, value: Any) -> Any:
-    return "inf" if value == math.inf else _real(name, value)
-
-
-def _shape_from_json(name: str, value: Any) -> float:
-    return math.inf if value == "inf" else _real(name, value)
-
-
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} of an event must be a whole number of at least 0, not {value!r}")
@@ -168,7 +164,7 @@ def _whole(name: str, value: Any) -> int:
 def _encode(event: DpEvent) -> dict[str, Any]:
     for kind, (event_type, fields) in _kinds().items():
         if type(event) is event_type:
-            values = {name: codec.to_json(name, getattr(event, name)) for name, codec in fields.items()}
+            values = {name: to_json(name, getattr(event, name)) for name, (to_json, _) in fields.items()}
             return {"kind": kind, **values}
     raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
 
@@ -182,7 +178,7 @@ def _decode(value: Any) -> DpEvent:
     given = value.keys() - {"kind"}
     if given != fields.keys():
         raise ValueError(f"an event of kind {kind} has the fields {sorted(fields)}, not {sorted(given)}")
-    return event_type(**{name: codec.from_json(name, value[name]) for name, codec in fields.items()})
+    return event_type(**{name: from_json(name, value[name]) for name, (_, from_json) in fields.items()})
 
 
 def _decode_list(name: str, value: Any) -> list[DpEvent]:
@@ -191,17 +187,17 @@ def _decode_list(name: str, value: Any) -> list[DpEvent]:
     return [_decode(part) for part in value]
 
 
-class _Codec(NamedTuple):
-    to_json: Callable[[str, Any], Any]
-    from_json: Callable[[str, Any], Any]
-
-
-_NOISE = {"noise_multiplier": _Codec(_real, _real)}
-_EVENT = {"event": _Codec(lambda _, event: _encode(event), lambda _, value: _decode(value))}
-_PROBABILITY = _Codec(_probability, _probability)
-_WHOLE = _Codec(_whole, _whole)
-_SHAPE = _Codec(_shape_to_json, _shape_from_json)
-_EVENTS = _Codec(lambda _, events: [_encode(event) for event in events], _decode_list)
+_Change = Callable[[str, Any], Any]  # of the value of a field of this name
+_Codec = tuple[_Change, _Change]  # to JSON and back
+_NOISE: dict[str, _Codec] = {"noise_multiplier": (_real, _real)}
+_EVENT: dict[str, _Codec] = {"event": (lambda _, event: _encode(event), lambda _, value: _decode(value))}
+_PROBABILITY: _Codec = (partial(_real, largest=1.0),) * 2
+_WHOLE: _Codec = (_whole, _whole)
+_SHAPE: _Codec = (
+    lambda name, value: "inf" if value == math.inf else _real(name, value),
+    lambda name, value: math.inf if value == "inf" else _real(name, value),
+)
+_EVENTS: _Codec = (lambda _, events: [_encode(event) for event in events], _decode_list)
 
 
 @lru_cache(maxsize=1)
@@ -222,7 +218,7 @@ def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
         "sampled_without_replacement": (dp.SampledWithoutReplacementDpEvent, sampled),
         "self_composed": (dp.SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
         "composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
-        "repeat_and_select": (RepeatAndSelectDpEvent, {**_EVENT, "mean": _Codec(_real, _real), "shape": _SHAPE}),
+        "repeat_and_select": (RepeatAndSelectDpEvent, {**_EVENT, "mean": (_real, _real), "shape": _SHAPE}),
         "non_private": (dp.NonPrivateDpEvent, {}),
         "no_op": (dp.NoOpDpEvent, {}),
     }

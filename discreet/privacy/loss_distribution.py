@@ -1,4 +1,4 @@
-"""Epsilon by privacy loss distributions: steps 3 to 8 of the proof in docs/accounting.md.
+"""Epsilon by privacy loss distributions: the proof in docs/accounting.md, step by step.
 
 What depends on one event alone is computed once and kept, so that epsilon can be asked for after every round. Whatever
 is rounded is rounded up.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
+from numpy.typing import NDArray
 from scipy import fft
 from scipy.signal import lfilter
-
-from discreet.privacy.release_loss import LARGEST_EXPONENT, FloatArray, grid_of, loss_masses
+from scipy.special import ndtr
 
 FINEST_INTERVAL = 1e-4  # width of the loss grid where memory allows: dp_accounting's default
 _MAX_EVENT_POINTS = 2**18  # grid points of one event: above, the grid gets coarser
@@ -29,11 +30,136 @@ _UNIT = 2.0**-53  # largest relative error of an operation in float64
 _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
 _SMALLEST_TILT = 1e-6  # below, no tilt at all
 _SMALLEST_EXPONENT = -60.0  # exp(-60) is nothing beside the rounding errors of a transform
-
 _GROWING = 4  # events of which the sum is not kept
+_LARGEST_EXPONENT = 700.0  # exp overflows above
+_TRUNCATION = 10.0  # standard deviations: the Gaussian mass beyond, 8e-24, counts as infinite loss
 
 Counts = Mapping[DpEvent, int]
 Items = tuple[tuple[DpEvent, int], ...]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class LossMasses:
+    """The loss in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at infinity."""
+
+    first: int
+    masses: FloatArray
+    infinite: float
+
+    def __post_init__(self) -> None:
+        self.masses.setflags(write=False)  # it is kept and shared
+
+    @property
+    def last(self) -> int:
+        """The largest finite loss, in intervals."""
+        return self.first + len(self.masses) - 1
+
+
+class _Pair(NamedTuple):
+    """Step 1: upper = q * noise(mean 1) + (1 - q) * noise(mean 0) against lower = noise(mean 0)."""
+
+    probability: float
+    cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
+    place: Callable[[FloatArray], FloatArray]  # where log(noise(mean 1) / noise(mean 0)) takes a value
+    reach: float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
+    bounded: bool  # no loss lies beyond reach
+
+
+def _pair_of(event: DpEvent) -> _Pair:
+    sampled = isinstance(event, PoissonSampledDpEvent)
+    probability, noise = (float(event.sampling_probability), event.event) if sampled else (1.0, event)
+    match noise:
+        case GaussianDpEvent(noise_multiplier=scale):
+            reach = (0.5 + _TRUNCATION * scale) / scale**2
+            return _Pair(probability, lambda x: ndtr(x / scale), lambda u: scale**2 * u + 0.5, reach, False)
+        case LaplaceDpEvent(noise_multiplier=scale):
+            cdf = partial(_laplace_cdf, scale)
+            return _Pair(probability, cdf, lambda u: (scale * u + 1) / 2, 1 / scale, True)
+    raise ValueError(f"accountant 'pld' has no loss distribution for {event}")
+
+
+def _laplace_cdf(scale: float, x: FloatArray) -> FloatArray:
+    tail = 0.5 * np.exp(-np.abs(x) / scale)
+    cdf: FloatArray = np.where(x < 0, tail, 1 - tail)
+    return cdf
+
+
+def _sampled_loss(loss: float, probability: float) -> float:
+    """log(1 - q + q * exp(loss))."""
+    if probability == 1.0:
+        return loss
+    return float(np.logaddexp(math.log1p(-probability), math.log(probability) + loss))
+
+
+def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
+    """The inverse of ``_sampled_loss``: -inf at and below log(1 - q)."""
+    if probability == 1.0:
+        return losses
+    with np.errstate(divide="ignore"):
+        small = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + probability, 0.0))
+    large = losses + np.log1p(-(1 - probability) * np.exp(-np.maximum(losses, 1.0)))
+    inverse: FloatArray = np.where(losses < 1.0, small, large) - math.log(probability)
+    return inverse
+
+
+def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
+    """The first and the last loss of one release's grid, in intervals."""
+    pair = _pair_of(event)
+    first = math.floor(_sampled_loss(-pair.reach, pair.probability) / interval)
+    last = math.ceil(_sampled_loss(pair.reach, pair.probability) / interval)
+    return first, max(last, first + 1)
+
+
+def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
+    """The noise's mass between edges, from the nearer tail: small masses keep their relative precision."""
+    masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
+    return np.maximum(masses, 0.0)
+
+
+@lru_cache(maxsize=64)  # up to four megabytes each
+def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
+    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as infinite.
+
+    Raises:
+        ValueError: an event that is not a Gaussian or Laplace one, Poisson-sampled or not.
+    """
+    pair = _pair_of(event)
+    first, last = grid_of(event, interval)
+    losses: FloatArray = interval * np.arange(first, last + 1, dtype=np.float64)
+    edges = pair.place(_unsampled_loss(losses, pair.probability))
+    if pair.bounded or pair.probability < 1.0:
+        edges[0] = -math.inf
+    if pair.bounded:
+        edges[-1] = math.inf
+    lower, shifted = _bin_masses(pair.cdf, edges), _bin_masses(pair.cdf, edges - 1)
+    upper = pair.probability * shifted + (1 - pair.probability) * lower
+    beyond_lower, beyond_shifted = _beyond(pair.cdf, edges), _beyond(pair.cdf, edges - 1)
+    beyond_upper = pair.probability * beyond_shifted + (1 - pair.probability) * beyond_lower
+    removed, added = _connect_dots(upper, lower, first, interval)
+    return LossMasses(first, removed, beyond_upper), LossMasses(-last, added[::-1], beyond_lower)
+
+
+def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float:
+    outer = np.array([edges[0], -edges[-1]])
+    return float(cdf(outer).sum())
+
+
+def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
+    """Step 2: bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that at every point the
+    ratio of the two is the exponential of the point's loss."""
+    losses = np.arange(first, first + len(upper)) * interval
+    with np.errstate(over="ignore", invalid="ignore"):
+        to_right = np.clip((upper - np.exp(losses) * lower) / -math.expm1(-interval), 0.0, upper)
+    to_right = np.where(losses < _LARGEST_EXPONENT, to_right, upper)  # up is the safe side
+    from_upper_to_lower = np.exp(np.minimum(-losses - interval, _LARGEST_EXPONENT))
+    lower_to_right = np.minimum(to_right * from_upper_to_lower, lower)
+    return _points(upper, to_right), _points(lower, lower_to_right)
+
+
+def _points(masses: FloatArray, to_right: FloatArray) -> FloatArray:
+    points: FloatArray = np.append(masses - to_right, 0.0) + np.append(0.0, to_right)
+    return points
 
 
 @lru_cache(maxsize=4096)
@@ -44,7 +170,7 @@ def _ends(event: DpEvent, interval: float, direction: int) -> tuple[int, int, fl
 
 
 class _Frame(NamedTuple):
-    """How a sum of losses is looked at: its grid, the direction, and the tilt of step 3."""
+    """The grid of a sum of losses, its direction, and the tilt of step 3."""
 
     interval: float
     direction: int  # 0: a member is removed, 1: added
@@ -84,7 +210,7 @@ def _frame_for(counts: Counts, *, interval: float, direction: int, delta: float)
 
 
 def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
-    """Step 4: what sign * (summed loss) exceeds, in intervals, with a tilted probability of at most _TAIL_MASS / 2."""
+    """Step 4: the intervals that sign * (summed loss) exceeds with a tilted probability of at most _TAIL_MASS / 2."""
     level = math.log(2 / _TAIL_MASS) - _log_moment(counts, frame, frame.tilt)
 
     def bound(order: float) -> float:
@@ -114,8 +240,7 @@ _long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
 
 
 class _LogSum(NamedTuple):
-    """Several releases in one: the sums over them of log modulus and phase of transforms of a length, and of what step
-    6 bounds their errors by."""
+    """Sums over several releases: of log modulus and phase of their transforms, and of step 6's bound on the errors."""
 
     length: int
     log_modulus: FloatArray
@@ -132,14 +257,12 @@ class _LogSum(NamedTuple):
         return _LogSum(length, self.log_modulus + count * log_modulus, self.phase + count * phase, relative)
 
 
-def _log_sum(counts: Items, frame: _Frame, length: int) -> _LogSum:
+@lru_cache(maxsize=4)  # up to twelve megabytes each
+def _settled_sum(counts: Items, frame: _Frame, length: int) -> _LogSum:
     total = _LogSum(length, *np.zeros((3, length // 2 + 1)))
     for event, count in counts:
         total = total.with_event(event, count, frame)
     return total
-
-
-_settled_sum = lru_cache(maxsize=4)(_log_sum)  # up to twelve megabytes each
 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
@@ -157,15 +280,15 @@ def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray,
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
-    """Step 6: bound on the Euclidean norm of the errors of `masses`, whose transform has this modulus, and errors
-    relative to it of at most `relative` units for the releases."""
+    """Step 6: bound on the Euclidean norm of the errors of `masses`, by the modulus of their transform and the relative
+    errors of that."""
     levels = math.log2(len(masses))
     forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * (relative - _SMALLEST_EXPONENT)))
     return _UNIT * (forward + levels * float(np.linalg.norm(masses)))
 
 
 def _weight(frame: _Frame, points: int) -> float:
-    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval .. (so many points).
+    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval .. (so many points):
     1 - exp(-x) is at most x, and at most 1."""
     step = frame.tilt * frame.interval
     if step == 0:
@@ -189,9 +312,11 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
         return math.inf  # only with a smaller tilt, after very many releases: what was found before stands
     tilted, error = _tilted_sum(counts, frame, _round_up(high - low + 1))
     log_moment = _log_moment(counts, frame, frame.tilt)
-    start = max(low, _first_representable(frame, log_moment), 0)
+    step = frame.tilt * frame.interval
+    representable = math.ceil((log_moment - _LARGEST_EXPONENT) / step) if step else 0  # below, untilting overflows
+    start = max(low, representable, 0)
     losses: FloatArray = frame.interval * np.arange(start, max(high, start) + 1, dtype=np.float64)
-    untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, LARGEST_EXPONENT))
+    untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, _LARGEST_EXPONENT))
     masses = np.roll(tilted, -start)[: len(losses)] * untilt
     infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)
     hidden = error * _weight(frame, len(losses)) * untilt
@@ -201,13 +326,6 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
         return epsilon
     smaller = frame._replace(tilt=frame.tilt / 16 if frame.tilt > _SMALLEST_TILT else 0.0)
     return min(epsilon, _epsilon_in(counts, smaller, delta))
-
-
-def _first_representable(frame: _Frame, log_moment: float) -> int:
-    """The smallest loss, in intervals, at which taking the tilt back does not overflow."""
-    if frame.tilt == 0:
-        return 0
-    return math.ceil((log_moment - LARGEST_EXPONENT) / (frame.tilt * frame.interval))
 
 
 def _infinite_mass(counts: Counts, frame: _Frame) -> float:

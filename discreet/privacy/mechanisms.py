@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,9 +53,8 @@ class Gaussian:
         """
         stddev = self.stddev(sensitivity)
         _check_total(total, stddev)
-        if stddev == 0:
-            return total.clone()
-        return _added(source.normal(total.numel(), stddev=stddev, draws=self.draws, dtype=total.dtype), total)
+        normal = partial(source.normal, stddev=stddev, draws=self.draws, dtype=total.dtype)
+        return _noised(total, normal if stddev else None)
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data.
@@ -67,12 +68,11 @@ class Gaussian:
         """
         stddev = self.stddev(sensitivity)
         _check_grid_total(total)
-        if stddev == 0:
-            return total.clone()
-        return _added(grid.gaussian(total.numel(), math.nextafter(stddev, math.inf), source), total)
+        rounded = partial(grid.gaussian, stddev=math.nextafter(stddev, math.inf), source=source)
+        return _noised(total, rounded if stddev else None)
 
     def event(self) -> DpEvent:
-        """What one release costs."""
+        """The event of one release."""
         from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
         return GaussianDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
@@ -106,20 +106,17 @@ class Laplace:
         """`total` plus noise for an L1 `sensitivity`; otherwise as `Gaussian.add_noise`."""
         scale = self.scale(sensitivity)
         _check_total(total, scale)
-        if scale == 0:
-            return total.clone()
-        return _added(source.laplace(total.numel()).mul_(scale).to(total.dtype), total)
+        return _noised(total, (lambda count: source.laplace(count).mul_(scale).to(total.dtype)) if scale else None)
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as `Gaussian.add_grid_noise`."""
         scale = self.scale(sensitivity)
         _check_grid_total(total)
-        if scale == 0:
-            return total.clone()
-        return _added(grid.laplace(total.numel(), math.nextafter(scale, math.inf), source), total)
+        rounded = partial(grid.laplace, scale=math.nextafter(scale, math.inf), source=source)
+        return _noised(total, rounded if scale else None)
 
     def event(self) -> DpEvent:
-        """What one release costs."""
+        """The event of one release."""
         from dp_accounting import LaplaceDpEvent, NonPrivateDpEvent
 
         return LaplaceDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
@@ -129,8 +126,8 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
     """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially private.
 
     Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem 8
-    and Algorithm 1), which is exact for every epsilon; the classical sqrt(2 ln(1.25/delta)) / epsilon is loose below
-    epsilon = 1 and wrong above. The result errs upwards, by less than one part in 10^9.
+    and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
+    upwards, by less than one part in 10^9.
 
     Raises:
         ValueError: if epsilon is not in [0, inf) or delta not in (0, 1).
@@ -142,11 +139,12 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
         raise ValueError(f"epsilon must be in [0, inf), not {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), not {delta}")
-    low, high = 1.0, 1.0
+    high = 1.0
     while _gaussian_delta(high, epsilon) > delta:
         high *= 2
-    while _gaussian_delta(low, epsilon) <= delta:
-        low /= 2
+    while _gaussian_delta(high / 2, epsilon) <= delta:
+        high /= 2
+    low = high / 2
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if _gaussian_delta(middle, epsilon) > delta else (low, middle)
@@ -208,6 +206,5 @@ def _check_grid_total(total: Tensor) -> None:
         raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
 
 
-def _added(noise: Tensor, total: Tensor) -> Tensor:
-    """`noise` (n,) in the shape of `total`, with `total` added in place."""
-    return noise.reshape(total.shape).to(total.device).add_(total)
+def _noised(total: Tensor, draw: Callable[[int], Tensor] | None) -> Tensor:
+    return total.clone() if draw is None else draw(total.numel()).reshape(total.shape).to(total.device).add_(total)

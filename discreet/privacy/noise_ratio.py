@@ -1,4 +1,4 @@
-"""How long the noise of a round is beside the clip norm and a step's signal, and whether training survives it."""
+"""The noise of a round beside the clip norm and a step's signal, and the limit up to which a run learns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-# Measured on the default experiment and variations of it: docs/noise.md.
+# Measured on the default experiment and variations of it: docs/pitfalls.md.
 LARGEST_DRIVE, LARGEST_DRIVE_SHRINKING = 6.5, 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
@@ -15,8 +15,7 @@ FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noi
 def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: float) -> float:
     """The expected norm of a round's noise, as a multiple of its clip norm: z * sqrt(num_params) / expected_cohort.
 
-    `noise_multiplier` is that of the update (`UserPrivacy.update_noise_multiplier`). No update moves the average by
-    more than 1 / expected_cohort of the clip norm, and all of them together by the clip norm at most.
+    `noise_multiplier` is that of the update (`UserPrivacy.update_noise_multiplier`).
 
     >>> round(noise_ratio(1.03, num_params=9610, expected_cohort=60), 2)
     1.68
@@ -25,7 +24,7 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
 
 
 def noise_drive(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
-    """How strongly the noise of a run drives its model: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
+    """The strength with which the noise of a run drives its model: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
 
     Noise moves the model away from where clients want it; they answer with updates as long as they are far away, an
     adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of rate eta and momentum m
@@ -50,7 +49,7 @@ def largest_drive(*, shrinking: bool) -> float:
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
-    """How much of a step's length is signal, by what its noise is expected to be: within [0, 1].
+    """The share of a step's length that is signal, given the expected energy of its noise: within [0, 1].
 
     |velocity|^2 is on average the squared norm of the signal plus `noise_energy`, so that the signal's norm is about
     sqrt(1 - noise_energy / |velocity|^2) of it; the positive part of it, as in James and Stein 1961. 1 if there is

@@ -2,11 +2,10 @@
 
 If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
 layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
-formulas and their sources). Which models those are follows from the layers alone: an nn.Sequential, nested or not, or a
-single layer, in which every parameter serves one layer, once. PyTorch's own code says what runs between the layers.
-Of a model with a forward of its own, the graph of layers and operations is found and run in the same way, if each is
-known to treat every example alone (`rules/graph.py`). Every other model is served by torch.func
-(`rules/any_model.py`), and the log "discreet" says so once.
+formulas and their sources). Rules serve an nn.Sequential, nested or not, or a single layer, in which every parameter
+serves one layer, once. They serve a model with a forward of its own if each of its operations is known to treat every
+example alone (`rules/graph.py`). torch.func serves every other model (`rules/any_model.py`), and the log "discreet"
+says so once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.clipping import check_clip, clip_factors
-from discreet.privacy.rules.any_model import built_terms, check_layers
-from discreet.privacy.rules.attention import ATTENTION_RULES, covers
+from discreet.privacy.rules.any_model import built_terms, check_layers, plain_gradient
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
-from discreet.privacy.rules.graph import CONFUSED, Program, Run, made_up, program_of
+from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
 from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
 from discreet.privacy.rules.normalisation import NORMALISATION_RULES
-from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, layout_of, logit_gradients
+from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.privacy.rules.operations import Unserved
-from discreet.privacy.rules.recurrent import RECURRENT_RULES
+from discreet.privacy.rules.recurrent import SEQUENCE_RULES, covers_encoder
 from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
 from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmoved
 
@@ -41,12 +39,11 @@ RULES: dict[type[nn.Module], Rule] = {
     **LINEAR_RULES,
     **CONVOLUTION_RULES,
     **NORMALISATION_RULES,
-    **RECURRENT_RULES,
-    **ATTENTION_RULES,
+    **SEQUENCE_RULES,
 }
 # Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
 _COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
-    nn.TransformerEncoderLayer: covers,
+    nn.TransformerEncoderLayer: covers_encoder,
     nn.EmbeddingBag: covers_bag,
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), covers_dimension),
 }
@@ -84,18 +81,17 @@ def clipped_gradient_sum(
       norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
       squared norm overflows, counts as zero in the sum, and its norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to rounding: that of the float
-    sum itself, and that of the other gradients, for which kernels may depend on n. Parameters that are chosen for it
-    make much of the latter, and `sum_one_by_one` leaves none of it. n = 0 gives zeros and no norms.
+    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
+    sum and of the other gradients, for which kernels may depend on n (`sum_one_by_one` leaves none of the latter).
+    n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
         other types or on several devices; a loss that is not (n,).
 
-    Dropout and other layers that draw for each example by itself are allowed. The bound on what an example adds holds
-    for each fixed choice of all masks. They come from PyTorch's own generator, whose seed must be secret where the sum
-    is released: who knew it could compute the mask of each place in a batch, and places shift if an example is missing.
-    Discreet's clients and DPSGD see to that.
+    Dropout and other layers that draw for each example by itself are allowed: the bound holds for each fixed choice of
+    all masks. They come from PyTorch's own generator, whose seed must be secret if the sum is released, since places in
+    a batch shift if an example is missing. Discreet's clients and DPSGD see to that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)
@@ -103,7 +99,7 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
-    return _clipped_sum(Objective(model, layout_of(model), loss, order=2), inputs, targets, l2_norm_clip)
+    return _clipped_sum(objective_of(model, loss), inputs, targets, l2_norm_clip)
 
 
 def l1_clipped_gradient_sum(
@@ -111,7 +107,7 @@ def l1_clipped_gradient_sum(
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
     check_clip(l1_norm_clip, "l1_norm_clip")
-    return _clipped_sum(Objective(model, layout_of(model), loss, order=1), inputs, targets, l1_norm_clip)
+    return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, l1_norm_clip)
 
 
 def sum_one_by_one(
@@ -119,12 +115,11 @@ def sum_one_by_one(
 ) -> Tensor:
     """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
 
-    How a kernel rounds may depend on how many rows it gets, on a row's place, and on where it lies in memory. Here each
-    example is alone, in memory of its own. So its gradient follows from the parameters and the example to the last bit,
-    and one example more or less leaves those of the others as they are.
+    The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here each example is
+    alone, in memory of its own: one more or less leaves the gradients of the others as they are, to the last bit.
     """
     check_clip(l2_norm_clip, "l2_norm_clip")
-    objective = Objective(model, layout_of(model), loss, order=2)
+    objective = objective_of(model, loss)
     total, _ = _clipped_sum(objective, inputs[:0], targets[:0], l2_norm_clip)
     for place in range(len(inputs)):
         one = [place]  # a list copies
@@ -135,8 +130,8 @@ def sum_one_by_one(
 def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     if inputs.shape[0] != targets.shape[0]:
         raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
-    parameters = objective.layout.parameters
-    if len(inputs) == 0 or not objective.layout.slots:
+    parameters = objective.parameters
+    if len(inputs) == 0 or not objective.slots:
         return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
     with torch.set_grad_enabled(False):
         way = _way(objective, inputs, targets)
@@ -170,7 +165,7 @@ def _summed(
         weights = clip_factors(norms, clip * LOSS_SCALE)
         if count < len(norms):
             weights[count:], norms = 0, norms[:count]
-        parts = parts or Parts(objective.layout.parameters)  # after the backward pass, whose memory the sum can have
+        parts = parts or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
         found.append(norms * _UNSCALE)
@@ -186,7 +181,7 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
     """
     terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
     if not terms:
-        return terms, objective.layout.parameters[0].new_zeros(len(batch[0]))
+        return terms, objective.parameters[0].new_zeros(len(batch[0]))
     norms = _norms(terms, objective.order)
     if math.isfinite(norms.sum()):
         return terms, norms
@@ -206,11 +201,7 @@ def _norms(terms: list[Term], order: int) -> Tensor:
 def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
     """The layers of a model in the order in which they run; None if one has no rule or shares its parameters."""
     layers = _layers(model)
-    if layers is None:
-        return None
-    parts = (part for layer in layers for part in (layer.modules() if layer._modules else (layer,)))
-    used = [id(value) for part in parts for value in part._parameters.values() if value is not None]
-    return layers if len(used) == len(set(used)) else None
+    return None if layers is None or is_shared(layers, ()) else layers
 
 
 def _layers(model: nn.Module) -> list[nn.Module] | None:
@@ -224,13 +215,13 @@ def _layers(model: nn.Module) -> list[nn.Module] | None:
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Whether a rule covers a layer with these settings."""
+    """True if a rule covers a layer with these settings."""
     covers_it = _COVERS.get(type(layer))
     return type(layer) in RULES and (covers_it is None or covers_it(layer))
 
 
 def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
-    """How a model is served. A model and a loss that are new here are tried first, on made-up examples."""
+    """The way to serve a model. A model and a loss that are new here are tried first, on made-up examples."""
     layers = layers_with_rules(objective.model)
     if layers is None:
         check_layers(objective.model)
@@ -241,23 +232,23 @@ def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
 
 
 def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
-    """Whether a program has the gradients of its model on three made-up examples of the shape of the inputs.
+    """True if a program has the gradients of its model on three made-up examples of the shape of the inputs.
 
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
-    objective, targets = Objective(model, layout_of(model), _mixed, order=2), inputs.new_zeros(3)
+    objective, targets = objective_of(model, _mixed), inputs.new_zeros(3)
     try:
         with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
         with same_chance(inputs):
-            wanted = _summed_gradient(objective, made_up(model, inputs), targets)
+            wanted = plain_gradient(objective, made_up(model, inputs), targets)
     except (Unserved, *CONFUSED):
         return False
-    parts, weights = Parts(objective.layout.parameters), wanted[0].new_ones(3)
+    parts, weights = Parts(objective.parameters), wanted[0].new_ones(3)
     for term in terms:
-        term.add_to(parts, weights, 1 / LOSS_SCALE)
+        term.add_to(parts, weights, 1.0)
     margin = max(float(value.norm()) for value in wanted) * AGREEMENT
-    pairs = zip(objective.layout.slots.values(), wanted, strict=True)
+    pairs = zip(objective.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
 
 
@@ -265,17 +256,6 @@ def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
     """A number of each example, in which every output counts otherwise; for any model's outputs."""
     rows = outputs.reshape(len(targets), -1)
     return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
-
-
-def _summed_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """The gradient of the sum of the losses, by plain autograd: one for each trainable parameter."""
-    parameters = objective.layout.trainable()
-    with torch.enable_grad():
-        total = objective.losses(objective.model(inputs), targets).sum()
-    if not total.requires_grad:
-        return [torch.zeros_like(value) for value in parameters]
-    found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
-    return [value.to_dense() for value in found]
 
 
 def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:
@@ -287,22 +267,17 @@ def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tenso
     """
     known = objective.has_known_gradient(targets)
     if known and isinstance(way, list) and is_perceptron(way, inputs):
-        return perceptron_terms(way, inputs, targets, slots=objective.layout.slots)
-    tape = Tape(objective.layout.slots, len(inputs), objective.order)
+        return perceptron_terms(way, inputs, targets, slots=objective.slots)
+    tape = Tape(objective.slots, len(inputs), objective.order)
     with torch.enable_grad():
-        outputs = _outputs(objective.model, way, tape, inputs)
+        if isinstance(way, Program):
+            outputs = Run(tape, dict(objective.model.named_modules()), RULES).outputs(way, inputs)
+        else:
+            outputs = reduce(lambda values, layer: RULES[type(layer)](tape, layer, values), way, inputs)
     if not tape.uses or not outputs.requires_grad:
         return []
     pairs = zip(tape.uses, _output_gradients(objective, outputs, targets, tape.uses), strict=True)
     return [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
-
-
-def _outputs(model: nn.Module, way: list[nn.Module] | Program, tape: Tape, inputs: Tensor) -> Tensor:
-    if isinstance(way, Program):
-        return Run(tape, dict(model.named_modules()), RULES).outputs(way, inputs)
-    for layer in way:
-        inputs = RULES[type(layer)](tape, layer, inputs)
-    return inputs
 
 
 def _output_gradients(

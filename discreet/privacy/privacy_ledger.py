@@ -1,4 +1,4 @@
-"""What was spent: an immutable value that grows by events."""
+"""The account of one guarantee: an immutable value that grows by events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.privacy.accountants import PLD
-from discreet.privacy.events import event_to_json, releases_in
+from discreet.privacy.events import PLD, event_to_json, releases_in
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -61,5 +60,5 @@ class PrivacyLedger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases were recorded; of a choice among trials, on average, rounded up."""
+        """The number of releases, rounded up; a choice among trials counts as often as it releases on average."""
         return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))

@@ -25,8 +25,7 @@ class QuantileEstimator:
     """Tracks the `target_quantile` of the update norms by geometric steps.
 
     Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b - 1/2), whose
-    sensitivity is 1/2 when one client is added or removed. Its privacy cost is part of the round's Gaussian event
-    (see `split_noise_multiplier`).
+    sensitivity is 1/2 (add or remove one client). Its cost is part of the round's event (`split_noise_multiplier`).
 
     Attributes:
       estimate: the current clip norm C_t, above 0.
@@ -81,14 +80,13 @@ class QuantileEstimator:
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
-    """Noise multiplier for the update with which it and the norm bits together cost one Gaussian.
+    """The noise multiplier for the update with which it and the norm bits together cost one Gaussian.
 
-    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1): a centred bit is -1/2 or
-    1/2, so the sum of bits has sensitivity 1/2 and noise multiplier 2 * count_stddev. 0 gives 0.
+    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0.
 
     Raises:
-        ValueError: if noise_multiplier is negative or not finite, or count_stddev <= noise_multiplier / 2:
-            then the bits alone already cost more than Gaussian(noise_multiplier).
+        ValueError: if noise_multiplier is negative or not finite, or count_stddev <= noise_multiplier / 2: then the
+            bits alone cost more than Gaussian(noise_multiplier).
 
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038

@@ -1,4 +1,4 @@
-"""Where random numbers come from: a cryptographic stream, keyed by the operating system or by a seed."""
+"""Random numbers from a cryptographic stream, keyed by the operating system or by a seed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ _scratch = _Scratch()
 class RandomSource:
     """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made from it.
 
-    Build it with `secure_source` or `seeded_source`. Not thread-safe. Copying and pickling are refused, and
-    so is use in a forked process, because two copies would give the same noise twice, and the difference of
-    two noised releases would then be the difference of the data.
+    Build it with `secure_source` or `seeded_source`. Not thread-safe. Copying, pickling and use in a forked process are
+    refused: two copies would give the same noise twice, and the difference of two noised releases would be that of the
+    data.
 
     Attributes:
-        is_secure: True if the key came from the operating system. False if it came from a seed:
-            reproducible, and so it protects nobody.
+        is_secure: True if the key came from the operating system; a seeded stream protects nobody.
     """
 
     def __init__(self, key: bytes, *, is_secure: bool) -> None:
@@ -71,9 +70,8 @@ class RandomSource:
     def child(self, *labels: str | int) -> RandomSource:
         """Another stream, independent of this one and of every child with other labels.
 
-        A seeded source gives the same child for the same labels, whatever was drawn before. A secure source
-        gives a new key from the operating system each time. `child("a", "b")` and `child("a").child("b")` are
-        different streams.
+        A seeded source gives the same child for the same labels, whatever was drawn before. A secure source gives a new
+        key from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
 
         Raises:
             ValueError: without labels, because two such children of a seeded source would be the same stream.
@@ -105,7 +103,8 @@ class RandomSource:
 
     def uniform(self, count: int) -> Tensor:
         """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
-        values = _empty(count, torch.float64)
+        _check_count(count)
+        values = torch.empty(count, dtype=torch.float64)
         for part in _chunks(values):
             part.copy_(signed(self.words(len(part)) >> np.uint64(11)))
         return values.mul_(2.0**-53)
@@ -113,16 +112,10 @@ class RandomSource:
     def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
         """`count` independent normal values of mean 0, shape (count,).
 
-        Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8
-        sigma and end at 9.4. Values are cast to `dtype` last.
-
-        Args:
-            count: how many; 0 gives an empty tensor.
-            stddev: their standard deviation, finite and >= 0.
-            draws: how many draws are added, over sqrt(draws), for each value. 1 is the plain draw. With 2n
-                draws an attacker who knows how floating-point noise is made has to search all 2n of them (the
-                secure mode of Holohan and Braghin 2021; with their n = 2, draws = 4).
-            dtype: a floating-point type.
+        Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8 sigma and end
+        at 9.4. Values are cast to `dtype` last. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all
+        have to be searched by an attacker who knows how floating-point noise is made (the secure mode of Holohan and
+        Braghin 2021; with their n = 2, draws = 4).
 
         Raises:
             ValueError: if count < 0, draws < 1, or stddev is out of range.
@@ -131,7 +124,8 @@ class RandomSource:
             raise ValueError(f"draws must be >= 1, not {draws}")
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
-        values, each = _empty(count, dtype), stddev / math.sqrt(draws)
+        _check_count(count)
+        values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
             pairs = (len(part) + 1) // 2
             cosine, sine = self._normal_pairs(pairs, each)
@@ -151,7 +145,8 @@ class RandomSource:
         By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin with 20 zeros: the
         tails follow the law as far as a draw can reach, and end nowhere.
         """
-        values = _empty(count, dtype)
+        _check_count(count)
+        values = torch.empty(count, dtype=dtype)
         for part in _chunks(values):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)
@@ -171,8 +166,7 @@ class RandomSource:
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
 
-        The order of `count` random words, drawn anew if two are equal: given that all differ, every order is
-        equally likely, so there is no bias at all.
+        The order of `count` random words, drawn anew if two are equal: every order is then equally likely.
         """
         while True:
             words = self.words(count)
@@ -182,7 +176,7 @@ class RandomSource:
                 return torch.from_numpy(order.astype(np.int64, copy=False))
 
     def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
-        """What `box_muller` makes of the next 2 * pairs words: two float64 (pairs,), which the next call overwrites."""
+        """`box_muller` of the next 2 * pairs words: two float64 (pairs,), which the next call overwrites."""
         _scratch.reserve(pairs)
         words, cosine = _scratch.words[: 2 * pairs], _scratch.cosine[:pairs]
         self._fill(words.numpy())
@@ -258,14 +252,9 @@ def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign.
 
     They end at 44.4, so that they are a first look at a draw, not a draw: `RandomSource.laplace` and
-    `grid.rounded_laplace` go on with more bits in the tail.
+    `Grid.laplace` go on with more bits in the tail.
     """
     return open_uniform(words).log_().copysign_(words)
-
-
-def _empty(count: int, dtype: torch.dtype) -> Tensor:
-    _check_count(count)
-    return torch.empty(count, dtype=dtype)
 
 
 def _check_count(count: int) -> None:

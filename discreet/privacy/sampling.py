@@ -1,6 +1,8 @@
-"""Poisson samples: which of so many are in, each independently."""
+"""Poisson samples, and the cohort of a round: a Poisson sample of the nodes, or a set of a fixed size."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,12 +12,10 @@ from discreet.privacy.randomness import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
-    """The indices in [0, count) that are in, each independently with `probability`; int64, ascending, may be
-    empty.
+    """The indices in [0, count) that are in, each independently with `probability`; int64, ascending, may be empty.
 
-    An index is in when its 64-bit word is below floor(probability * 2^64). So it is in with a chance that is
-    never above `probability`, equal to it from 2^-11 up, and less than 2^-64 below it otherwise. The cost is
-    one word per index.
+    An index is in if its 64-bit word is below floor(probability * 2^64). So its chance is never above `probability`,
+    equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
 
     Raises:
         ValueError: if count < 0 or probability is not in [0, 1] (NaN is not).
@@ -32,3 +32,37 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
         start + np.flatnonzero(source.words(min(CHUNK, count - start)) < threshold) for start in range(0, count, CHUNK)
     ]
     return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
+
+
+def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSource) -> list[int]:
+    """The nodes that take part in a round, each independently with `probability`, in the order given; may be empty.
+
+    Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so that amplification by
+    Poisson sampling holds (`PoissonSampledDpEvent` of dp-accounting).
+
+    Raises:
+        ValueError: if a node appears twice, or probability is not in [0, 1].
+    """
+    _check_distinct(node_ids)
+    chosen = poisson_sample(len(node_ids), probability=probability, source=source)
+    return [node_ids[index] for index in chosen.tolist()]
+
+
+def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
+    """`cohort_size` different nodes, every such set equally likely, in random order.
+
+    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes.
+
+    Raises:
+        ValueError: if a node appears twice, or cohort_size is not in [0, number of nodes]: in a smaller population
+            every node would have a larger chance than was accounted for.
+    """
+    _check_distinct(node_ids)
+    if not 0 <= cohort_size <= len(node_ids):
+        raise ValueError(f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}")
+    return [node_ids[index] for index in source.permutation(len(node_ids))[:cohort_size].tolist()]
+
+
+def _check_distinct(node_ids: Sequence[int]) -> None:
+    if not isinstance(node_ids, range) and len(set(node_ids)) != len(node_ids):
+        raise ValueError("node_ids must be distinct: a node that appears twice would count twice")

@@ -1,7 +1,7 @@
-"""What a client puts into a masked sum: a clipped update on a public integer grid, its bit, its answer, its noise.
+"""The integer vector that a client gives to a masked sum: its clipped update on a grid, its bit, answer and noise.
 
-All of it is one integer vector, added up modulo 2^k, with one noise. So that an event is the same in every round, the
-grid is tied to the clip norm: R steps, a constant of the run, are one clip norm, whatever that is in a round.
+Vectors are added up modulo 2^k. The grid is tied to the clip norm: R steps, a constant of the run, are one clip norm of
+any round. So the event is the same in every round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipping import GridSum
+from discreet.privacy.clipping import clip_to_grid
 from discreet.privacy.discrete_gaussian import discrete_gaussian
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import check_noise_multiplier
@@ -32,11 +32,11 @@ _WHOLE_STEPS = Grid(1.0)
 
 @dataclass(frozen=True)
 class SecureCohort:
-    """Who adds to a secure sum.
+    """The clients that add to a secure sum.
 
     Attributes:
-        nodes: n, how many clients add a vector with noise, at most.
-        summands: h, how many honest ones are in every sum that is opened, at least. Only their noise is accounted.
+        nodes: n, the largest number of clients that add a vector with noise.
+        summands: h, the least number of honest ones in a sum that is opened. Only their noise is accounted.
     """
 
     nodes: int
@@ -91,7 +91,7 @@ class SecureSum:
 
     @property
     def gradient_slack(self) -> int:
-        """By how many steps in L2 an example may move its client's vector beyond R; 0 at user level.
+        """The steps in L2 by which an example may move its client's vector beyond R; 0 at user level.
 
         The vector is a truncated float64 sum of m clipped gradients, m at most 16 times `largest_sum`. Truncation moves
         each coordinate of the difference of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers
@@ -117,6 +117,11 @@ class SecureSum:
         return math.sqrt(self.variance) / self.clip_steps
 
     @property
+    def largest_entry(self) -> int:
+        """The bound on each coordinate of a client's vector without noise."""
+        return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
+
+    @property
     def wrap_chance(self) -> float:
         """Bound on the chance that any coordinate of a round's sum wraps around 2^k; 0 without noise.
 
@@ -128,16 +133,16 @@ class SecureSum:
         """
         if self.variance == 0:
             return 0.0
-        room = 2 ** (self.bits - 1) - self.nodes * _largest_entry(self)
+        room = 2 ** (self.bits - 1) - self.nodes * self.largest_entry
         return min(1.0, 2 * self.length * math.exp(-(room**2) / (2 * self.nodes * self.variance)))
 
     @property
     def event(self) -> DpEvent:
-        """What one sum costs. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
+        """The event of one sum. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
         return self.event_of(trains=True, rates=True)
 
     def event_of(self, *, trains: bool, rates: bool) -> DpEvent:
-        """What a sum costs in which clients put an update with its bit only if it `trains`, an answer only if it
+        """The event of a sum to which clients give an update with its bit only if it `trains`, an answer only if it
         `rates`. All other places of every client's vector hold noise alone, by a public rule."""
         from dp_accounting import NonPrivateDpEvent
 
@@ -155,13 +160,13 @@ class SecureSum:
         """A client's vector without noise, int64 (length,).
 
         The update is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact integer
-        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite counts as zeros. A
-        bit or an answer that is not given, as of a client that is zeroed out, adds zeros.
+        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite, or not given,
+        counts as zeros.
 
         Args:
-            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted; None: zeros.
+            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted.
             clip_norm: C of this round, finite and above 0.
-            below: whether the norm was at or below C.
+            below: True if the norm was at or below C.
             answer: (answer_length,), floating point, of norm at most 1: it is not trusted.
 
         Raises:
@@ -171,11 +176,11 @@ class SecureSum:
             raise ValueError("this secure sum has no room for a bit or an answer")
         vector = torch.zeros(self.length, dtype=torch.int64)
         if update is not None:
-            vector[: self.num_params] = _steps_of(update.unsqueeze(0), clip_norm, self.clip_steps)
+            vector[: self.num_params] = _steps_of(update, clip_norm, self.clip_steps)
         if below is not None:
             vector[self.num_params] = self.bit_steps if below else -self.bit_steps
         if answer is not None:
-            vector[self.length - self.answer_length :] = _steps_of(answer.unsqueeze(0), 1.0, self.answer_steps)
+            vector[self.length - self.answer_length :] = _steps_of(answer, 1.0, self.answer_steps)
         return vector
 
     def encode_gradients(self, total: Tensor, clip_norm: float) -> Tensor:
@@ -203,7 +208,7 @@ class SecureSum:
         return finite.clamp(-most, most).long()
 
     def noise(self, source: RandomSource) -> Tensor:
-        """What a client adds to its vector: N_Z(0, sigma_i^2) in each coordinate, int64 (length,)."""
+        """One client's noise: N_Z(0, sigma_i^2) in each coordinate, int64 (length,)."""
         return discrete_gaussian(self.length, self.variance, source)
 
     def centred(self, total: Tensor) -> Tensor:
@@ -213,7 +218,7 @@ class SecureSum:
         return centred
 
     def decode(self, total: Tensor, clip_norm: float) -> tuple[Tensor, float | None, Tensor | None]:
-        """What a centred sum, int64 (length,), says in the units of the data.
+        """A centred sum, int64 (length,), in the units of the data.
 
         Returns:
             The sum of the updates, (num_params,) float64; the sum of (bit - 1/2), None without bits; the sum of the
@@ -257,7 +262,14 @@ def secure_sum(
     >>> found.bits, found.clip_steps, found.summands, round(found.own_noise_stddev, 4)
     (23, 131072, 7, 0.378)
     """
-    return _finest(_Wanted(num_params, cohort, noise_multiplier, count_stddev, answers), MOST_BITS)
+    if count_stddev is not None and not 0 < count_stddev < math.inf:
+        raise ValueError(f"count_stddev must be finite and > 0, not {count_stddev}")
+    if answers is not None and not (answers[0] >= 1 and 0 < answers[1] < math.inf):
+        raise ValueError(f"answers must have a length of at least 1, and noise above 0, not {answers}")
+    length, answer_noise = answers or (0, None)
+    bare = SecureSum(num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, answer_length=length)
+    beside = (count_stddev and 2 * count_stddev, answer_noise)
+    return _finest(bare, noise_multiplier, beside=beside, most_bits=MOST_BITS)
 
 
 def example_secure_sum(
@@ -274,67 +286,48 @@ def example_secure_sum(
     """
     if largest_sum < 1:
         raise ValueError(f"largest_sum must be at least 1, not {largest_sum}")
-    wanted = _Wanted(num_params, cohort, noise_multiplier, largest_sum=largest_sum)
-    return _finest(wanted, MOST_BITS_OF_EXAMPLES)
+    bare = SecureSum(num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, largest_sum=largest_sum)
+    return _finest(bare, noise_multiplier, beside=(None, None), most_bits=MOST_BITS_OF_EXAMPLES)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What `secure_sum` was asked for."""
-
-    num_params: int
-    cohort: SecureCohort
-    noise_multiplier: float
-    count_stddev: float | None = None
-    answers: tuple[int, float] | None = None
-    largest_sum: int = 0
-
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        if not 1 <= self.num_params <= 2**30:
-            raise ValueError(f"num_params must be in [1, 2^30], not {self.num_params}")
-        if self.count_stddev is not None and not 0 < self.count_stddev < math.inf:
-            raise ValueError(f"count_stddev must be finite and > 0, not {self.count_stddev}")
-        if self.answers is not None and not (self.answers[0] >= 1 and 0 < self.answers[1] < math.inf):
-            raise ValueError(f"answers must have a length of at least 1, and noise above 0, not {self.answers}")
+Beside = tuple[float | None, float | None]  # noise multipliers of the bit and of the answer; None: there is none
 
 
-def _finest(wanted: _Wanted, most_bits: int) -> SecureSum:
+def _finest(bare: SecureSum, noise_multiplier: float, *, beside: Beside, most_bits: int) -> SecureSum:
+    check_noise_multiplier(noise_multiplier)
+    if not 1 <= bare.num_params <= 2**30:
+        raise ValueError(f"num_params must be in [1, 2^30], not {bare.num_params}")
     fineness = FINEST
-    while (found := _at(fineness, wanted)).bits > most_bits:
+    while (found := _at(fineness, bare, noise_multiplier, beside=beside)).bits > most_bits:
         fineness //= 2
         if fineness < COARSEST:
             raise ValueError(
                 f"secure aggregation of {found.nodes} clients (sampling.population_size) with {found.num_params} "
-                f"parameters and a noise_multiplier of {wanted.noise_multiplier:g} needs {found.bits} bits a value; "
+                f"parameters and a noise_multiplier of {noise_multiplier:g} needs {found.bits} bits a value; "
                 f"it has at most {most_bits}: lower one of the three"
             )
     return found
 
 
-def _at(fineness: int, wanted: _Wanted) -> SecureSum:
+def _at(fineness: int, bare: SecureSum, noise_multiplier: float, *, beside: Beside) -> SecureSum:
     """The secure sum of a fineness, with as many bits as it takes, at least 16."""
-    clip_steps = fineness << -(-(wanted.num_params - 1).bit_length() // 2)
-    noise = Fraction(wanted.noise_multiplier) * clip_steps  # exactly: of h clients together, in steps
-    summands = wanted.cohort.summands
-    length, answer_noise = wanted.answers or (0, None)
-    found = SecureSum(
-        wanted.num_params,
-        clip_steps,
-        variance=math.ceil(noise**2 / summands),
-        bits=FEWEST_BITS,
-        nodes=wanted.cohort.nodes,
-        summands=summands,
-        bit_steps=_entry_for(noise, wanted.count_stddev and 2 * wanted.count_stddev, clip_steps),
-        answer_length=length,
-        answer_steps=_entry_for(noise, answer_noise, clip_steps),
-        largest_sum=wanted.largest_sum,
+    clip_steps = fineness << -(-(bare.num_params - 1).bit_length() // 2)
+    noise = Fraction(noise_multiplier) * clip_steps  # exactly: of h clients together, in steps
+    bit_steps, answer_steps = (_entry_for(noise, each, clip_steps) for each in beside)
+    found = replace(
+        bare,
+        clip_steps=clip_steps,
+        variance=math.ceil(noise**2 / bare.summands),
+        bit_steps=bit_steps,
+        answer_steps=answer_steps,
     )
-    return replace(found, bits=max(FEWEST_BITS, _range(found).bit_length() + 1))
+    # Room for the sum of all clients and 12 standard deviations of all their noise, rounded up.
+    reached = found.nodes * found.largest_entry + math.isqrt(NOISE_ROOM**2 * found.nodes * found.variance) + 1
+    return replace(found, bits=max(FEWEST_BITS, reached.bit_length() + 1))
 
 
 def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int) -> int:
-    """The norm, in whole steps, of what gets this noise multiplier from a noise; one clip norm if there is no noise."""
+    """The norm, in whole steps, to which this noise has the noise multiplier; one clip norm if there is no noise."""
     if noise_multiplier is None:
         return 0
     if noise == 0:
@@ -345,17 +338,6 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
     return steps
 
 
-def _largest_entry(found: SecureSum) -> int:
-    return max(found.clip_steps * max(1, found.largest_sum), found.bit_steps, found.answer_steps)
-
-
-def _range(found: SecureSum) -> int:
-    """What the sum of all clients and 12 standard deviations of all their noise can reach, rounded up."""
-    return found.nodes * _largest_entry(found) + math.isqrt(NOISE_ROOM**2 * found.nodes * found.variance) + 1
-
-
-def _steps_of(rows: Tensor, norm: float, steps: int) -> Tensor:
-    """The sum of rows (m, size), int64, each put on whole steps, of which `steps` are one `norm`."""
-    total = GridSum(rows.shape[1], float(steps), grid=_WHOLE_STEPS)
-    total.add(rows.detach().double() * (steps / norm))
-    return total.steps
+def _steps_of(values: Tensor, norm: float, steps: int) -> Tensor:
+    """Values (size,) in whole steps, int64, of which `steps` are one `norm`."""
+    return clip_to_grid(values.detach().double() * (steps / norm), float(steps), grid=_WHOLE_STEPS)

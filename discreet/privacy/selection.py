@@ -1,4 +1,4 @@
-"""What the best of several private trainings costs, if their number was drawn at random beforehand.
+"""The cost of the best of several private trainings, if their number was drawn at random beforehand.
 
 Source: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6, through dp_accounting's
 `RepeatAndSelectDpEvent`. The guarantee is for whoever sees the chosen training alone: the number of trials and the
@@ -16,10 +16,9 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEve
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 
-from discreet.privacy.accountants import RDP
-from discreet.privacy.accounting import Entries, epsilon_spent
+from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
+from discreet.privacy.events import RDP
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.renyi import rdp_curve
 
 # By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
@@ -73,7 +72,7 @@ def _log_inverse_gamma(mean: float) -> float:
 
 
 def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpEvent:
-    """What releasing the best of a random number of trials costs, as one event, which the RDP accountant knows.
+    """The event of releasing the best of a random number of trials, which the RDP accountant knows.
 
     A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best" may be judged by
     anything that is computed from what a trial releases. Adjacency: that of the events. ``NoOpDpEvent`` if trials

@@ -11,11 +11,9 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_releases
-from discreet.privacy.accountants import PLD, RDP
-from discreet.privacy.accounting import Entries, epsilon_spent, pure_epsilon
-from discreet.privacy.events import event_from_json
+from discreet.privacy.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
+from discreet.privacy.events import PLD, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.renyi import PRIMIHUB_ORDERS, rdp_epsilon
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
 

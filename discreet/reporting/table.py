@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from discreet.csv_text import csv_text
+from discreet.federated.csv_text import csv_text
 from discreet.federated.guarantees import GUARANTEES
 from discreet.reporting.records import (
     RunRecord,

@@ -30,7 +30,7 @@ class Table:
             raise ValueError("sizes must not ascend: the clients with most examples come first")
 
     def active(self, position: int) -> int:
-        """How many clients have more than `position` examples: they are the first ones."""
+        """The number of clients with more than `position` examples: they are the first ones."""
         return int(np.searchsorted(-self.sizes, -position, side="left"))
 
 
@@ -51,13 +51,6 @@ class BatchNumbers:
 
     numbers: Numbers
     counts: Numbers
-
-    def present(self) -> Tensor | None:
-        """(k, width): True if an example counts; None if all do."""
-        width = self.numbers.shape[1]
-        if (self.counts == width).all():
-            return None
-        return torch.from_numpy(np.arange(width) < self.counts[:, None])
 
 
 def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Iterator[BatchNumbers]:
@@ -94,7 +87,7 @@ class Batch:
     Attributes:
         inputs: (k, width, *input_shape).
         targets: (k, width), int64; or (k, width, labels or numbers), float32.
-        weights: (k, width), what each example's gradient counts; 0 for padding.
+        weights: (k, width), of each example's gradient; 0 for padding.
     """
 
     inputs: Tensor
@@ -113,15 +106,15 @@ def read_sum(data: SharedExamples, batch: BatchNumbers) -> Batch:
 
 
 def number_mean(targets: Tensor, batch: BatchNumbers) -> Batch:
-    """As `read_mean`, but the inputs are not read: in their place are their numbers, (k, width)."""
+    """As `read_mean`, with the numbers of the examples, (k, width), in the place of their inputs."""
     return _number(targets, batch, torch.from_numpy(1 / np.maximum(batch.counts, 1).astype(np.float32)))
 
 
 def _number(targets: Tensor, batch: BatchNumbers, weight: Tensor) -> Batch:
-    numbers = torch.from_numpy(np.ascontiguousarray(batch.numbers))
-    weights, present = weight.unsqueeze(1).expand(numbers.shape), batch.present()
-    if present is not None:
-        weights = weights * present
+    numbers, width = torch.from_numpy(np.ascontiguousarray(batch.numbers)), batch.numbers.shape[1]
+    weights = weight.unsqueeze(1).expand(numbers.shape)
+    if (batch.counts < width).any():
+        weights = weights * torch.from_numpy(np.arange(width) < batch.counts[:, None])
     numbers = numbers.to(targets.device)
     found = targets.index_select(0, numbers.flatten()).view(*numbers.shape, *targets.shape[1:])
     return Batch(numbers, found, weights.to(targets.device))

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from discreet.client_settings import DataConfig
 from discreet.tasks.examples import Examples, Task
-from discreet.tasks.holdout import held_out_rows, split_rows
-from discreet.tasks.partition import sampled_indices, task_partition
+from discreet.tasks.partition import held_out_rows, sampled_indices, split_rows, task_partition
 
 Numbers = NDArray[np.int64]
 
@@ -44,7 +43,6 @@ class SharedExamples:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
         return self.inputs.device
 
     def read(self, rows: Tensor) -> Tensor:
@@ -82,13 +80,13 @@ def _as_bytes(inputs: Tensor) -> Tensor | None:
 
 
 class ClientExamples(Protocol):
-    """What each client holds, by its number."""
+    """The examples of each client, by its number."""
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
 
     def sizes(self, clients: Numbers) -> Numbers:
-        """How many examples each of `clients` (k,) has, (k,); 0 is allowed."""
+        """The number of examples of each of `clients` (k,), (k,); 0 is allowed."""
 
     def examples(self, client: int) -> Numbers:
         """The numbers of a client's examples, (n,), in the client's own order."""
@@ -138,17 +136,6 @@ class SampledExamples:
     examples_per_client: int
     seed: int
 
-    def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, not {self.num_clients}")
-        if not 1 <= self.examples_per_client <= self.num_examples:
-            raise ValueError(
-                f"examples_per_client must be in [1, {self.num_examples}], the number of examples, "
-                f"not {self.examples_per_client}"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, not {self.seed}")
-
     def __len__(self) -> int:
         return self.num_clients
 
@@ -156,13 +143,7 @@ class SampledExamples:
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """The time depends on `examples_per_client` alone.
-
-        Raises:
-            ValueError: client is not in [0, num_clients).
-        """
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client must be in [0, {self.num_clients}), not {client}")
+        """The time depends on `examples_per_client` alone."""
         count, each = self.num_examples, self.examples_per_client
         numbers: Numbers = sampled_indices(client, num_examples=count, examples_per_client=each, seed=self.seed).numpy()
         return numbers
@@ -170,7 +151,7 @@ class SampledExamples:
 
 @dataclass(frozen=True)
 class TrainedExamples:
-    """What clients train on if they hold a share of their examples out, by `discreet.tasks.holdout`."""
+    """The examples that clients train on if they hold a share of them out, by `discreet.tasks.partition`."""
 
     every: ClientExamples
     share: float
@@ -195,7 +176,7 @@ class TrainedExamples:
 
 
 def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
-    """What each client of a partition holds."""
+    """The examples of each client of a partition."""
     if data.examples_per_client is None:
         return PartitionedExamples(task_partition(task, data))
     return SampledExamples(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)

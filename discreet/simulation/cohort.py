@@ -26,21 +26,20 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
-from discreet.simulation.batches import BatchNumbers, read_sum, table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.batches import table_of
+from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers
 from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
-from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
-from discreet.training.local_training import LocalSettings, dp_sgd, sgd
+from discreet.training.local_training import LocalSettings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
 
 
 class BatchedTransport:
-    """An `Transport` that trains chunks of the cohort, each as one computation.
+    """A `Transport` that trains chunks of the cohort, each as one computation.
 
     The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
     the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
@@ -77,18 +76,23 @@ class BatchedTransport:
     ) -> Iterator[Replies | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
+        refused: list[Failure] = []
         self._workers.begin(params)
+        yield from self._workers.replies(self._admitted(asked, cohort, refused))
+        yield from refused
+
+    def _admitted(self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]) -> Iterator[_Work]:
+        """The chunks of those that take part; the others are added to `refused`."""
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(asked, named, accounts=self.accounts)
-            yield from (Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused))
+            refused += [Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused)]
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
-                self._workers.submit(_work_of(admitted, asked))
-            if self._workers.full:
-                yield self._workers.result()
-        while not self._workers.idle:
-            yield self._workers.result()
+                each = admitted.values()
+                largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
+                training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+                yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""
@@ -110,30 +114,20 @@ class _Work:
     clients: tuple[int, ...]
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
-    round_number: int
-    clip_norm: float
-    asked: Work
+    request: TrainRequest
     largest: tuple[float, ...]  # of the epsilons that they have spent, as `Replies` has them
-
-
-def _work_of(admitted: dict[int, Admitted], request: TrainRequest) -> _Work:
-    each = admitted.values()
-    largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
-    training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
-    return _Work(tuple(admitted), training, local, request.round, request.clip_norm, request.work, largest)
 
 
 def _workers_here(trainer: _Trainer) -> Workers[_Work]:
     engine, train = trainer.engine, trainer.replies
     if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
-        size = engine.model.layout.size
-        return ForkedWorkers(train, count=engine.workers, num_params=size)
+        return ForkedWorkers(train, count=engine.workers, num_params=engine.model.layout.size)
     return ThreadWorker(train, count=engine.workers)
 
 
 @dataclass(frozen=True, eq=False)
 class _Trainer:
-    """What a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
+    """All that a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
 
     run: RunConfig
     engine: Engine
@@ -143,7 +137,7 @@ class _Trainer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether its sums are of whole numbers, so that their order does not matter."""
+        """True if its sums are of whole numbers, so that their order does not matter."""
         answers = self.answers is None or (isinstance(self.answers, AnswerNoise) and self.answers.on_grid)
         return self.vector is not None or (self.user is not None and self.user.on_grid and answers)
 
@@ -156,38 +150,32 @@ class _Trainer:
         params = params.to(self.engine.data.device)
         if self.vector is not None:
             return Replies(self._vectors(self.vector, params, work), *work.largest)
-        part = self._updates(params, work) if work.asked.trains else self._silence(params, work)
-        if work.asked.query:
+        part = self._updates(params, work)
+        if work.request.work.query:
             assert self.answers is not None
             assert self.engine.rates is not None
-            total, draws = sum_for(self.answers), _sources(self.run, work)
-            total.add(self.engine.rates.of(work.clients, params, draws))
+            total = sum_for(self.answers)
+            total.add(self.engine.rates.of(work.clients, params, _sources(self.run, work)))
             part = replace(part, answers=total.part())
         return Replies(part, *work.largest)
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialSum:
         """The sum of what the clients put into a masked sum, each with the noise of its own."""
-        sources, count = _sources(self.run, work), len(work.clients)
-        request = TrainRequest(work.round_number, work.clip_norm, client_settings(self.run), work=work.asked)
-        rates, answers = self.engine.rates, None
-        if work.asked.query:
-            assert rates is not None
-            answers = rates.of(work.clients, params, sources)
+        sources, count, request = _sources(self.run, work), len(work.clients), work.request
+        answers = None
+        if request.work.query:
+            assert self.engine.rates is not None
+            answers = self.engine.rates.of(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
             updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.l2_norm_clip).cpu()
-        elif work.asked.trains:
-            updates, norms = clip_by_norm(self._trained(params, work), work.clip_norm)
+        elif request.work.trains:
+            updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
         for row, source in enumerate(sources):
-            answer, below = None if answers is None else answers[row], bool(norms[row] <= work.clip_norm)
+            answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
             total += noised_vector(vector, Values(updates[row], below, answer), request, source)
-        return part_of(total, vector, replies=count, clip_norm=work.clip_norm)
-
-    def _silence(self, params: Tensor, work: _Work) -> PartialSum:
-        """Of clients that were not asked to train."""
-        part = empty_sum(params.numel(), work.clip_norm, self.user).part()
-        return replace(part, replies=len(work.clients))
+        return part_of(total, vector, replies=count, clip_norm=request.clip_norm)
 
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
@@ -201,52 +189,23 @@ class _Trainer:
     def _chunk(self, work: _Work) -> Chunk:
         engine = self.engine
         table = table_of([engine.client_examples.examples(client) for client in work.clients])
-        return Chunk(engine.model, engine.data, table, work.training, _draws(self.run, work))
+        secure = self.run.seed is None
+        draws: Draws = SecureDraws(secure_source()) if secure else SeededDraws(_sources(self.run, work))
+        return Chunk(engine.model, engine.data, table, work.training, draws)
 
     def _updates(self, params: Tensor, work: _Work) -> PartialSum:
+        """The sum of the clients' updates; 0 if they were not asked to train."""
+        clip_norm = work.request.clip_norm
+        total = empty_sum(params.numel(), clip_norm, self.user)
+        if not work.request.work.trains:
+            return replace(total.part(), replies=len(work.clients))
         updates = self._trained(params, work)
-        total = empty_sum(updates.shape[1], work.clip_norm, self.user)
         for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
-            total.add(piece, row_norms(piece) <= work.clip_norm)
+            total.add(piece, row_norms(piece) <= clip_norm)
         return total.part()
 
 
 MakesWorkers = Callable[[_Trainer], Workers[_Work]]
-
-
-def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
-    """The change of the parameters of each client, (k, num_params), float32, not clipped.
-
-    Args:
-        chunk: at least one client; one without examples is treated as in `local_update`.
-        start: (num_params,), where everybody starts, on the device of the chunk's data.
-    """
-    start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
-    if dual_is_cheaper(chunk.model, max(sizes), settings):
-        return dual_sgd(chunk, start)
-    params = chunk.model.layout.copies(start, len(sizes))
-    if settings.example:
-        dp_sgd(chunk, params, sizes, settings)
-    else:
-        sgd(chunk, params, sizes, settings)
-    return chunk.model.layout.change(params, start)
-
-
-@torch.no_grad()
-def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
-    """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
-    settings, table = chunk.settings[0], chunk.table
-    params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
-    if not table.sizes.any():
-        return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
-    read = read_sum(chunk.data, BatchNumbers(table.numbers, table.sizes))
-    inputs = read.inputs.double() if read.inputs.is_floating_point() else read.inputs
-    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), l2_norm_clip)
-    return sums.mul_(-settings.learning_rate / settings.batch_size)
-
-
-def _draws(run: RunConfig, work: _Work) -> Draws:
-    return SecureDraws(secure_source()) if run.seed is None else SeededDraws(_sources(run, work))
 
 
 def _sources(run: RunConfig, work: _Work) -> list[RandomSource]:
@@ -254,4 +213,4 @@ def _sources(run: RunConfig, work: _Work) -> list[RandomSource]:
     if run.seed is None:
         return [secure_source()] * len(work.clients)
     seeded = seeded_source(run.seed)
-    return [seeded.child("client", work.round_number, client) for client in work.clients]
+    return [seeded.child("client", work.request.round, client) for client in work.clients]

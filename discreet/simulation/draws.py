@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,53 +21,45 @@ from discreet.simulation.client_examples import Numbers
 from discreet.training.local_training import epoch_order, step_batch, step_noise
 
 
-class Draws(Protocol):
-    """What clients draw. Rows are clients; those that draw come first, so `sizes` may name fewer than there are."""
-
-    def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
-        """A random order of each client's examples, (k, largest size); what lies beyond a client's size is 0."""
-
-    def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
-        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending by client."""
-
-    def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
-        """Each row of `totals` (k, d) plus its own noise for `sensitivity`."""
-
-    def local(self, row: int) -> RandomSource:
-        """The source of a client's local mechanism."""
-
-
 @dataclass(frozen=True, eq=False)
 class SeededDraws:
-    """One source a client: the numbers are those of `discreet.training.local_training` for the same source."""
+    """One source a client: the numbers are those of `discreet.training.local_training` for the same source.
+
+    Rows are clients; those that draw come first, so `sizes` may name fewer than there are.
+    """
 
     sources: Sequence[RandomSource]
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
+        """A random order of each client's examples, (k, largest size), 0 beyond a client's size."""
         orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
         for row, size in enumerate(sizes.tolist()):
             orders[row, :size] = epoch_order(self.sources[row], epoch, size).numpy()
         return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
+        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending by client."""
         found = []
         for source, size, probability in zip(self.sources, sizes.tolist(), probabilities, strict=False):
             found.append(step_batch(source, step, size, probability=probability).numpy())
-        return _joined(found)
+        clients = np.repeat(np.arange(len(found)), [len(positions) for positions in found])
+        return clients, _concatenated(found)
 
     def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
+        """Each row of `totals` (k, d) plus its own noise for `sensitivity`."""
         noised = torch.empty_like(totals)
         for row, mechanism in enumerate(mechanisms[: len(totals)]):
             noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
         return noised
 
     def local(self, row: int) -> RandomSource:
+        """The source of a client's local mechanism."""
         return self.sources[row].child("local")
 
 
 @dataclass(frozen=True, eq=False)
 class SecureDraws:
-    """One secure source for all. Clients of equal size, and of equal noise, are drawn for in one go."""
+    """`SeededDraws` from one secure source. Clients of equal size, and of equal noise, are drawn for in one go."""
 
     source: RandomSource
 
@@ -115,17 +106,15 @@ class SecureDraws:
         return self.source
 
 
+Draws = SeededDraws | SecureDraws
+
+
 def _runs(sizes: Numbers) -> Iterator[tuple[int, int]]:
-    """Where equal sizes stand in a row: (start, stop) of each stretch."""
+    """(start, stop) of each stretch of equal sizes."""
     if not len(sizes):
         return iter(())
     edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
     return pairwise(edges)
-
-
-def _joined(found: list[Numbers]) -> tuple[Numbers, Numbers]:
-    clients = np.repeat(np.arange(len(found)), [len(positions) for positions in found])
-    return clients, _concatenated(found)
 
 
 def _concatenated(parts: list[Numbers]) -> Numbers:

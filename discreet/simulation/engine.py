@@ -1,4 +1,4 @@
-"""What a simulation trains with: the shared data set, who holds what, the model, and how much at once."""
+"""All that a simulation trains with: the shared data set, who holds what, the model, and how much at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from discreet.config import RunConfig
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.settings import client_settings
-from discreet.simulation.chunk_answers import ChunkAnswers
+from discreet.simulation.answers import ChunkAnswers
+from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,
     SharedExamples,
@@ -23,14 +24,12 @@ from discreet.simulation.client_examples import (
     client_examples_of,
     shared_examples,
 )
-from discreet.simulation.dual_form import dual_is_cheaper
-from discreet.simulation.layer_sequence import LayerSequence
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Task
-from discreet.tasks.fixed_features import features_of, split_fixed
 from discreet.tasks.models import model_for
+from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import settings_without_noise
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 
@@ -43,15 +42,15 @@ FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """What trains virtual clients.
+    """Trains virtual clients.
 
     Attributes:
         data: the data set that all clients share, on the device that computes.
-        client_examples: which rows of it each client holds.
+        client_examples: the rows of it that each client holds.
         model: its layers, for many clients at once.
-        chunk: how many clients are trained together at most.
-        workers: how many chunks are trained at the same time, each in a process of its own.
-        rates: how clients answer the queries of the run; None if it asks none.
+        chunk: the number of clients that are trained together at most.
+        workers: the number of chunks that are trained at the same time, each in a process of its own.
+        rates: answers the queries of the run for clients; None if it asks none.
     """
 
     data: SharedExamples
@@ -60,10 +59,6 @@ class Engine:
     chunk: int
     workers: int
     rates: ChunkAnswers | None = None
-
-    def __post_init__(self) -> None:
-        if self.chunk < 1 or self.workers < 1:
-            raise ValueError(f"chunk and workers must be at least 1, not {self.chunk} and {self.workers}")
 
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
@@ -85,11 +80,9 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     device = torch.device(run.device)
     model = model_for(run.model.name, task.shape, seed=0).to(device)
     fixed, learned = split_fixed(model)
-    if fixed is None:
-        data = shared_examples(task.train, device)
-    else:
+    if fixed is not None:
         logger.info("the fixed features of %d examples are computed once", len(task.train))
-        data = shared_examples(features_of(fixed, task.train), device)
+    data = shared_examples(task.train if fixed is None else features_of(fixed, task.train), device)
     if client_examples is None:
         client_examples = client_examples_of(task, run.data)
     rates = None
@@ -98,11 +91,10 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         settings = client_settings(run)
         query = query_of(EVALUATION, settings, task.shape)
         rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
-    layers = learned_layers(model, task.input_shape, loss=loss_of(run.task))
+    layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
-    training = run.training
-    local = settings_without_noise(training)
+    local = settings_without_noise(run.training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
     in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, local)
@@ -113,7 +105,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         chunk=chunk_size(
             learned,
             data.read(torch.zeros(1, dtype=torch.int64, device=device)),
-            batch_size=training.batch_size,
+            batch_size=run.training.batch_size,
             dual=examples if in_dual_form else 0,
             kind="cuda" if run.engine == "ray" and run.ray.num_gpus else device.type,
         ),
@@ -131,19 +123,17 @@ def learned_layers(
 
 
 def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, kind: str = "cpu") -> int:
-    """How many clients to train together: what they read and write again and again is to stay in the cache.
-
-    That is their parameters, the change of these, and what a batch leaves for the backward pass.
+    """The number of clients to train together, so that all they read and write again and again stays in the cache:
+    their parameters, the change of these, and what a batch leaves for the backward pass.
 
     Args:
         model: on the device of `example`.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
-        dual: the examples of a client if the first layer is trained in its dual form (`dual_form.py`), else 0.
+        dual: the examples of a client if the first layer is trained in its dual form (`chunk.py`), else 0.
         kind: of device that will train them.
     """
     kept = 0
-
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 
     def count(values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TextIO
 
 import torch
@@ -28,8 +29,8 @@ from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.secure_grid import SecureSum
 from discreet.setting_checks import check_value
 from discreet.settings import client_settings
+from discreet.simulation.answers import data_answers
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
-from discreet.simulation.data_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
 from discreet.value_rules import Rule
 
@@ -40,8 +41,7 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """A `Transport` that calls each client where it stands. `vector`: what clients noise and add up under secure
-    aggregation; None without."""
+    """A `Transport` that calls each client where it stands. `vector`: the sum under secure aggregation."""
 
     run: RunConfig
     state_folder: str
@@ -112,10 +112,8 @@ def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
 
 
 def vector_of_run(session: Session) -> SecureSum | None:
-    """What clients add up under secure aggregation; None without."""
-    if not session.config.privacy.masked:
-        return None
-    return client_settings(session.config).secure_sum(session.sizes)
+    """The sum that clients add to under secure aggregation; None without."""
+    return client_settings(session.config).secure_sum(session.sizes) if session.config.privacy.masked else None
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -129,12 +127,14 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if needs_normaliser(config):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(config.device)
-    uncovered = not_batched(config) or _unknown_layers(session)
+    uncovered = _not_batched(config)
+    if not uncovered and learned_layers(session.model, session.task.shape.input_shape) is None:
+        uncovered = f"model.name={config.model.name}"
     _refuse_uncovered(config, uncovered)
     if config.engine == "one_by_one" or uncovered:
         logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
-    return held.enter_context(batched(session, held))
+    return held.enter_context(_batched(session, held))
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -149,11 +149,14 @@ def check(config: RunConfig) -> RunConfig:
 
 def _check_engine(config: RunConfig) -> None:
     _check_trains(config)
-    _refuse_uncovered(config, not_batched(config))
+    _refuse_uncovered(config, _not_batched(config))
     if config.engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
         check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
-    check_device(config)
+    if config.device.split(":")[0] not in CHUNK_BYTES:
+        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
 
 
 def _check_trains(config: RunConfig) -> None:
@@ -166,26 +169,12 @@ def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
         raise ConfigError(f"engine={config.engine} does not cover {uncovered}: take engine=auto")
 
 
-def _unknown_layers(session: Session) -> str | None:
-    covered = learned_layers(session.model, session.task.input_shape) is not None
-    return None if covered else f"model.name={session.config.model.name}"
-
-
-def check_device(config: RunConfig) -> None:
-    """Raises ConfigError where PyTorch can't compute on the run's device here."""
-    if config.device.split(":")[0] not in CHUNK_BYTES:
-        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
-
-
-def not_batched(config: RunConfig) -> str | None:
-    """What of a configuration keeps clients from being trained many at a time; None if nothing does."""
+def _not_batched(config: RunConfig) -> str | None:
+    """The setting that keeps clients from being trained many at a time; None if none does."""
     return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
 
 
-def batched(session: Session, held: ExitStack) -> BatchedTransport:
-    """The transport that trains a session's clients many at a time; `held` leaves the Ray cluster."""
+def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     config, accounts = session.config, None
     if client_settings(config).accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
@@ -198,10 +187,10 @@ def batched(session: Session, held: ExitStack) -> BatchedTransport:
 
 
 def _on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
-    """Tasks of a cluster. Ray takes seconds to import: only who asks for it has to wait."""
+    # Ray takes seconds to import.
     from discreet.simulation.ray_cluster import connected, own_model_of
-    from discreet.simulation.ray_workers import workers_on
+    from discreet.simulation.ray_workers import RayWorkers
 
     cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
     logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
-    return workers_on(cluster, config.ray)
+    return partial(RayWorkers, cluster=cluster, num_gpus=config.ray.num_gpus)

@@ -1,26 +1,50 @@
-"""Many models of one architecture, trained at once: gradients, and clipped sums of per-example gradients."""
+"""Many models of one architecture: their layers, gradients, and clipped sums of per-example gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.privacy.clipping import clip_factors
+from discreet.privacy.rules.convolution import Geometry
 from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.privacy.rules.terms import mass
+from discreet.privacy.rules.recurrent import ClassesSecond, LSTMLayer
+from discreet.privacy.rules.recurrent import LastStep as LastStepModule
+from discreet.privacy.rules.terms import mass, unchanged
 from discreet.simulation.batches import Batch
-from discreet.simulation.layers import Layer, Use
+from discreet.simulation.layers import (
+    CHANNELS_LAST,
+    CLASSES_SECOND,
+    RELU,
+    TANH,
+    Backward,
+    Convolution,
+    Dense,
+    DenseAtEachStep,
+    Embedding,
+    LastStep,
+    Layer,
+    MaxPool,
+    Pair,
+    Params,
+    Recurrence,
+    Use,
+)
+
+Shape = tuple[int, ...]
 
 LARGEST_NORM = 2.0**44  # as in discreet.privacy.per_example, a gradient beyond it counts as zero
 
 
 @dataclass(frozen=True)
 class Block:
-    """One parameter's place in a row.
+    """One parameter's place in a row, as `layout_of` sets it.
 
     Attributes:
         offset: where it starts.
@@ -29,60 +53,53 @@ class Block:
     """
 
     offset: int
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
+    shape: Shape
+    order: Shape
 
     def view(self, rows: Tensor) -> Tensor:
         """This parameter of each row, in the layers' order of dimensions; writing to it writes to the rows."""
-        block = rows[:, self.offset : self.offset + self.size].view(len(rows), *self.shape)
+        block = rows[:, self.offset : self.offset + math.prod(self.shape)].view(len(rows), *self.shape)
         return block.permute(0, *(1 + dim for dim in self.order))
 
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where every parameter stands, in the order of model.parameters()."""
+    """Every parameter's place, in the order of model.parameters()."""
 
     blocks: tuple[Block, ...]
     size: int
 
-    def copies(self, params: Tensor, count: int) -> list[Tensor]:
+    def copies(self, params: Tensor, count: int) -> Params:
         """`count` copies of one model `params` (num_params,): contiguous, so that products write into them."""
         views = self.views(params.unsqueeze(0))
         # Cloned: contiguous() of a single copy would be `params` itself, and training would move the server's model.
         return [view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format) for view in views]
 
-    def views(self, rows: Tensor) -> list[Tensor]:
+    def views(self, rows: Tensor) -> Params:
         """Each parameter of rows (k, num_params)."""
         return [block.view(rows) for block in self.blocks]
 
-    def rows(self, tensors: Sequence[Tensor]) -> Tensor:
+    def rows(self, tensors: Params) -> Tensor:
         """The inverse of `views`: (k, num_params)."""
         rows = tensors[0].new_empty(len(tensors[0]), self.size)
         for view, tensor in zip(self.views(rows), tensors, strict=True):
             view.copy_(tensor)
         return rows
 
-    def change(self, tensors: Sequence[Tensor], params: Tensor) -> Tensor:
-        """How far each client has moved from `params` (num_params,): (k, num_params)."""
+    def change(self, tensors: Params, params: Tensor) -> Tensor:
+        """The distance of each client's parameters from `params` (num_params,): (k, num_params)."""
         rows = params.new_empty(len(tensors[0]), self.size)
         for view, tensor, start in zip(self.views(rows), tensors, self.views(params.unsqueeze(0)), strict=True):
             torch.sub(tensor, start, out=view)
         return rows
 
 
-def layout_of(shapes: Sequence[tuple[int, ...]], orders: Sequence[tuple[int, ...]] | None = None) -> ParameterLayout:
-    """Parameters of these shapes, one after the other; without `orders` dimensions stay as they are."""
-    blocks, offset = [], 0
-    for number, shape in enumerate(shapes):
-        order = orders[number] if orders else tuple(range(len(shape)))
-        blocks.append(Block(offset, shape, order))
-        offset += blocks[-1].size
-    return ParameterLayout(tuple(blocks), offset)
+def layout_of(parameters: Sequence[tuple[Shape, Shape]]) -> ParameterLayout:
+    """The layout of parameters of these shapes, each with its order of dimensions, one after the other."""
+    offsets = [0, *accumulate(math.prod(shape) for shape, _ in parameters)]
+    return ParameterLayout(
+        tuple(Block(start, *one) for start, one in zip(offsets, parameters, strict=False)), offsets[-1]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +111,14 @@ class LayerSequence:
     first: int  # the first layer with parameters: no gradient is needed before it
     loss: Loss = cross_entropy
 
-    def accumulate(self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float) -> None:
+    def accumulate(self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float) -> None:
         """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
 
         `into` may be `params` itself: gradients are those before any of it has changed.
         """
         self.apply(self.passes(params, batch)[1], into, keep=keep, rate=rate)
 
-    def apply(self, uses: list[Use], into: list[Tensor], *, keep: float, rate: float) -> None:
+    def apply(self, uses: list[Use], into: Params, *, keep: float, rate: float) -> None:
         """into = keep * into + rate * (the gradients that `uses` are made of), in place."""
         for use in uses:
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
@@ -110,7 +127,7 @@ class LayerSequence:
             if use.bias is not None:
                 add_bias(into[use.bias], grads, keep=keep, rate=rate)
 
-    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: Params, batch: Batch, l2_norm_clip: float) -> Tensor:
         """Each client's sum of per-example gradients, every one clipped to `l2_norm_clip`: (k, num_params)."""
         _, uses = self.passes(params, batch)
         scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), l2_norm_clip)
@@ -124,11 +141,11 @@ class LayerSequence:
                 totals[use.bias] = grads.sum(1)
         return self.layout.rows(totals)
 
-    def passes(self, params: list[Tensor], batch: Batch, *, first: int = 0) -> tuple[Tensor | None, list[Use]]:
-        """The forward and the backward pass of the layers from `first` on, which reads the batch's inputs.
+    def passes(self, params: Params, batch: Batch, *, first: int = 0) -> Backward:
+        """Runs the layers from `first` on forward, on the batch's inputs, and backward.
 
-        Returns the gradients at these inputs (None if nothing before them has parameters), and what the layers'
-        own gradients are made of.
+        Returns the gradients at these inputs (None if nothing before them has parameters), and the parts of the
+        layers' own.
         """
         outputs, saved = batch.inputs, []
         for layer in self.layers[first:]:
@@ -184,13 +201,157 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
-    """What brings gradients of these norms to at most `l2_norm_clip`, at most 1; 0 for norms that are not usable."""
+    """Factors in [0, 1] that bring gradients of these norms to at most `l2_norm_clip`; 0 for unusable norms."""
     return torch.where(norms < LARGEST_NORM, clip_factors(norms, l2_norm_clip), 0.0)
 
 
 def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and gradients, zero if an example does not count: 0 * inf would poison the products."""
-    lost = scale == 0
+    lost = (scale == 0)[:, :, None, None]
     if not bool(lost.any()):
         return use.inputs, use.grads
-    return tuple(values.masked_fill(lost[:, :, None, None], 0.0) for values in (use.inputs, use.grads))  # type: ignore[return-value]
+    return use.inputs.masked_fill(lost, 0.0), use.grads.masked_fill(lost, 0.0)
+
+
+class _Uncovered(Exception):
+    """A layer has no pass by hand."""
+
+
+def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
+
+    Nor are frozen parameters, hooks, and parameters that several layers share: clients of such a model are trained one
+    by one.
+    """
+    values = [value for _, value in model.named_parameters(remove_duplicate=False)]
+    if (
+        type(model) is not nn.Sequential
+        or len({id(value) for value in values}) < len(values)
+        or not all(value.requires_grad for value in values)
+        or not all(map(unchanged, model.modules()))
+    ):
+        return None
+    builder = _Builder(input_shape)
+    try:
+        builder.sequence(model)
+    except _Uncovered:
+        return None
+    if builder.first is None or builder.in_steps:
+        return None
+    return LayerSequence(tuple(builder.layers), layout_of(builder.parameters), builder.first, loss)
+
+
+class _Builder:
+    """Follows the shape of one example through a model. An image is (channels, height, width) until it is flattened."""
+
+    def __init__(self, input_shape: Shape) -> None:
+        self.layers: list[Layer] = []
+        self.parameters: list[tuple[Shape, Shape]] = []  # shapes, and orders of their dimensions
+        self.first: int | None = None  # layer with parameters
+        self.shape = input_shape
+        self.read_image = False  # a convolution has turned the channels last
+        self.flattened = len(input_shape) == 1
+
+    def add(self, layer: Layer, *shapes: Shape, order: Shape = (0, 1)) -> None:
+        """A layer, and its parameters: `order` is that of a weight's dimensions."""
+        if shapes and self.first is None:
+            self.first = len(self.layers)
+        self.layers.append(layer)
+        self.parameters += [(shape, order if len(shape) > 1 else (0,)) for shape in shapes]
+
+    def sequence(self, module: nn.Sequential) -> None:
+        for part in module:
+            _require(type(part) in _ADD)
+            _ADD[type(part)](self, part)
+
+    def flatten(self, module: nn.Flatten) -> None:
+        """Nothing is computed: the next linear layer reads the image as it is, by a weight of its shape."""
+        _require((module.start_dim, module.end_dim) == (1, -1))
+        _require(self.read_image or not self.layers or len(self.shape) == 1)
+        self.flattened = True
+        if not self.read_image:
+            self.shape = (math.prod(self.shape),)
+
+    def linear(self, module: nn.Linear) -> None:
+        _require(module.bias is not None and (self.flattened or self.in_steps))
+        number, out = len(self.parameters), module.out_features
+        if not self.flattened:
+            self.add(DenseAtEachStep(number), (out, self.shape[1]), (out,))
+            self.shape = (self.shape[0], out)
+            return
+        self.add(Dense(number), (out, *self.shape), (out,), order=(0, 2, 3, 1) if self.read_image else (0, 1))
+        self.shape, self.read_image = (out,), False
+
+    def convolution(self, module: nn.Conv2d) -> None:
+        _require(module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros")
+        _require(module.bias is not None and len(self.shape) == 3 and not self.flattened)
+        if not self.read_image:
+            self.add(CHANNELS_LAST)
+        kernel, stride, (tall, wide) = (_pair(value) for value in (module.kernel_size, module.stride, module.padding))
+        geometry = Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1)
+        layer, out = Convolution(len(self.parameters), geometry), module.out_channels
+        self.add(layer, (out, self.shape[0], *kernel), (out,), order=(0, 2, 3, 1))
+        self.shape = (out, *layer.output_size((self.shape[1], self.shape[2])))
+        self.read_image = True
+
+    def pool(self, module: nn.MaxPool2d) -> None:
+        plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1)
+        _require(plain and _pair(module.kernel_size) == (2, 2) and not (module.ceil_mode or module.return_indices))
+        _require(self.read_image and not self.flattened)
+        channels, height, width = self.shape
+        down, across = _pair(module.stride)
+        self.add(MaxPool((down, across)))
+        self.shape = (channels, (height - 2) // down + 1, (width - 2) // across + 1)
+
+    def embedding(self, module: nn.Embedding) -> None:
+        _require(module.max_norm is None and module.padding_idx is None and not module.scale_grad_by_freq)
+        _require(not self.layers)
+        self.add(Embedding(0), (module.num_embeddings, module.embedding_dim))
+        self.shape, self.flattened = (*self.shape, module.embedding_dim), False
+
+    def recurrence(self, module: LSTMLayer) -> None:
+        gates, hidden = module.hidden_weight.shape
+        self.add(Recurrence(len(self.parameters)), (gates, self.shape[1]), (gates, hidden), (gates,))
+        self.shape = (self.shape[0], hidden)
+
+    @property
+    def in_steps(self) -> bool:
+        """The layers so far give something at each step."""
+        return bool(self.layers) and isinstance(self.layers[0], Embedding) and len(self.shape) == 2
+
+    def classes_second(self, module: ClassesSecond) -> None:
+        """The end of a model that gives something at each step: no layer can read it."""
+        _require(self.in_steps)
+        self.add(CLASSES_SECOND)
+        self.shape = (self.shape[1], self.shape[0], 1, 1)
+
+    def last_step(self, module: LastStepModule) -> None:
+        _require(len(self.shape) == 2 and isinstance(self.layers[-1], Recurrence))
+        self.add(LastStep())
+        self.shape, self.flattened = self.shape[1:], True
+
+
+def _require(covered: bool) -> None:
+    if not covered:
+        raise _Uncovered
+
+
+_ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
+    nn.Sequential: _Builder.sequence,
+    nn.Flatten: _Builder.flatten,
+    nn.Linear: _Builder.linear,
+    nn.Conv2d: _Builder.convolution,
+    nn.MaxPool2d: _Builder.pool,
+    nn.Embedding: _Builder.embedding,
+    LSTMLayer: _Builder.recurrence,
+    LastStepModule: _Builder.last_step,
+    ClassesSecond: _Builder.classes_second,
+    nn.ReLU: lambda builder, _: builder.add(RELU),
+    nn.Tanh: lambda builder, _: builder.add(TANH),
+}
+
+
+def _pair(value: int | str | tuple[int, ...]) -> Pair:
+    if isinstance(value, str):
+        raise _Uncovered
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

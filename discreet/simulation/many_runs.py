@@ -1,11 +1,11 @@
-"""Many runs: one after the other in this process, or several at a time on a Ray cluster."""
+"""Many runs, one after the other in this process or several at a time on a Ray cluster: a failure ends no other run."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -16,16 +16,76 @@ from rich.progress import TextColumn
 
 from discreet.config import ConfigError
 from discreet.extras import require
+from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.progress import log_above
+from discreet.federated.run_folder import CONFIG, RunFolder, note_interruption, only_writer
+from discreet.federated.run_lost import RunLostError
 from discreet.settings import RunConfig
-from discreet.simulation.job import Ended, Job
 
 logger = logging.getLogger("discreet")
+
+TOLD = (ConfigError, LedgerError, RunLostError)  # they say in one line what is wrong, and where
+# What a run may meet, in code of one's own too. Anything else is no failure of a run: it ends them all.
+FAILURES = (
+    *(ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError),
+    *(TypeError, AttributeError, AssertionError, ImportError),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be done.
+
+    Attributes:
+      name: in messages.
+      work: starts it, resumes it, or leaves it if it is over. It travels to other processes.
+    """
+
+    name: str
+    folder: RunFolder
+    config: RunConfig
+    work: Callable[[], object]
+
+    def attempt(self) -> str | None:
+        """Does the run; gives the reason for which it failed, in one line, or None.
+
+        Raises:
+          BrokenPipeError: nobody reads the output any more, which is no fault of the run.
+        """
+        try:
+            self.work()
+        except BrokenPipeError:
+            raise
+        except FAILURES as error:
+            reason = first_line(error)
+            logger.error("%s failed: %s", self.name, reason, exc_info=None if isinstance(error, TOLD) else error)
+            self.note(reason)
+            return reason
+        return None
+
+    def note(self, reason: str) -> None:
+        """Writes in the run folder, if it holds a run that nobody writes, that the run was interrupted."""
+        if (self.folder.path / CONFIG).exists():
+            with suppress(*TOLD), only_writer(self.folder.path, patience=0.0):
+                note_interruption(self.folder, reason)
+
+
+Ended = Callable[[Job, str | None], None]  # is told of each run that has ended, and why if it failed
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line, with its type unless the message was written for people.
+
+    >>> first_line(TypeError("no\\nnumber")), first_line(ConfigError("rounds must be at least 1"))
+    ('TypeError: no', 'rounds must be at least 1')
+    """
+    said = str(error).strip().splitlines()[:1]
+    return "".join(said) if isinstance(error, TOLD) and said else ": ".join([type(error).__name__, *said])
 
 
 @dataclass
 class Tally:
-    """How many of so many runs have ended, and which of them failed, with the reason.
+    """Counts the runs that have ended, and keeps those that failed, with the reason.
 
     >>> tally = Tally(40, ended=12, failed=[("run 7 of 40", "no space left on device")])
     >>> str(tally)

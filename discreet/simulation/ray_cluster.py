@@ -16,7 +16,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -50,7 +50,7 @@ TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it ca
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be the same on all machines.
+    """The versions that must be the same on all machines.
 
     Attributes:
       discreet: a digest of the library's source.
@@ -70,7 +70,17 @@ class Versions:
         Raises:
           RunLostError: one line that says what differs, and where.
         """
-        _refuse_other(self, versions(self.own_model), socket.gethostname())
+        self.compare(versions(self.own_model), socket.gethostname())
+
+    def compare(self, found: Versions, where: str) -> None:
+        """Raises RunLostError, as `check`, if a node has found others."""
+        for what, one, other in (
+            ("Discreet's code", self.discreet, found.discreet),
+            ("PyTorch", self.torch, found.torch),
+            (f"the file of model.name={self.own_model}", self.own_code, found.own_code),
+        ):
+            if one != other:
+                raise RunLostError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
 
 
 @cache
@@ -103,7 +113,7 @@ class RayCluster:
         asked = {node: ask(node, _tell, self.versions.own_model) for node in joined}
         for node, answer in asked.items():
             try:
-                _refuse_other(self.versions, ray.get(answer, timeout=TELL_SECONDS), joined[node])
+                self.versions.compare(ray.get(answer, timeout=TELL_SECONDS), joined[node])
             except RayError as error:
                 if node in alive():
                     raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
@@ -112,12 +122,12 @@ class RayCluster:
 
     @property
     def cpus(self) -> int:
-        """How many CPUs Ray may use on the nodes that are alive now."""
+        """The number of CPUs that Ray may use on the nodes that are alive now."""
         return _total("CPU")
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it may use there."""
+        """The number of GPUs that it may use there."""
         return _total("GPU")
 
     def check_gpus(self, num_gpus: float) -> None:
@@ -144,17 +154,14 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
       ConfigError: there is no such cluster, it can't be reached, or a node has another version of something.
     """
     here = versions(own_model)
-    if ray.is_initialized():  # by whoever called this, who ends it
+    with ExitStack() as held:
+        if not ray.is_initialized():  # else its caller ends it
+            if address is None:
+                # Logs of Ray, and data that do not fit into memory, go with it.
+                held.enter_context(_for_this_machine(held.enter_context(scratch_folder())))
+            held.callback(ray.shutdown)
+            _start() if address is None else _join(address)
         yield _checked(here)
-    elif address is None:
-        # What Ray writes, logs and data that do not fit into memory, goes with it.
-        with scratch_folder() as folder, _for_this_machine(folder), _ended():
-            _start()
-            yield _checked(here)
-    else:
-        with _ended():
-            _join(address)
-            yield _checked(here)
 
 
 def _checked(here: Versions) -> RayCluster:
@@ -164,14 +171,6 @@ def _checked(here: Versions) -> RayCluster:
     except RunLostError as error:
         raise ConfigError(str(error)) from error
     return cluster
-
-
-@contextmanager
-def _ended() -> Iterator[None]:
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager
@@ -278,24 +277,14 @@ def _tell(own_model: str) -> Versions:
     return versions(own_model)
 
 
-def _refuse_other(expected: Versions, found: Versions, where: str) -> None:
-    for what, one, other in (
-        ("Discreet's code", expected.discreet, found.discreet),
-        ("PyTorch", expected.torch, found.torch),
-        (f"the file of model.name={expected.own_model}", expected.own_code, found.own_code),
-    ):
-        if one != other:
-            raise RunLostError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
-
-
 def one_line(error: BaseException) -> str:
-    """What was raised, in one line; of a task, what it raised there."""
+    """An error in one line; of a task, the error that was raised there."""
     told = error.cause if isinstance(error, RayTaskError) else error
     return " ".join(str(told).split()) or type(told).__name__
 
 
 def source_digest(package: Path) -> str:
-    """What tells one version of a package's modules from another; what a wheel packs beside them is left out."""
+    """A digest of a package's modules, without the files that a wheel packs beside them."""
     packed = package / PACKED.name
     return _digest([path for path in sorted(package.rglob("*.py")) if packed not in path.parents], package)
 

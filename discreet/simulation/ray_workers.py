@@ -1,6 +1,6 @@
-"""Where chunks of clients are trained on a Ray cluster: each chunk is a task, on whatever machine has a free CPU.
+"""Trains chunks of clients on a Ray cluster: each chunk is a task, on whatever machine has a free CPU.
 
-What a task needs, the data set above all, is put into Ray's object store once, and a machine has one copy of it, which
+The data set, and all else that a task needs, is put into Ray's object store once. A machine has one copy of it, which
 its processes map. Parameters are put there once a round. No state of a random generator travels: a task makes the
 sources of its clients from the seed, or without a seed from the operating system where it runs. So a task that Ray
 does again, after a process or a machine was lost, gives the same sum, or one with draws that nobody has seen.
@@ -8,10 +8,10 @@ does again, after a process or a machine was lost, gives the same sum, or one wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import ray
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.transport import Replies
-from discreet.settings import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
 from discreet.simulation.workers import QUEUED, Train, Work, with_values
@@ -29,26 +28,12 @@ from discreet.simulation.workers import QUEUED, Train, Work, with_values
 Made = tuple[Replies, NDArray[Any]]  # replies without their sum, and the sum
 
 
-class Trainer(Protocol[Work]):
-    """What a process needs to do pieces of work."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it gives sums of whole numbers, which are the same in whatever order they are added up."""
-
-    def on(self, device: str) -> Trainer[Work]:
-        """The same, with its data there."""
-
-    def replies(self, params: Tensor, work: Work) -> Replies:
-        """Of parameters (num_params,) and a piece of work."""
-
-
 class RayWorkers(Generic[Work]):
     """Works as `discreet.simulation.workers.ForkedWorkers` does, on a cluster. Results of an exact trainer come as
     they are done, others in the order of the work, so that a seed gives the same last bits each time.
 
     Args:
-        trainer: what the tasks need; it is sent once to each machine.
+        trainer: as `discreet.simulation.cohort` has it; it is sent once to each machine.
         cluster: where they run.
         num_gpus: the share of a GPU that a task asks for.
 
@@ -56,7 +41,7 @@ class RayWorkers(Generic[Work]):
         ConfigError: tasks ask for GPUs, and the cluster has none.
     """
 
-    def __init__(self, trainer: Trainer[Work], *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
+    def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
         self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
         cluster.check_gpus(num_gpus)
         device = "cuda" if num_gpus else "cpu"
@@ -72,26 +57,25 @@ class RayWorkers(Generic[Work]):
         are lost the cohort is cut as before, so that its sums do not depend on the loss."""
         self.close()
         self._cluster.check_nodes()
-        self.count = max(self.count, self._side_by_side())
+        cpus = self._cluster.cpus
+        by_gpu = int(self._cluster.gpus / self._num_gpus) if self._num_gpus else cpus
+        self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
-    def submit(self, work: Work) -> None:
-        self._waiting.append(self._train.remote(self._trainer, self._params, work))
-
-    @property
-    def full(self) -> bool:
-        return len(self._waiting) >= QUEUED * self.count
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def result(self) -> Replies:
-        """The replies of a piece of work.
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        """The replies of each piece of work.
 
         Raises:
-          RunLostError: the processes or machines that had it were lost, more than `RETRIES` times.
+          RunLostError: the processes or machines that had one were lost, more than `RETRIES` times.
         """
+        for work in works:
+            self._waiting.append(self._train.remote(self._trainer, self._params, work))
+            if len(self._waiting) >= QUEUED * self.count:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _result(self) -> Replies:
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
         try:
@@ -110,15 +94,6 @@ class RayWorkers(Generic[Work]):
         for task in self._waiting:
             ray.cancel(task)
         self._waiting.clear()
-
-    def _side_by_side(self) -> int:
-        by_gpu = int(self._cluster.gpus / self._num_gpus) if self._num_gpus else self._cluster.cpus
-        return min(self._cluster.cpus, by_gpu)
-
-
-def workers_on(cluster: RayCluster, config: RayConfig) -> Callable[[Trainer[Work]], RayWorkers[Work]]:
-    """The workers of a trainer on a cluster."""
-    return lambda trainer: RayWorkers(trainer, cluster=cluster, num_gpus=config.num_gpus)
 
 
 @dataclass(frozen=True)
@@ -140,5 +115,4 @@ def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
 def _loaded(held: _Held) -> Train[Any]:
     held.versions.check()
     torch.set_num_threads(1)
-    trainer: Trainer[Any] = ray.get(held.trainer)
-    return trainer.on(held.device).replies
+    return ray.get(held.trainer).on(held.device).replies  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder, only_writer
 from discreet.logs import log_to
 from discreet.settings import RunConfig
-from discreet.simulation.job import TOLD, Ended, Job, first_line
+from discreet.simulation.many_runs import TOLD, Ended, Job, first_line
 from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 
 logger = logging.getLogger("discreet")
@@ -39,7 +39,7 @@ WAKE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where tasks work.
+    """The folders and the machine that tasks work with.
 
     Attributes:
       folder: the working folder, for paths that are relative to it.
@@ -56,7 +56,9 @@ class Place:
     def check(self) -> None:
         """Raises ConfigError if this process does not see the shared folder."""
         if self.token is not None and not (self.shared / self.token).is_file():
-            raise ConfigError(f"{self.shared} must be on a path that all machines share: {_machine()} does not see it")
+            raise ConfigError(
+                f"{self.shared} must be on a path that all machines share: {socket.gethostname()} does not see it"
+            )
 
     def answer(self) -> str:
         """The name of a file that this process puts into the shared folder.
@@ -72,7 +74,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a task is given. `known`: the ledgers of the run, if it has some, are known to be its own."""
+    """The words of a task. `known`: the ledgers of the run, if it has some, are known to be its own."""
 
     job: Job
     place: Place
@@ -83,7 +85,7 @@ class Ticket:
         """Raises ConfigError, LedgerError or RunLostError if the run can't be done on this machine."""
         self.place.check()
         self.versions.check()
-        _refuse_account(self.job.config, {_machine()}, self.place.machine)
+        _refuse_account(self.job.config, {socket.gethostname()}, self.place.machine)
         if self.known:
             _let_go_on(self.job.folder)
 
@@ -108,18 +110,15 @@ def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ende
         cluster.check_gpus(max(job.config.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
         with _place(shared, jobs, is_own=address is None) as place:
-            _do(deque(jobs), _Tasks(place), at_a_time, ended)
-
-
-def _do(waiting: deque[Job], tasks: _Tasks, at_a_time: int, ended: Ended) -> None:
-    try:
-        while waiting or tasks.running:
-            while waiting and len(tasks.running) < at_a_time:
-                tasks.start(waiting.popleft())
-            for job, reason in tasks.ended():
-                ended(job, reason)
-    finally:
-        tasks.end()
+            waiting, tasks = deque(jobs), _Tasks(place)
+            try:
+                while waiting or tasks.running:
+                    while waiting and len(tasks.running) < at_a_time:
+                        tasks.start(waiting.popleft())
+                    for job, reason in tasks.ended():
+                        ended(job, reason)
+            finally:
+                tasks.end()
 
 
 @dataclass
@@ -137,7 +136,7 @@ class _Tasks:
         self.running[task.remote(ticket)] = job, restarts
 
     def ended(self) -> Iterator[tuple[Job, str | None]]:
-        """Those that have ended, and why if they failed. What was killed is started again."""
+        """The runs that have ended, with the reason if they failed. A run that was killed is started again."""
         for task in ray.wait([*self.running], timeout=WAKE_SECONDS)[0]:
             job, restarts = self.running.pop(task)
             try:
@@ -165,7 +164,7 @@ class _Tasks:
                     self._fault_of(job)
 
     def _fault_of(self, job: Job) -> str | None:
-        """Lets this machine know how far the ledgers of a run have come elsewhere; what is wrong with them, or None."""
+        """Makes the ledgers of a run, which grew elsewhere, known to this machine; gives what is wrong with them."""
         try:
             if self.place.token is not None:
                 _let_go_on(job.folder)
@@ -175,7 +174,7 @@ class _Tasks:
 
 
 def _attempt(ticket: Ticket) -> str | None:
-    """The task: why the run failed, in one line, or None."""
+    """The task: does the run, and gives the reason for which it failed, in one line, or None."""
     try:
         ticket.prepare()
     except TOLD as error:
@@ -212,12 +211,12 @@ def _without_workers() -> Iterator[None]:
 @contextmanager
 def _place(shared: Path, jobs: Sequence[Job], *, is_own: bool) -> Iterator[Place]:
     if is_own:
-        yield Place(Path.cwd(), shared, None, _machine())
+        yield Place(Path.cwd(), shared, None, socket.gethostname())
         return
     nodes = alive()
     for job in jobs:
-        _refuse_account(job.config, {*nodes.values()}, _machine())
-    place = Place(Path.cwd(), shared, f".seen-{secrets.token_hex(8)}", _machine())
+        _refuse_account(job.config, {*nodes.values()}, socket.gethostname())
+    place = Place(Path.cwd(), shared, f".seen-{secrets.token_hex(8)}", socket.gethostname())
     try:
         (shared / str(place.token)).touch()
         for node, name in nodes.items():
@@ -240,10 +239,6 @@ def _look(place: Place, node: str, name: str) -> None:
         raise ConfigError(f"{place.shared} must be on a path that all machines share: {name} has another folder there")
 
 
-def _machine() -> str:
-    return socket.gethostname()
-
-
 def _ledgers(folder: RunFolder) -> list[DurableLedger]:
     return [DurableLedger(path) for path in (folder.ledger_path, folder.clients_ledger_path) if path.is_file()]
 
@@ -254,7 +249,7 @@ def _let_go_on(folder: RunFolder) -> None:
 
 
 def _knows(folder: RunFolder) -> bool:
-    """Whether this machine knows the ledgers of a run, and has seen no more of them than is there."""
+    """True if this machine knows the ledgers of a run, and has seen no more of them than is there."""
     try:
         for ledger in _ledgers(folder):
             ledger.check()

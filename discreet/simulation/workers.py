@@ -1,4 +1,4 @@
-"""Where chunks of clients are trained: side by side in processes that share memory, or in a thread of this one.
+"""Trains chunks of clients side by side: in processes that share memory, or in a thread of this one.
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
 than one. Forked processes have the shared data set and the engine as they stand, without a copy; parameters and
@@ -17,7 +17,7 @@ import signal
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -35,61 +35,37 @@ QUEUED = 2  # pieces of work that a process has at most: one to do, and the next
 
 Work = TypeVar("Work", contravariant=True)
 Train = Callable[[Tensor, Work], Replies]
-# What training may meet and its caller is to see. A worker that meets anything else prints it and ends.
+# Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
-
-
-class WorkerKilled(RunLostError):
-    """A worker is gone before it answered."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
-        )
+KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 
 class ThreadWorker(Generic[Work]):
     """One thread, which trains a piece while the caller takes the one before: for a GPU, and if nothing can fork.
 
-    It works as `ForkedWorkers` does.
-
-    Args:
-        train: of parameters (num_params,) and a piece of work, the replies.
-        count: of the processes that it stands for. Who cuts work for so many gets the same sums.
+    It works as `ForkedWorkers` does. `count`: of the processes that it stands for; work that is cut for so many gives
+    the same sums.
     """
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
         self._train, self._params, self.count = train, torch.empty(0), count
-        self._waiting: deque[Future[Replies]] = deque()
+        self._running: Future[Replies] | None = None
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
-        self._give_up()
-        self._params = params
+        wait([self._running] if self._running else [])
+        self._params, self._running = params, None
 
-    def submit(self, work: Work) -> None:
-        self._waiting.append(self._pool.submit(self._train, self._params, work))
-
-    @property
-    def full(self) -> bool:
-        return len(self._waiting) > 1
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def result(self) -> Replies:
-        return self._waiting.popleft().result()
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        for work in works:
+            before, self._running = self._running, self._pool.submit(self._train, self._params, work)
+            if before is not None:
+                yield before.result()
+        if self._running is not None:
+            yield self._running.result()
 
     def close(self) -> None:
-        self._give_up()
-        self._pool.shutdown()
-
-    def _give_up(self) -> None:
-        for future in self._waiting:
-            future.cancel()
-        wait(self._waiting)
-        self._waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class ForkedWorkers(Generic[Work]):
@@ -117,8 +93,20 @@ class ForkedWorkers(Generic[Work]):
             self._next()
         self._params.copy_(params)
 
-    def submit(self, work: Work) -> None:
-        """Begins a piece of work. Not while `full`."""
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+        """The replies of each piece. Their sum is overwritten once the next ones are asked for.
+
+        Raises:
+          RunLostError: the process that had a piece is gone.
+        """
+        for work in works:
+            self._submit(work)
+            if not self._free:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _submit(self, work: Work) -> None:
         if not self._processes:
             self._processes = [self._fork() for _ in range(self.count)]
         slot = self._free.popleft()
@@ -126,25 +114,10 @@ class ForkedWorkers(Generic[Work]):
             process = min(self._processes, key=_Process.left_to_do)
             process.give(slot, work)
         except (EOFError, OSError) as error:
-            raise WorkerKilled from error
+            raise RunLostError(KILLED) from error
         self._waiting.append((process, slot))
 
-    @property
-    def full(self) -> bool:
-        """Whether a result has to be taken before more is submitted."""
-        return not self._free
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is left to wait for."""
-        return not self._waiting
-
-    def result(self) -> Replies:
-        """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after.
-
-        Raises:
-          WorkerKilled: the process that had this work is gone.
-        """
+    def _result(self) -> Replies:
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
@@ -153,7 +126,9 @@ class ForkedWorkers(Generic[Work]):
     def close(self) -> None:
         """Ends the workers."""
         for process in self._processes:
-            process.end()
+            process.pipe.close()
+            process.worker.kill()
+            process.worker.join()
         self._processes.clear()
         self._waiting.clear()
 
@@ -163,14 +138,13 @@ class ForkedWorkers(Generic[Work]):
         try:
             return process.take(), slot
         except (EOFError, OSError) as error:
-            raise WorkerKilled from error
+            raise RunLostError(KILLED) from error
 
     def _fork(self) -> _Process:
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
-        worker = context.Process(
-            target=_serve, args=(self._train, self._params, self._slots, there, os.getpid()), daemon=True
-        )
+        words = (self._train, self._params, self._slots, there, os.getpid())
+        worker = context.Process(target=_serve, args=words, daemon=True)
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads. These children compute in one thread and take no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -180,27 +154,19 @@ class ForkedWorkers(Generic[Work]):
 
 
 class Workers(Protocol[Work]):
-    """What `ForkedWorkers` says. There is a third kind, `discreet.simulation.ray_workers.RayWorkers`."""
+    """`ForkedWorkers`, `ThreadWorker` and `discreet.simulation.ray_workers.RayWorkers`."""
 
     count: int
 
     def begin(self, params: Tensor) -> None: ...
 
-    def submit(self, work: Work) -> None: ...
-
-    @property
-    def full(self) -> bool: ...
-
-    @property
-    def idle(self) -> bool: ...
-
-    def result(self) -> Replies: ...
+    def replies(self, works: Iterable[Work]) -> Iterator[Replies]: ...
 
     def close(self) -> None: ...
 
 
 def can_fork() -> bool:
-    """Whether this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
+    """True if this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
     return (
         not multiprocessing.current_process().daemon
         and hasattr(ctypes.CDLL(None), "prctl")
@@ -229,7 +195,7 @@ class _Process:
     told: deque[Replies | Exception] = field(default_factory=deque)
 
     def left_to_do(self) -> int:
-        """How many pieces of work it has not answered yet."""
+        """The number of pieces of work that it has not answered yet."""
         while self.given and self.pipe.poll():
             self._read()
         return self.given
@@ -243,11 +209,6 @@ class _Process:
         if not self.told:
             self._read()
         return self.told.popleft()
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.worker.kill()
-        self.worker.join()
 
     def _read(self) -> None:
         self.told.append(self.pipe.recv())

@@ -1,1 +1,1 @@
-"""What is learned, and from which data: data sets, partitions, models, metrics. Knows no privacy."""
+"""The task that is learned: data sets, partitions, models, metrics. Knows no privacy."""

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from discreet.tasks.examples import SHAPES, Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task, to_unit_box
 from discreet.tasks.folder import FOLDER, load_folder
 from discreet.tasks.heart import load_heart
 from discreet.tasks.images import load_cifar10, load_femnist, load_mnist
+from discreet.tasks.targets import Array
 from discreet.tasks.text import load_shakespeare
 
 # The split is part of the data set: fixed, public and stratified by class if there are classes, the same in every run.
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 20937
 
-# (low, high), mapped to [-1, 1], of each quantity measured on the cell nuclei: its mean, standard error and
-# worst value. Constants and not statistics of the data at run time: a mean or a range computed over what the
-# clients hold would be a release without an account. They are the ranges that the public documentation of the
-# data set prints, rounded; for data of your own take ranges that are known before looking at it.
+# (low, high), mapped to [-1, 1], of each quantity measured on the nuclei: its mean, standard error and worst value.
+# They are the ranges that the public documentation of the data set prints, rounded, and no statistics of the data.
 _CELL_RANGES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
     "radius": ((5, 30), (0, 3), (5, 40)),
     "texture": ((5, 40), (0, 5), (10, 50)),
@@ -54,9 +52,8 @@ def load_digits(path: str | None) -> Task:
     """Handwritten digits of scikit-learn: 1797 images (1, 8, 8) in [0, 1], 10 classes; no `path`."""
     from sklearn.datasets import load_digits as load
 
-    _refuse_path("digits", path)
     inputs, targets = load(return_X_y=True)
-    return _split("digits", (inputs / 16.0).reshape(-1, 1, 8, 8), targets)
+    return _split("digits", path, (inputs / 16.0).reshape(-1, 1, 8, 8), targets)
 
 
 def load_breast_cancer(path: str | None) -> Task:
@@ -66,20 +63,8 @@ def load_breast_cancer(path: str | None) -> Task:
     """
     from sklearn.datasets import load_breast_cancer as load
 
-    _refuse_path("breast_cancer", path)
     inputs, targets = load(return_X_y=True)
-    return _split("breast_cancer", scale_breast_cancer(inputs), targets)
-
-
-def scale_breast_cancer(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Raw features (n, 30) to [-1, 1] by `BREAST_CANCER_RANGES`; NaN stays NaN.
-
-    Raises ValueError for another number of features.
-    """
-    if features.ndim != 2 or features.shape[1] != len(BREAST_CANCER_RANGES):
-        raise ValueError(f"breast_cancer has {len(BREAST_CANCER_RANGES)} features, not shape {features.shape}")
-    low, high = np.asarray(BREAST_CANCER_RANGES).T
-    return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
+    return _split("breast_cancer", path, to_unit_box(inputs, BREAST_CANCER_RANGES), targets)
 
 
 def load_diabetes(path: str | None) -> Task:
@@ -90,12 +75,9 @@ def load_diabetes(path: str | None) -> Task:
     """
     from sklearn.datasets import load_diabetes as load
 
-    _refuse_path("diabetes", path)
     features, values = load(return_X_y=True, scaled=False)
-    low, high = np.asarray(DIABETES_RANGES).T
-    target = SHAPES["diabetes"].target
-    inputs = np.clip((features - low) / (high - low) * 2 - 1, -1, 1)
-    return _split("diabetes", inputs, target.scaled(torch.from_numpy(values[:, None])).numpy())
+    target = SHAPES["diabetes"].target.scaled(torch.from_numpy(values[:, None])).numpy()
+    return _split("diabetes", path, to_unit_box(features, DIABETES_RANGES), target)
 
 
 def load_multilabel(path: str | None) -> Task:
@@ -104,26 +86,24 @@ def load_multilabel(path: str | None) -> Task:
     """
     from sklearn.datasets import make_multilabel_classification
 
-    _refuse_path("multilabel", path)
     counts, labels = make_multilabel_classification(
         _LABELLED, n_features=20, n_classes=5, n_labels=2, random_state=_LABEL_SEED
     )
-    return _split("multilabel", np.minimum(counts / 10, 1), labels.astype(np.float32))
+    return _split("multilabel", path, np.minimum(counts / 10, 1), labels.astype(np.float32))
 
 
-def _refuse_path(name: str, path: str | None) -> None:
-    if path is not None:
-        raise ValueError(f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})")
-
-
-def _split(name: str, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> Task:
+def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
     from sklearn.model_selection import train_test_split
 
+    if path is not None:
+        raise ValueError(f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})")
     classes = targets if targets.ndim == 1 else None
     parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes)
     train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     kind = torch.float32 if classes is None else torch.int64
-    return task_of(name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)))
+    return Task(
+        name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)), SHAPES[name]
+    )
 
 
 DATASETS: dict[str, Callable[[str | None], Task]] = {

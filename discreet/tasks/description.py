@@ -1,9 +1,10 @@
-"""`data.toml`, which says what the data in a folder are: its keys are in the head of `discreet/tasks/folder.py`."""
+"""`data.toml`, which describes the data in a folder: its keys are in the head of `discreet/tasks/folder.py`."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,28 @@ from typing import Any
 import numpy as np
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, FolderError, Target
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 
 DESCRIPTION = "data.toml"
 FORMATS = ("csv", "parquet", "npz", "idx")
 _REQUIRED = ("format", "file")
 _TEXTS = (*_REQUIRED, "target", "test", "test_target", "owner", "model")
 Bound = float | tuple[float, ...]
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What `data.toml` says: see the head of `discreet/tasks/folder.py`."""
+    """The keys of `data.toml`. Raises FolderError for values that do not go together."""
 
     format: str
     file: str
     target: str | None = None
     targets: tuple[str, ...] = ()
-    target_low: float | tuple[float, ...] | None = None
-    target_high: float | tuple[float, ...] | None = None
+    target_low: Bound | None = None
+    target_high: Bound | None = None
     inputs: str | tuple[str, ...] | None = None
-    low: float | tuple[float, ...] | None = None
-    high: float | tuple[float, ...] | None = None
+    low: Bound | None = None
+    high: Bound | None = None
     classes: tuple[str, ...] = ()
     task: str | None = None
     test: str | None = None
@@ -47,43 +47,41 @@ class DataDescription:
     next_token: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise FolderError(f"format must be one of {', '.join(FORMATS)} (got {self.format!r})")
-        _check_range("low", self.low, self.high)
-        _check_range("target_low", self.target_low, self.target_high)
-        self._check_tokens()
-        if not self.next_token and (self.target is None) == (not self.targets):
-            raise FolderError("target or targets must be given, and not both")
-        self._check_classes()
+        for kept, rule in self._rules():
+            if not kept:
+                raise FolderError(rule)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.format in FORMATS, f"format must be one of {', '.join(FORMATS)} (got {self.format!r})"
+        yield from _range_rules("low", self.low, self.high)
+        yield from _range_rules("target_low", self.target_low, self.target_high)
+        yield from self._token_rules()
+        one = (self.target is None) != (not self.targets)
+        yield self.next_token or one, "target or targets must be given, and not both"
+        words = all(isinstance(name, str) for name in (*self.classes, *self.targets))
+        yield words, "classes and targets must be lists of texts; classes that are numbers need none"
+        count = self.num_classes
+        yield count is None or not self.classes, "num_classes and classes are both given: give one"
+        at_least_two = count is None or (isinstance(count, int) and count > 1)
+        yield at_least_two, f"num_classes must be a whole number of at least 2 (got {count!r})"
+        single = (not self.targets or self.padding is not None) and self.target_low is None
+        rule = "classes and num_classes are of a single target, and go with neither targets nor a range"
+        yield single or not (count or self.classes), rule
         sizes = self.shape or ()
-        if not isinstance(sizes, tuple) or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise FolderError(f"shape must be a list of whole numbers above 0 (got {self.shape!r})")
+        whole = isinstance(sizes, tuple) and all(isinstance(size, int) and size > 0 for size in sizes)
+        yield whole, f"shape must be a list of whole numbers above 0 (got {self.shape!r})"
 
-    def _check_classes(self) -> None:
-        if any(not isinstance(name, str) for name in (*self.classes, *self.targets)):
-            raise FolderError("classes and targets must be lists of texts; classes that are numbers need none")
-        if self.num_classes is not None and self.classes:
-            raise FolderError("num_classes and classes are both given: give one")
-        if self.num_classes is not None and not (isinstance(self.num_classes, int) and self.num_classes > 1):
-            raise FolderError(f"num_classes must be a whole number of at least 2 (got {self.num_classes!r})")
-        several = self.targets and self.padding is None
-        if (self.num_classes or self.classes) and (several or self.target_low is not None):
-            raise FolderError("classes and num_classes are of a single target, and go with neither targets nor a range")
-
-    def _check_tokens(self) -> None:
-        """The keys of sequences."""
-        if self.tokens is not None and not (type(self.tokens) is int and self.tokens > 1 and self.low is None):
-            raise FolderError(
-                f"tokens must be a whole number of at least 2, without low and high (got {self.tokens!r})"
-            )
+    def _token_rules(self) -> Iterator[tuple[bool, str]]:
+        tokens, padding = self.tokens, self.padding
+        fine = tokens is None or (type(tokens) is int and tokens > 1 and self.low is None)
+        yield fine, f"tokens must be a whole number of at least 2, without low and high (got {tokens!r})"
         kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
-        if self.padding is not None and (type(self.padding) is not kind or self.padding in self.classes):
-            raise FolderError(f"padding must be {rule} (got {self.padding!r})")
-        if not isinstance(self.next_token, bool):
-            raise FolderError(f"next_token must be true or false (got {self.next_token!r})")
+        fine = padding is None or (type(padding) is kind and padding not in self.classes)
+        yield fine, f"padding must be {rule} (got {padding!r})"
+        yield isinstance(self.next_token, bool), f"next_token must be true or false (got {self.next_token!r})"
         others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
-        if self.next_token and (self.tokens is None or any(others)):
-            raise FolderError("next_token needs tokens, and goes without a target, classes and a range")
+        alone = not self.next_token or (tokens is not None and not any(others))
+        yield alone, "next_token needs tokens, and goes without a target, classes and a range"
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -92,16 +90,16 @@ class DataDescription:
 
     @property
     def class_count(self) -> int:
-        """How many classes there are; 0 if it does not say."""
+        """The number of classes; 0 if it does not say."""
         return self.num_classes or len(self.classes) or (self.tokens or 0 if self.next_token else 0)
 
     @property
     def mark(self) -> int:
-        """Which number among targets is padding, after words have become numbers."""
+        """The number that is padding among targets, after words have become numbers."""
         return self.padding if isinstance(self.padding, int) else PADDING
 
     def predicted(self, targets: Array) -> Target:
-        """What is predicted, for the task that the folder describes, of which `targets` are an example."""
+        """The target of the task that the folder describes, of which `targets` are an example."""
         if self.next_token or self.padding is not None:
             if targets.ndim != 2 or not targets.shape[1]:
                 raise FolderError(
@@ -114,16 +112,14 @@ class DataDescription:
         return Target(NUMBERS, self.target_names, low, high)
 
 
-def _check_range(name: str, low: Bound | None, high: Bound | None) -> None:
-    names = f"{name} and {name.replace('low', 'high')}"
-    if (low is None) != (high is None):
-        raise FolderError(f"{names} must be given together")
+def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[tuple[bool, str]]:
+    above = name.replace("low", "high")
+    yield (low is None) == (high is None), f"{name} and {above} must be given together"
     if low is not None and high is not None:
         lows, highs = np.asarray(low, float), np.asarray(high, float)
-        if len({lows.size, highs.size} - {1}) > 1:
-            raise FolderError(f"{names} must be one number, or equally many")
-        if not np.all(highs > lows):
-            raise FolderError(f"{name.replace('low', 'high')} must be above {name} (got {high} and {low})")
+        as_many = len({lows.size, highs.size} - {1}) < 2
+        yield as_many, f"{name} and {above} must be one number, or equally many"
+        yield bool(np.all(highs > lows)), f"{above} must be above {name} (got {high} and {low})"
 
 
 def _for_each(bound: Bound, count: int) -> tuple[float, ...]:

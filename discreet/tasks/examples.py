@@ -1,13 +1,15 @@
-"""Values that every data set becomes: a table of examples, and a task of training and test examples."""
+"""The values that every data set becomes: a table of examples, and a task of training and test examples."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Target
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 
 _TARGETS = ((torch.int64, 1), (torch.int64, 2), (torch.float32, 2))  # types of targets and how many dimensions
 
@@ -45,9 +47,21 @@ class Examples:
         return Examples(self.inputs[indices], self.targets[indices])
 
 
+def joined(tables: Sequence[Examples]) -> Examples:
+    """One table after the other."""
+    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))
+
+
+def to_unit_box(features: Array, ranges: Sequence[tuple[float, float]]) -> Array:
+    """Features (n, k) to [-1, 1] by a public range (low, high) of each; what lies outside is set to the nearer end, and
+    NaN stays NaN. A range that is computed from the data would be a release without an account."""
+    low, high = np.asarray(ranges).T
+    return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class TaskShape:
-    """What a task expects of an example.
+    """The shape of an example, as a task expects it.
 
     Attributes:
       input_shape: of one input, without the batch.
@@ -65,13 +79,13 @@ class TaskShape:
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a model gives for an example, or for each position of a sequence: a logit for each class or
-        label, or the numbers."""
+        """The count of numbers that a model gives for an example, or for each position of a sequence: a logit for each
+        class or label, or the numbers."""
         return self.num_classes or len(self.target.names)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of what a model gives for an example: (num_outputs,), or (num_classes, length) for sequences."""
+        """The shape of what a model gives for an example: (num_outputs,), or (num_classes, length) for sequences."""
         return (self.num_outputs, *((self.target.length,) if self.target.length else ()))
 
 
@@ -93,86 +107,33 @@ SHAPES = {
 @dataclass(frozen=True, eq=False)
 class Task:
     """A data set ready to be learned: what the clients hold, and the public test set that the server holds; it is empty
-    if there is none.
+    if there is none. owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None
+    if the data have no natural users.
 
-    num_classes, input_shape, target, num_tokens: as in `TaskShape`. owners: (len(train),) int64, the natural user of
-    each training example, numbered from 0, or None if the data have no natural users. Raises ValueError if the parts
-    do not fit.
+    Raises:
+      ValueError: the train set is empty, inputs have another shape, a class is none, or all of the test set is padding.
     """
 
     name: str
     train: Examples
     test: Examples
-    num_classes: int
-    input_shape: tuple[int, ...]
+    shape: TaskShape
     owners: torch.Tensor | None = None
-    target: Target = CLASS
-    num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for part, table in (("train", self.train), ("test", self.test)):
-            self._check_table(part, table)
-        if self.owners is not None and self.owners.shape != (len(self.train),):
-            raise ValueError(f"{self.name}: owners must be one per training example, not {tuple(self.owners.shape)}")
-
-    def _check_table(self, part: str, table: Examples) -> None:
-        if len(table) == 0 and part == "train":
+        if len(self.train) == 0:
             raise ValueError(f"{self.name}: the train set is empty")
-        if tuple(table.inputs.shape[1:]) != self.input_shape:
+        for part, table in (("train", self.train), ("test", self.test)):
             shape = tuple(table.inputs.shape[1:])
-            raise ValueError(f"{self.name}: {part} inputs have shape {shape}, not {self.input_shape}")
-        if len(table) == 0:
-            return
-        if self.target.kind in (LABELS, NUMBERS):
-            self._check_columns(part, table)
-            return
-        if tuple(table.targets.shape[1:]) != self.output_shape[1:]:
-            wanted = ", ".join(map(str, ("n", *self.output_shape[1:])))
-            raise ValueError(f"{self.name}: {part} targets must be {self.target.kind}, of shape ({wanted})")
-        self._check_classes(part, table.targets)
+            if shape != self.shape.input_shape:
+                raise ValueError(f"{self.name}: {part} inputs have shape {shape}, not {self.shape.input_shape}")
+            if self.shape.num_classes:
+                self._check_classes(part, table.targets)
 
     def _check_classes(self, part: str, targets: torch.Tensor) -> None:
-        if self.target.kind == SEQUENCES:
-            targets = targets[targets != PADDING]
-            if len(targets) == 0 and part == "test":
-                raise ValueError(f"{self.name}: all targets of the test set are padding")
-        if len(targets) == 0:
-            return
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= self.num_classes:
-            raise ValueError(f"{self.name}: {part} targets lie in [{low}, {high}], not in [0, {self.num_classes})")
-
-    def _check_columns(self, part: str, table: Examples) -> None:
-        """Labels and numbers are columns."""
-        kind, wanted = self.target.kind, (len(table), len(self.target.names))
-        if self.num_classes or tuple(table.targets.shape) != wanted:
-            shape = tuple(table.targets.shape)
-            raise ValueError(
-                f"{self.name}: {part} targets must be {kind} of shape {wanted}, not {shape}, and no classes"
-            )
-        if not torch.isfinite(table.targets).all():
-            raise ValueError(f"{self.name}: a {part} target is NaN or infinite")
-        if kind == LABELS and not ((table.targets == 0) | (table.targets == 1)).all():
-            raise ValueError(f"{self.name}: {part} labels must be 0 or 1")
-
-    @property
-    def num_outputs(self) -> int:
-        """As in `TaskShape`."""
-        return self.num_classes or len(self.target.names)
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """As in `TaskShape`."""
-        return (self.num_outputs, *((self.target.length,) if self.target.length else ()))
-
-    @property
-    def shape(self) -> TaskShape:
-        """What an example is; of data that are not in `SHAPES` without the range of inputs."""
-        scale = SHAPES[self.name].scale if self.name in SHAPES else (0.0, 1.0)
-        return TaskShape(self.input_shape, self.num_classes, scale, self.num_tokens, self.target)
-
-
-def task_of(name: str, train: Examples, test: Examples, owners: torch.Tensor | None = None) -> Task:
-    """The task of a data set of `SHAPES`."""
-    shape = SHAPES[name]
-    return Task(name, train, test, shape.num_classes, shape.input_shape, owners, shape.target, shape.num_tokens)
+        counted = targets[targets != PADDING] if self.shape.target.kind == SEQUENCES else targets
+        if len(targets) and not len(counted) and part == "test":
+            raise ValueError(f"{self.name}: all targets of the test set are padding")
+        if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < self.shape.num_classes:
+            between = f"[{int(counted.min())}, {int(counted.max())}], not in [0, {self.shape.num_classes})"
+            raise ValueError(f"{self.name}: {part} targets lie in {between}")

@@ -42,7 +42,7 @@ import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,29 +51,17 @@ import torch
 
 from discreet.extras import require
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.description import DESCRIPTION, DataDescription
-from discreet.tasks.description import read_description as read_description
+from discreet.tasks.description import DESCRIPTION, DataDescription, read_description
 from discreet.tasks.examples import SHAPES, Examples, Task, TaskShape
 from discreet.tasks.images import read_idx
-from discreet.tasks.targets import CLASSES, SEQUENCES, RowError, targets_of
-from discreet.tasks.targets import FolderError as FolderError
+from discreet.tasks.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
 
 logger = logging.getLogger("discreet")
 
-Array = np.ndarray[Any, Any]
-
 FOLDER = "folder"  # the data.name of a task that a folder describes
 SCALE = (-1.0, 1.0)
-_COLUMNS = ("csv", "parquet")  # the formats whose inputs are columns
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """What a file holds: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None if it has none."""
-
-    inputs: Array
-    targets: Array | None
-    owners: Array | None = None
+# The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None if it has none.
+_Table = tuple[Array, Array | None, Array | None]
 
 
 def load_folder(path: str | None) -> Task:
@@ -86,36 +74,12 @@ def load_folder(path: str | None) -> Task:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
     description = _with_inputs(folder, read_description(folder))
-    table, shape, train = _load(folder, description)
-    owners = None if table.owners is None else np.unique(table.owners, return_inverse=True)[1]
-    return Task(
-        name=FOLDER,
-        train=train,
-        test=_test_set(folder, description, shape) or train.subset(torch.zeros(0, dtype=torch.int64)),
-        num_classes=shape.num_classes,
-        input_shape=shape.input_shape,
-        owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
-        target=shape.target,
-        num_tokens=shape.num_tokens,
-    )
-
-
-def _load(
-    folder: Path, description: DataDescription, shape: TaskShape | None = None
-) -> tuple[_Table, TaskShape, Examples]:
-    """A labelled table, its shape unless that is given, and its examples."""
-    path = folder / description.file
-    with lines_of(path, description.format):
-        table = _read_labelled(folder, description)
-        shape = shape or _shape_of(description, table, folder)
-        return table, shape, _examples_of(table, description, shape, str(path))
-
-
-def _test_set(folder: Path, description: DataDescription, shape: TaskShape) -> Examples | None:
-    if description.test is None:
-        return None
-    target = description.test_target or description.target
-    return _load(folder, replace(description, file=description.test, target=target, owner=None), shape)[2]
+    train, shape, owners = _load(folder, description)
+    test = train.subset(torch.zeros(0, dtype=torch.int64))
+    if description.test is not None:
+        target = description.test_target or description.target
+        test, _, _ = _load(folder, replace(description, file=description.test, target=target, owner=None), shape)
+    return Task(FOLDER, train, test, shape, owners)
 
 
 def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
@@ -131,8 +95,25 @@ def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     description = read_description(folder)
     if description.task not in (None, task):
         raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
-    _, shape, examples = _load(folder, description, SHAPES.get(task))
+    examples, shape, _ = _load(folder, description, SHAPES.get(task))
     return examples, shape
+
+
+def _load(
+    folder: Path, description: DataDescription, shape: TaskShape | None = None
+) -> tuple[Examples, TaskShape, torch.Tensor | None]:
+    """A labelled table, its shape unless that is given, and its owners as numbers from 0 if it has any."""
+    path = folder / description.file
+    with lines_of(path, description.format):
+        inputs, targets, owners = _read(folder, description)
+        if targets is None:
+            raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
+        if len(inputs) != len(targets):
+            raise FolderError(f"{path} has {len(inputs)} rows of inputs and {len(targets)} targets")
+        shape = shape or _shape_of(folder, description, inputs, targets)
+        read = _inputs_of(inputs, description, shape, str(path)), _targets_of(targets, description, shape, str(path))
+    numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+    return Examples(*read), shape, numbers
 
 
 def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -146,29 +127,20 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     with lines_of(file, kind):
-        table = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
-        inputs = _inputs_of(table.inputs, description, shape, str(file))
-        return inputs, None if table.targets is None else _targets_of(table.targets, description, shape, str(file))
+        inputs, targets, _ = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
+        read = _inputs_of(inputs, description, shape, str(file))
+        return read, None if targets is None else _targets_of(targets, description, shape, str(file))
 
 
-def _shape_of(description: DataDescription, table: _Table, folder: Path) -> TaskShape:
-    assert table.targets is not None
-    num_classes, target = description.class_count, description.predicted(table.targets)
+def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
+    num_classes, target = description.class_count, description.predicted(targets)
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         raise FolderError(
             f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
             "a number, it must give target_low and target_high, its public range"
         )
-    input_shape = description.shape or tuple(table.inputs.shape[1:])
+    input_shape = description.shape or tuple(inputs.shape[1:])
     return TaskShape(input_shape, num_classes, SCALE, description.tokens or 0, target)
-
-
-def _examples_of(table: _Table, description: DataDescription, shape: TaskShape, what: str) -> Examples:
-    """A table with targets as a task of this shape reads it, scaled; `what` names it in errors."""
-    assert table.targets is not None
-    return Examples(
-        _inputs_of(table.inputs, description, shape, what), _targets_of(table.targets, description, shape, what)
-    )
 
 
 def _targets_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
@@ -208,24 +180,17 @@ def _scale(numbers: Array, description: DataDescription, scale: tuple[float, flo
     return np.asarray(scale[0] + share * (scale[1] - scale[0]))
 
 
-def _read_labelled(folder: Path, description: DataDescription) -> _Table:
-    path, table = folder / description.file, _read(folder, description)
-    if table.targets is None:
-        raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
-    if len(table.inputs) != len(table.targets):
-        raise FolderError(f"{path} has {len(table.inputs)} rows of inputs and {len(table.targets)} targets")
-    return table
-
-
 def _read(folder: Path, description: DataDescription) -> _Table:
     path, owner = _file(folder, description.file), description.owner
     if description.format == "idx":
-        if owner is not None:
-            raise FolderError("owner must be left out with idx, which holds one array a file")
-        if description.target is None:
-            raise FolderError("targets must be left out with idx, which holds one array a file: give target")
-        images, labels = (_bytes_of(file) for file in (path, _file(folder, description.target)))
-        return _Table(images, _numbered(labels, description))
+        if owner is not None or description.target is None:
+            raise FolderError("with idx, which holds one array a file, target must be given, and no targets and owner")
+        files = path, _file(folder, description.target)
+        try:
+            images, labels = (read_idx(file) for file in files)
+        except (OSError, ValueError) as error:
+            raise FolderError(str(error)) from error
+        return images, _numbered(labels, description), None
     found = open_table(path, description.format)
     names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
     for name in (*names, owner):
@@ -235,7 +200,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     targets = _given_targets(found, description, names)
     if description.next_token:
         inputs, targets = inputs[:, :-1], np.asarray(inputs[:, 1:])
-    return _Table(inputs, targets, None if owner is None else np.asarray(found[owner]))
+    return inputs, targets, None if owner is None else np.asarray(found[owner])
 
 
 def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
@@ -254,13 +219,6 @@ def _file(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise FolderError(f"{path} is missing")
     return path
-
-
-def _bytes_of(path: Path) -> Array:
-    try:
-        return read_idx(path)
-    except (OSError, ValueError) as error:
-        raise FolderError(f"{path} can't be read: {error}") from error
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
@@ -287,8 +245,8 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, said: str) -> str:
-    """Says why a table can't be read: of a row with too few or too many cells the line, and never the row, which the
-    reader's own message shows."""
+    """The reason why a table can't be read: the line of a row with too few or too many cells, and never the row, which
+    the reader's own message shows."""
     expected, got, _ = said.partition(", got ")
     with suppress(csv.Error, OSError):
         (_, header), *rows = _records(path) if got else [(0, [])]
@@ -299,8 +257,7 @@ def _unreadable(path: Path, said: str) -> str:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each record of a CSV file with the line that it begins in, counted from 1 as an editor does: the header is first,
-    empty lines are none."""
+    """Each record of a CSV file, the header first, with the line that it begins in, from 1; empty lines are none."""
     with path.open(newline="", errors="replace") as file:
         reader, begins = csv.reader(file), 1
         for row in reader:
@@ -311,7 +268,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def lines_of(path: Path, form: str) -> Iterator[None]:
-    """Says of a row of a table that is refused while the block runs in which line of the file it is, if it is CSV."""
+    """Adds to a refused row of a table the file, and the line in it if it is CSV."""
     try:
         yield
     except RowError as error:
@@ -335,7 +292,7 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
 
 def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table has, if it leaves them out."""
-    if description.inputs is not None or description.format not in _COLUMNS:
+    if description.inputs is not None or description.format not in ("csv", "parquet"):
         return description
     found = open_table(_file(folder, description.file), description.format)
     return replace(description, inputs=_input_names(found, description))

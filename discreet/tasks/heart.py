@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from discreet.tasks.examples import Examples, Task, task_of
-
-Array = np.ndarray[Any, Any]
+from discreet.tasks.examples import SHAPES, Examples, Task, joined, to_unit_box
+from discreet.tasks.targets import Array
 
 # In the order of the clients. The names are those of the files: processed.cleveland.data.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# What each feature is scaled by: (low, high) becomes (-1, 1), and what lies outside is set to the nearer end. Constants
+# The range of each feature: (low, high) becomes (-1, 1), and what lies outside is set to the nearer end. Constants
 # that medicine knows of adults: years, mmHg at rest, mg/dl of cholesterol, beats a minute at the most, mm of ST
 # depression. The data had no part in them. A feature that is 0 or 1 stays as it is.
 HEART_RANGES: dict[str, tuple[float, float]] = {
@@ -54,26 +52,16 @@ class Hospital:
         """The row numbers of the training part and of the test part, the same in every run."""
         from sklearn.model_selection import train_test_split
 
+        rows = np.arange(len(self.labels))
         stratify = self.labels if np.bincount(self.labels, minlength=2).min() >= _FEWEST else None
-        train, test = train_test_split(
-            np.arange(len(self.labels)),
-            train_size=_TRAIN_SHARE,
-            test_size=1 - _TRAIN_SHARE,
-            random_state=_SPLIT_SEED,
-            stratify=stratify,
-        )
+        sizes = {"train_size": _TRAIN_SHARE, "test_size": 1 - _TRAIN_SHARE}
+        train, test = train_test_split(rows, **sizes, random_state=_SPLIT_SEED, stratify=stratify)
         return train, test
 
     def examples(self, rows: Array) -> Examples:
         """Those patients as a model reads them: features in [-1, 1]."""
-        inputs = scale_heart(self.features[rows])
+        inputs = to_unit_box(self.features[rows], tuple(HEART_RANGES.values()))
         return Examples(torch.from_numpy(inputs).float(), torch.from_numpy(self.labels[rows]))
-
-
-def scale_heart(features: Array) -> Array:
-    """Raw features (n, 13) to [-1, 1] by `HEART_RANGES`."""
-    low, high = np.asarray(tuple(HEART_RANGES.values())).T
-    return np.clip((features - low) / (high - low), 0, 1) * 2 - 1  # type: ignore[no-any-return]
 
 
 def read_hospital(file: Path) -> Hospital:
@@ -110,14 +98,7 @@ def load_heart(path: str | None) -> Task:
     85, and the test parts of all hospitals, 104, 89, 16 and 45, one after the other. Raises as `load_hospitals`.
     """
     hospitals = load_hospitals(path)
-    parts = [hospital.split() for hospital in hospitals]
-    train, test = (
-        _joined([hospital.examples(split[part]) for hospital, split in zip(hospitals, parts, strict=True)])
-        for part in (0, 1)
-    )
-    owners = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(rows) for rows, _ in parts]))
-    return task_of("heart", train, test, owners)
-
-
-def _joined(tables: list[Examples]) -> Examples:
-    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))
+    parts = [[hospital.examples(rows) for rows in hospital.split()] for hospital in hospitals]
+    train, test = (joined(list(tables)) for tables in zip(*parts, strict=True))
+    owners = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts]))
+    return Task("heart", train, test, SHAPES["heart"], owners)

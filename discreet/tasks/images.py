@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from discreet.extras import require
-from discreet.tasks.examples import Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task
+from discreet.tasks.targets import Array
 
-Array = np.ndarray[Any, Any]
-
-# Where the hub keeps a data set, and the names of its columns of images and labels.
+# The place of a data set on the hub, and the names of its columns of images and labels.
 _HUB = {
     "mnist": ("ylecun/mnist", "image", "label"),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
@@ -53,7 +52,7 @@ def load_mnist(path: str | None, *, name: str = "mnist") -> Task:
     folder = Path(path).expanduser()
     files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     images, labels, test_images, test_labels = (read_idx(find_idx(folder, file)) for file in files)
-    return task_of(name, _examples(images, labels), _examples(test_images, test_labels))
+    return Task(name, _examples(images, labels), _examples(test_images, test_labels), SHAPES[name])
 
 
 def load_cifar10(path: str | None) -> Task:
@@ -67,7 +66,7 @@ def load_cifar10(path: str | None) -> Task:
     folder = Path(path).expanduser()
     train = [_read_cifar(folder / f"data_batch_{number}") for number in range(1, 6)]
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    return task_of("cifar10", _examples(images, labels), _examples(*_read_cifar(folder / "test_batch")))
+    return Task("cifar10", _examples(images, labels), _examples(*_read_cifar(folder / "test_batch")), SHAPES["cifar10"])
 
 
 def load_femnist(path: str | None) -> Task:
@@ -100,7 +99,7 @@ def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     public = np.isin(numbers, order[: max(1, int(_TEST_WRITERS * len(names)))])
     owners = torch.from_numpy(np.unique(numbers[~public], return_inverse=True)[1])
     train, test = _examples(images[~public], labels[~public]), _examples(images[public], labels[public])
-    return task_of("femnist", train, test, owners)
+    return Task("femnist", train, test, SHAPES["femnist"], owners)
 
 
 def _examples(images: Array, labels: Array) -> Examples:
@@ -116,7 +115,7 @@ def _examples(images: Array, labels: Array) -> Examples:
 
 def _from_hub(name: str) -> Task:
     train, test = (_examples(*_columns(name, _load_split(name, split))) for split in ("train", "test"))
-    return task_of(name, train, test)
+    return Task(name, train, test, SHAPES[name])
 
 
 def _load_split(name: str, split: str) -> Any:
@@ -164,8 +163,6 @@ def _read_cifar(file: Path) -> tuple[Array, Array]:
 
 def find_idx(folder: Path, name: str) -> Path:
     """The file `name` or `name`.gz in `folder`; FileNotFoundError says what was expected and where."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data.path: {folder} is not a folder; expected {name} or {name}.gz in it")
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -177,12 +174,10 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
     Raises ValueError naming the file if it is not IDX, holds another type, is cut short or too long.
     """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
     if len(content) < 4 or content[:2] != b"\0\0":
         raise ValueError(f"{path} is not an IDX file: it does not start with two zero bytes")
     if content[2] != _UNSIGNED_BYTE:

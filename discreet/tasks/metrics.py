@@ -1,31 +1,32 @@
-"""How good a model is on examples."""
+"""Scores of a model on public examples, by scikit-learn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from discreet.privacy.rules.objective import PADDING, Loss, cross_entropy
+from discreet.tasks.answers import right_of
 from discreet.tasks.examples import Examples
-from discreet.tasks.metric_answers import right_of
 from discreet.tasks.models import outputs_of
 from discreet.tasks.scores import main_score
-from discreet.tasks.targets import CLASS, CLASSES, LABELS, SEQUENCES, Target
+from discreet.tasks.targets import CLASS, LABELS, NUMBERS, Target
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is.
+    """The loss and the scores of a model.
 
     Attributes:
       loss: the mean loss of an example; cross entropy is in nats.
-      scores: see `discreet.tasks.scores`. Of classes: accuracy, the share that is right. Of labels: accuracy, the share
-        of all labels that is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of
-        numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the numbers. Of
-        sequences: accuracy, the share that is right of all positions that are not padding.
+      scores: see `discreet.tasks.scores`. Of classes and sequences: accuracy, the share that is right, of all positions
+        that are not padding. Of labels: accuracy, the share of all labels that is right, and auc, the mean over the
+        labels (NaN if every label is all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own
+        units, both as the mean over the numbers.
       num_examples: at least 1.
     """
 
@@ -40,7 +41,7 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """By which models are compared: larger is better."""
+        """The score by which models are compared: larger is better."""
         return self.scores[main_score(self.scores)]
 
 
@@ -53,46 +54,28 @@ def evaluate(
     target: Target = CLASS,
     batch_size: int = 1024,
 ) -> Evaluation:
-    """Mean loss and scores of `model` on `examples`, without gradients and in evaluation mode.
+    """Mean loss and scores of `model` on `examples`, at least one, without gradients and in evaluation mode.
 
     Runs on the device of the model's parameters and leaves the model's training mode as it was. Outputs that are not
-    finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong. Raises ValueError for
-    empty examples or batch_size < 1.
+    finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong.
     """
-    if len(examples) == 0:
-        raise ValueError("cannot evaluate on no examples")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-    if target.kind == SEQUENCES:
-        return _of_sequences(model, examples, loss=loss, batch_size=batch_size)
-    outputs = outputs_of(model, examples.inputs, batch_size=batch_size)
-    total, truth = 0.0, examples.targets.cpu()
-    for said, targets in zip(torch.split(outputs, batch_size), torch.split(truth, batch_size), strict=True):
-        total += loss(said.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
-    return Evaluation(total / len(examples), scores(outputs, truth, target), len(examples))
-
-
-def _of_sequences(model: nn.Module, examples: Examples, *, loss: Loss, batch_size: int) -> Evaluation:
-    """Batch by batch: outputs at every position of all examples may be many."""
-    total, right, counted = 0.0, 0, 0
-    inputs, truth = (torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu()))
-    for some, targets in zip(inputs, truth, strict=True):
-        outputs = outputs_of(model, some)
-        total += loss(outputs.double(), targets).sum().item()
-        right += int(right_of(outputs, targets).sum())
-        counted += int((targets != PADDING).sum())
-    accuracy = right / counted if counted else float("nan")
-    return Evaluation(total / len(examples), {"accuracy": accuracy}, len(examples))
-
-
-def scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:
-    """The scores of outputs (n, k) for targets as examples hold them: see `Evaluation`."""
-    if target.kind == CLASSES:
-        return {"accuracy": int(right_of(outputs, targets).sum()) / len(targets)}
+    total, right, counted, kept = 0.0, 0, 0, []
+    parts = (torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu()))
+    for inputs, targets in zip(*parts, strict=True):
+        outputs = outputs_of(model, inputs)
+        total += loss(outputs.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
+        if target.kind in (LABELS, NUMBERS):
+            kept.append(outputs)  # of sequences they might be many
+        if target.kind != NUMBERS:
+            right += int(right_of(outputs, targets).sum())
+            counted += int((targets != PADDING).sum())
+    scores = {"accuracy": right / counted if counted else math.nan}
     if target.kind == LABELS:
-        return {"accuracy": int(right_of(outputs, targets).sum()) / targets.numel(), "auc": mean_auc(outputs, targets)}
-    each = number_scores(target.in_units(outputs), target.in_units(targets))
-    return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+        scores["auc"] = mean_auc(torch.cat(kept), examples.targets.cpu())
+    if target.kind == NUMBERS:
+        each = number_scores(target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu()))
+        scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    return Evaluation(total / len(examples), scores, len(examples))
 
 
 def mean_auc(outputs: Tensor, targets: Tensor) -> float:
@@ -101,23 +84,21 @@ def mean_auc(outputs: Tensor, targets: Tensor) -> float:
 
     both = (targets.min(dim=0).values < targets.max(dim=0).values).nonzero().flatten()
     if not len(both) or outputs.isnan().any():
-        return float("nan")
+        return math.nan
     finite = outputs.double().nan_to_num()  # infinite ones stay the first and the last
     return float(roc_auc_score(targets[:, both].numpy(), finite[:, both].numpy(), average="macro"))
 
 
 def number_scores(said: Tensor, truth: Tensor) -> list[dict[str, float]]:
     """R2 and the mean absolute error of each of k numbers, of predictions and truth (n, k) in their own units. NaN if a
-    prediction is not finite, and R2 also for a single example. R2 of a truth that is always the same is 0, or 1 if it
-    is met.
-    """
+    prediction is not finite, and R2 also for a single example. R2 of a constant truth is 0, or 1 if it is met."""
     from sklearn.metrics import mean_absolute_error, r2_score
 
     if not said.isfinite().all():
-        return [{"r2": float("nan"), "mae": float("nan")}] * said.shape[1]
+        return [{"r2": math.nan, "mae": math.nan}] * said.shape[1]
     found = []
     for true, given in zip(truth.T.numpy(), said.T.numpy(), strict=True):
-        r2 = float(r2_score(true, given)) if len(true) > 1 else float("nan")
+        r2 = float(r2_score(true, given)) if len(true) > 1 else math.nan
         found.append({"r2": r2, "mae": float(mean_absolute_error(true, given))})
     return found
 
@@ -139,25 +120,18 @@ def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]
     }
 
 
-def indicators(targets: torch.Tensor | Sequence[int], scores: torch.Tensor | Sequence[float]) -> dict[str, float]:
+def indicators(targets: Tensor, scores: Tensor) -> dict[str, float]:
     """Indicators of a binary classifier: accuracy, auc, ks, precision, recall, f1, loss.
 
-    targets: (n,) of 0 and 1. scores: (n,), the probability of class 1 in [0, 1]; a score of at least 1/2
-    predicts 1. ks is the Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate.
-    loss is the mean cross entropy, finite even if a wrong score is exactly 0 or 1. Precision with no
-    predicted positives is 0, and so is recall with none to find. With a single class in `targets` auc and ks
-    are NaN. Raises ValueError for empty, unequal, non-binary or non-finite input.
+    targets: (n,) of 0 and 1, n at least 1. scores: (n,), the probability of class 1; at least 1/2 predicts 1. ks is the
+    Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate. loss is the mean cross entropy,
+    finite even if a wrong score is exactly 0 or 1. Precision with no predicted positives is 0, and so is recall with
+    none to find. With a single class in `targets` auc and ks are NaN. Raises ValueError for a score that is not finite.
     """
     from sklearn import metrics
 
-    y, p = torch.as_tensor(targets).cpu().long().numpy(), torch.as_tensor(scores).cpu().double().numpy()
-    if y.ndim != 1 or y.shape != p.shape or len(y) == 0:
-        raise ValueError(f"targets and scores must be equally long and not empty: {y.shape} and {p.shape}")
-    if not ((y == 0) | (y == 1)).all():
-        raise ValueError("targets must be 0 or 1")
-    if not ((p >= 0) & (p <= 1)).all():
-        raise ValueError("scores must be probabilities in [0, 1]")
-    said, auc, ks = p >= 0.5, float("nan"), float("nan")
+    y, p = targets.cpu().numpy(), scores.cpu().double().numpy()
+    said, auc, ks = p >= 0.5, math.nan, math.nan
     if 0 < y.sum() < len(y):
         false_positive, true_positive, _ = metrics.roc_curve(y, p, drop_intermediate=False)
         auc, ks = metrics.roc_auc_score(y, p), (true_positive - false_positive).max()

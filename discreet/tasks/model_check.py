@@ -1,9 +1,10 @@
-"""Whether a model can learn a task: tried before a run starts, where the server runs."""
+"""Models that cannot learn a task are refused before a run starts, where the server runs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.privacy.rules.trial import two_passes, writes
 from discreet.tasks.dropout import dropout_layers
@@ -25,11 +26,8 @@ _TRIAL_EXAMPLES = 3
 _OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers", SEQUENCES: "logits (inputs, classes, positions)"}
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
 def check_model(model: nn.Module) -> None:
-    """Raise ValueError with the reason if `model` cannot be trained with per-example clipping.
+    """Raises ValueError with the reason if `model` cannot be trained with per-example clipping.
 
     Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists, unless its
     weights are frozen, and its statistics with them; any other buffer that is saved with the model, since it would
@@ -38,7 +36,7 @@ def check_model(model: nn.Module) -> None:
     """
     still = {id(layer) for layer in frozen_norms(model)}
     for name, module in model.named_modules():
-        if isinstance(module, _BATCH_NORMS) and id(module) not in still:
+        if isinstance(module, _BatchNorm) and id(module) not in still:
             raise ValueError(
                 f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
                 "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model); "
@@ -58,14 +56,13 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_fits(name: str, task: Task) -> None:
-    """Raise ValueError, naming the model and the data set, if model `name` cannot learn the task.
+    """Raises ValueError, naming the model and the data set, if model `name` cannot learn the task.
 
-    Shapes are tried on three examples of the public test set, or on zeros if there is none. Text models read token ids
-    and the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another
-    shape than `task.output_shape` for each example, an example that changes the outputs of another, a forward that
-    changes its own parameters or buffers, and a model that draws random numbers outside dropout layers of torch.nn. So
-    are frozen parameters that are not the same whenever the model is built: they are not sent, and server and clients
-    each build the model.
+    It is tried on three examples of the public test set, or on zeros if there is none. Text models read token ids and
+    the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another shape,
+    an example that changes the outputs of another, a forward that changes its own parameters or buffers, and a model
+    that draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same
+    whenever the model is built: they are not sent, and server and clients each build the model.
     """
     reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
@@ -81,9 +78,8 @@ def check_fits(name: str, task: Task) -> None:
 
 
 def num_params_of(name: str, task: Task) -> int:
-    """How many parameters of model `name` are trained for a task."""
-    model = model_for(name, task.shape, seed=_TRIAL_SEED)
-    return sum(parameter.numel() for parameter in trainable(model))
+    """The number of parameters of model `name` that are trained for a task."""
+    return sum(parameter.numel() for parameter in trainable(model_for(name, task.shape, seed=_TRIAL_SEED)))
 
 
 def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
@@ -98,9 +94,9 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
 
 @torch.no_grad()
 def _try_model(name: str, model: nn.Module, task: Task) -> None:
-    inputs = task.test.inputs[:_TRIAL_EXAMPLES]
+    inputs, shape = task.test.inputs[:_TRIAL_EXAMPLES], task.shape
     if len(inputs) == 0:
-        inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *task.input_shape)
+        inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *shape.input_shape)
     to_train(model)
     for layer in dropout_layers(model):
         layer.eval()  # what still draws is something else
@@ -109,13 +105,13 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
             _, logits, moved = two_passes(model, inputs)
             again, alone = model(inputs), [model(one) for one in torch.split(inputs, 1)]
         except MISTAKES as error:
-            raise ValueError(f"model.name: {name} can't read inputs of shape {task.input_shape}: {error}") from error
+            raise ValueError(f"model.name: {name} can't read inputs of shape {shape.input_shape}: {error}") from error
     if moved:
         raise ValueError(f"model.name: {name}: {writes(moved)}")
-    wanted = (len(inputs), *task.output_shape)
+    wanted = (len(inputs), *shape.output_shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        what = f"{_OUTPUTS[task.target.kind]} of shape {wanted}"
+        what = f"{_OUTPUTS[shape.target.kind]} of shape {wanted}"
         raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not {what}")
     if not torch.equal(logits, again):
         raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")

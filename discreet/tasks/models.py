@@ -38,35 +38,31 @@ def _perceptron(*hidden: int) -> Builder:
 
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al. 2021)."""
-    sizes = {(8, 8): _cnn8, (28, 28): _cnn28, (32, 32): _cnn32}
-    if len(input_shape) != 3 or input_shape[1:] not in sizes:
-        known = ", ".join(f"{height}x{width}" for height, width in sizes)
+    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al. 2021). Those of 28x28
+    and of 32x32 pixels are the MNIST and CIFAR-10 networks of that paper and of Tramer and Boneh 2021: 26 010 and
+    550 570 parameters."""
+
+    def same(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
+
+    channels, size = input_shape[0], input_shape[1:]
+    layers: list[nn.Module] = []
+    if size == (8, 8):
+        for before, after in ((channels, 16), (16, 32)):
+            layers += [*same(before, after), nn.MaxPool2d(2)]
+        flat, wide = 128, 32
+    elif size == (28, 28):
+        layers += [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+        layers += [nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+        flat, wide = 512, 32
+    elif size == (32, 32):
+        for before, after in ((channels, 32), (32, 64), (64, 128)):
+            layers += [*same(before, after), *same(after, after), nn.MaxPool2d(2)]
+        flat, wide = 2048, 128
+    else:
+        known = "8x8, 28x28, 32x32"
         raise ValueError(f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}")
-    return sizes[input_shape[1:]](input_shape[0], num_classes)
-
-
-def _cnn8(channels: int, num_classes: int) -> nn.Module:
-    blocks: list[nn.Module] = []
-    for before, after in ((channels, 16), (16, 32)):
-        blocks += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, num_classes))
-
-
-def _cnn28(channels: int, num_classes: int) -> nn.Module:
-    """The MNIST network of Papernot et al. 2021 and Tramer and Boneh 2021: 26 010 parameters."""
-    first = [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
-    second = [nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, num_classes))
-
-
-def _cnn32(channels: int, num_classes: int) -> nn.Module:
-    """The CIFAR-10 network of Papernot et al. 2021 and Tramer and Boneh 2021: 550 570 parameters."""
-    blocks: list[nn.Module] = []
-    for before, after in ((channels, 32), (32, 64), (64, 128)):
-        blocks += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
-        blocks += [nn.Conv2d(after, after, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, num_classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, wide), nn.Tanh(), nn.Linear(wide, num_classes))
 
 
 def token_lstm(
@@ -126,26 +122,22 @@ OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
-    """The model `name` for inputs (n, *input_shape), giving (n, num_classes), on the CPU: logits of classes or
-    labels, or numbers. Of one's own for sequences it gives (n, num_classes, length).
+    """`model_for` classes, and `lstm` with as many tokens."""
+    return model_for(name, TaskShape(tuple(input_shape), num_classes), seed=seed)
+
+
+def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
+    """The model `name` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or labels,
+    or numbers; for sequences it gives (n, num_classes, length).
 
     `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
     number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
     left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
-    return _built(name, MODELS.get(name) or own_builder(name), (tuple(input_shape), num_classes), seed=seed)
-
-
-def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
-    """`build_model` for a task: `lstm` reads as many tokens as it has, and of sequences classifies each position."""
-    text, arguments = TEXT_MODELS.get(name), (shape.input_shape, shape.num_outputs)
-    if text is None:
-        return build_model(name, *arguments, seed=seed)
-    builder = partial(text, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
-    return _built(name, builder, arguments, seed=seed)
-
-
-def _built(name: str, builder: Builder, arguments: tuple[tuple[int, ...], int], *, seed: int) -> nn.Module:
+    builder = MODELS.get(name) or own_builder(name)
+    if name in TEXT_MODELS:
+        builder = partial(TEXT_MODELS[name], num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+    arguments = (shape.input_shape, shape.num_outputs)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
@@ -190,15 +182,14 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """What stays as the model was built, by name: the other parameters, and statistics of layers that are frozen."""
+    """The values that stay as the model was built, by name: the other parameters, and statistics of frozen layers."""
     values = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
     kept = {id(value) for layer in frozen_norms(model) for value in layer.buffers()}
     return values | {name: value for name, value in model.named_buffers(remove_duplicate=False) if id(value) in kept}
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """What tells whether two models have the same frozen values: SHA-256 of these with their names, types and shapes;
-    an empty text if nothing is frozen."""
+    """SHA-256 of a model's frozen values with their names, types and shapes; an empty text if nothing is frozen."""
     values, digest = frozen(model), hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -234,7 +225,7 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
-    """What the model gives, (n, k), on the CPU, in evaluation mode: dropout is off. It is computed where the model's
+    """The model's outputs, (n, k), on the CPU, in evaluation mode: dropout is off. They are computed where the model's
     parameters are; the training mode is left as it was."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     was_training = model.training
@@ -257,7 +248,7 @@ def load_parameters(model: nn.Module, vector: Tensor) -> None:
 
 
 def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
-    """Of a vector over all parameters, as `clipped_gradient_sum` gives it, what belongs to the trainable ones."""
+    """The part of a vector over all parameters, as `clipped_gradient_sum` gives it, that belongs to the trainable."""
     parameters = list(model.parameters())
     if all(value.requires_grad for value in parameters):
         return vector

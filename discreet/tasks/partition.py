@@ -1,7 +1,8 @@
-"""Who holds which training examples."""
+"""The examples of each client, and which of them it trains on and which it holds out."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from discreet.tasks.examples import Examples, Task
 _Parts = list[np.ndarray[Any, Any]]
 _SHARDS_PER_CLIENT = 2
 SAMPLED = "sampled"
+HOLDOUT_SEED = 20743  # public, as the rule is
 BY_CLASS = ("dirichlet", "shards")
 
 
@@ -34,9 +36,9 @@ def partition_indices(
       al. 2017, section 3). If the examples do not divide, the rest makes more shards, a third for some.
     - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of owners.
 
-    Raises ValueError for more clients than examples (twice as many for "shards"), a partition by classes of data that
-    have none, natural owners that are missing or
-    of another number, and "sampled" clients, who share nothing out: see `sampled_indices`.
+    Raises:
+      ValueError: more clients than examples (twice as many for "shards"), a partition by classes of data that have
+        none, natural owners that are missing or of another number.
     """
     if data.num_clients > len(targets):
         raise ValueError(f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training examples")
@@ -51,8 +53,6 @@ def partition_indices(
         raise ValueError(
             f"data.partition: {data.partition} shares out by an example's class, and these data have none: take iid"
         )
-    elif data.partition == SAMPLED:
-        raise ValueError("data.partition=sampled shares nothing out: each client's view is drawn by its number")
     else:
         parts = _drawn(data, targets.numpy())
     return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
@@ -73,10 +73,9 @@ def client_examples(task: Task, data: DataConfig, client_id: int) -> Examples:
 
 
 def sampled_indices(client_id: int, *, num_examples: int, examples_per_client: int, seed: int) -> torch.Tensor:
-    """Which of `num_examples` examples a client of a sampled population views: different ones, decided by its number
-    and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap.
-
-    The time and memory are those of the view. Raises ValueError for more examples than there are.
+    """The examples, of `num_examples`, that a client of a sampled population views: different ones, decided by its
+    number and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap. Raises
+    ValueError for more examples than there are.
 
     >>> sampled_indices(999_999, num_examples=5, examples_per_client=5, seed=20731).sort().values
     tensor([0, 1, 2, 3, 4])
@@ -141,3 +140,29 @@ def _fill_empty(parts: _Parts) -> _Parts:
         largest = max(range(len(filled)), key=lambda number: len(filled[number]))
         filled[client], filled[largest] = filled[largest][:1], filled[largest][1:]
     return filled
+
+
+def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:
+    """The rows, ascending, (m,) int64, that a client of so many examples never trains on, so that it can rate models on
+    them: of each run of 1 / share rows one, chosen by a public seed and the client's number alone.
+
+    The values of the examples do not matter, and rows that are added at the end leave the earlier choice as it is, so
+    that nothing that was trained on is ever held out. m differs from share * num_examples by less than 1; it may be 0
+    for fewer than 1 / share examples.
+
+    >>> held_out_rows(20, 7, share=0.2).tolist() == held_out_rows(23, 7, share=0.2).tolist()[:4]
+    True
+    """
+    edges = np.floor(np.arange(math.ceil(num_examples * share) + 1) / share)
+    key = np.array([HOLDOUT_SEED, client_id], dtype=np.uint64)
+    places = np.random.Generator(np.random.Philox(key=key)).random(len(edges) - 1)
+    rows = (edges[:-1] + np.floor(places * np.diff(edges))).astype(np.int64)
+    return torch.from_numpy(rows[rows < num_examples])
+
+
+def split_rows(num_examples: int, client_id: int, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that a client trains on, and those that it holds out: both ascending, together all of them."""
+    held = held_out_rows(num_examples, client_id, share=share)
+    trained = torch.ones(num_examples, dtype=torch.bool)
+    trained[held] = False
+    return trained.nonzero().flatten(), held

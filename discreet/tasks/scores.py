@@ -1,4 +1,4 @@
-"""The names of what a round says of its model beside the loss. Read by commands that do without PyTorch."""
+"""The names of the numbers that a round gives of its model beside the loss. Commands without PyTorch read them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# What a round's row says beside the loss, and by which of them models are compared: larger is better.
+# The columns of a round beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
-# What ends the names of two more columns of a number that clients gave: its standard errors, in all and by noise alone.
+# The endings of two more columns of a number that clients gave: its standard errors, in all and by noise alone.
 ERROR, BY_NOISE = "_error", "_error_by_noise"
 
 
@@ -42,7 +42,7 @@ class Rated:
 
     @property
     def known(self) -> bool:
-        """Whether there is a number to read."""
+        """True if there is a number to read."""
         return math.isfinite(self.value) and math.isfinite(self.error)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Rated:
 
 
 def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
-    """What clients gave of the model after a round, by its row of metrics.csv; empty if they were not asked."""
+    """The numbers that clients gave of the model after a round, by its row of metrics.csv; empty if they gave none."""
     found = []
     for name, value in row.items():
         error = row.get(f"{name}{ERROR}")

@@ -1,5 +1,5 @@
-"""What is predicted of an example: its class, labels of which any number may hold, numbers in public ranges, or a class
-for each position of a sequence."""
+"""The target of an example: its class, labels of which any number may hold, numbers in public ranges, or a class for
+each position of a sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 
 
 class FolderError(ValueError):
-    """Data in a folder are missing, can't be read, or do not fit. The message holds no value of the data."""
+    """Data in a folder that are missing, can't be read, or do not fit. The message holds no value of the data."""
 
 
 class RowError(FolderError):
@@ -36,7 +36,7 @@ class RowError(FolderError):
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted of an example.
+    """The kind of what is predicted of an example, and its public ranges.
 
     Attributes:
       kind: classes (one of several), labels (each of several holds or does not), numbers, or sequences (one of several
@@ -96,10 +96,8 @@ def targets_of(values: Array, target: Target, *, num_classes: int, what: str, pa
     Raises:
       FolderError: one is missing, or is none of what is predicted.
     """
-    if target.kind == CLASSES:
-        return classes_of(values, num_classes, what)
-    if target.kind == SEQUENCES:
-        return sequences_of(values, target.length, num_classes=num_classes, padding=padding, what=what)
+    if target.kind in (CLASSES, SEQUENCES):
+        return _class_numbers(values, target.length, num_classes=num_classes, padding=padding, what=what)
     columns = values.reshape(len(values), -1) if values.dtype.kind in "fiub" else np.zeros((0, 0))
     if columns.shape[1] != len(target.names):
         raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
@@ -122,42 +120,18 @@ def _refuse_row(wrong: Array, how: str, target: Target) -> None:
         raise RowError(row, f"{target.names[column]} {how}")
 
 
-def classes_of(values: Array, num_classes: int, what: str) -> Tensor:
-    """Targets (n,) as class numbers, int64; `what` names them in errors.
-
-    Raises:
-      FolderError: one is missing, or is not a whole number in [0, num_classes).
-    """
-    if values.ndim != 1 or values.dtype.kind not in "fiu":
-        raise FolderError(f"{what}: targets must be one number a row, not {values.dtype} of shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise RowError(int(np.flatnonzero(~np.isfinite(values))[0]), "the class is missing")
-    whole = values.astype(np.int64)
-    outside = np.flatnonzero((whole != values) | (whole < 0) | (whole >= num_classes))
-    if len(outside):
-        raise RowError(int(outside[0]), f"the class is not one of 0 to {num_classes - 1}")
-    return torch.from_numpy(whole)
-
-
-def sequences_of(values: Array, length: int, *, num_classes: int, padding: int, what: str) -> Tensor:
-    """Targets (n, length) as class numbers, int64, and `PADDING` where they are `padding`; `what` names them in errors.
-
-    >>> sequences_of(np.array([[2, 1, 0], [1, 0, 0]]), 3, num_classes=3, padding=0, what="tags").tolist()
-    [[2, 1, -100], [1, -100, -100]]
-
-    Raises:
-      FolderError: one is missing, or is neither `padding` nor a whole number in [0, num_classes).
-    """
-    if values.ndim != 2 or values.shape[1] != length or values.dtype.kind not in "fiu":
-        raise FolderError(
-            f"{what}: targets must be {length} numbers a row, one for each position, "
-            f"not {values.dtype} of shape {values.shape}"
-        )
-    padded = values == padding
+def _class_numbers(values: Array, length: int, *, num_classes: int, padding: int, what: str) -> Tensor:
+    """One class a row (length 0), or one a position, which may be padding."""
+    if values.shape[1:] != ((length,) if length else ()) or values.dtype.kind not in "fiu":
+        wanted = f"{length} numbers a row, one for each position" if length else "one number a row"
+        raise FolderError(f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}")
+    padded = (values == padding) & (length > 0)
     whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
     wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
     if len(wrong):
-        row, place = (int(number) for number in wrong[0])
-        told = f"the class at position {place} is neither one of 0 to {num_classes - 1} nor the padding {padding}"
-        raise RowError(row, told)
+        known = f"one of 0 to {num_classes - 1}"
+        told = f"the class is not {known}"
+        if length:
+            told = f"the class at position {wrong[0][1]} is neither {known} nor the padding {padding}"
+        raise RowError(int(wrong[0][0]), told)
     return torch.from_numpy(np.where(padded, PADDING, whole))

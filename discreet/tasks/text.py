@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from discreet.tasks.examples import SHAPES, Examples, Task, task_of
+from discreet.tasks.examples import SHAPES, Examples, Task, joined
 
 (WINDOW,) = SHAPES["shakespeare"].input_shape
 # Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all of them
@@ -46,7 +46,7 @@ def load_shakespeare(path: str | None) -> Task:
     if not test:
         raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
     owners = torch.repeat_interleave(torch.arange(len(train)), torch.tensor([len(table) for table in train]))
-    return task_of("shakespeare", _concatenate(train), _concatenate(test), owners)
+    return Task("shakespeare", joined(train), joined(test), SHAPES["shakespeare"], owners)
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:
@@ -89,7 +89,3 @@ def _windows(speeches: list[str]) -> Examples:
     tokens = torch.cat([torch.full((WINDOW,), PADDING), encode("\n".join(speeches))])
     rows = tokens.unfold(0, WINDOW + 1, STRIDE)
     return Examples(rows[:, :WINDOW].clone(), rows[:, WINDOW].clone())
-
-
-def _concatenate(tables: list[Examples]) -> Examples:
-    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))

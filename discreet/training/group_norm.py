@@ -11,13 +11,8 @@ import copy
 import math
 
 from torch import nn
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-LAZY_NORMS = (
-    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
-    *(nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d),
-)
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
@@ -42,7 +37,7 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     if groups < 1:
         raise ValueError(f"groups must be at least 1 (got {groups})")
     for name, layer in model.named_modules():
-        if isinstance(layer, LAZY_NORMS):
+        if isinstance(layer, _LazyNormBase):
             raise ValueError(
                 f"{name} ({type(layer).__name__}) has no channels yet: call the model once, then convert it"
             )
@@ -57,11 +52,11 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
 def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
     """The layer itself if it mixes no examples, else what takes its place."""
-    if isinstance(layer, INSTANCE_NORMS):
+    if isinstance(layer, _InstanceNorm):
         # They would be read in evaluation and released beside the parameters.
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         layer.track_running_stats = False
-    if not isinstance(layer, BATCH_NORMS):
+    if not isinstance(layer, _BatchNorm):
         return layer
     channels = layer.num_features
     if isinstance(layer, nn.BatchNorm1d):

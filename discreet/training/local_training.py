@@ -1,8 +1,11 @@
-"""A client's local work, plain SGD or DP-SGD: parameters in, update out.
+"""A client's local work, plain SGD, Adam or DP-SGD: parameters in, update out.
 
 The loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix the
 order of things, and ask the clients for batches, gradients and noise. `noised_means` is the inner step of DP-SGD,
 which the loop of one's own (`discreet.central`) takes too.
+
+Row c of each tensor (k, ...) is client c, those with most examples first; each counts its own steps, and has the
+numbers that it would have alone. torch.optim is not used: importing it costs each client process 1.5 s.
 """
 
 from __future__ import annotations
@@ -25,8 +28,7 @@ from discreet.privacy.sampling import poisson_sample
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
-from discreet.training.local_optimizer import LocalOptimizer, apply, init
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -47,17 +49,23 @@ class ExamplePrivacy:
 
     @property
     def mechanism(self) -> Gaussian:
-        """What noises a step."""
+        """The noise of a step."""
         return Gaussian(self.noise_multiplier, draws=self.draws)
 
 
 PLAIN = TaskConfig()
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch.optim has them
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What a client does with its examples in one round. `example` None: shuffled batches, neither clip nor noise.
-    `task` has the loss; `optimizer`, `weight_decay` and `schedule` are those of `LocalOptimizer`."""
+    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise. `task`
+    has the loss.
+
+    A gradient moves the parameters by sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019). sgd and
+    adam add `weight_decay` times the parameters to the gradient, adamw shrinks the parameters by the learning rate
+    times it. By the schedule, constant, cosine or linear, the rate falls towards 0 over a round's local steps.
+    """
 
     epochs: int
     batch_size: int
@@ -70,40 +78,31 @@ class LocalSettings:
     schedule: str = "constant"
 
     @property
-    def local_optimizer(self) -> LocalOptimizer:
-        """What a gradient is given to."""
-        return LocalOptimizer(self.optimizer, self.learning_rate, self.momentum, self.weight_decay, self.schedule)
-
-    @property
     def is_plain(self) -> bool:
-        """Whether steps are those of SGD, with momentum or without, at one learning rate."""
+        """True for steps of SGD, with momentum or without, at one learning rate."""
         return (self.optimizer, self.weight_decay, self.schedule) == ("sgd", 0.0, "constant")
 
     @property
     def loss(self) -> Loss:
-        """What is learned by, one value an example."""
+        """The loss, one value an example."""
         return loss_of(self.task)
 
 
 def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -> LocalSettings:
-    """What the settings of a run ask for, but for DP-SGD's clip and noise."""
+    """The settings of a run, but for DP-SGD's clip and noise."""
     return LocalSettings(**asdict(training), task=task)
 
 
 class Stepping(Protocol):
-    """What decides how DP-SGD samples and what a step costs: `LocalSettings`, or the settings of another loop."""
+    """The settings that decide how DP-SGD samples and what a step costs. `batch_size` is the expected size of a batch,
+    and the public constant that a noised sum is divided by."""
 
     @property
-    def epochs(self) -> int:
-        """How often each example is seen, on average."""
-
+    def epochs(self) -> int: ...
     @property
-    def batch_size(self) -> int:
-        """The expected size of a batch, and the public constant that a noised sum is divided by."""
-
+    def batch_size(self) -> int: ...
     @property
-    def example(self) -> ExamplePrivacy | None:
-        """Clip and noise."""
+    def example(self) -> ExamplePrivacy | None: ...
 
 
 def counted_examples(num_examples: int, settings: Stepping) -> int:
@@ -127,19 +126,18 @@ def sampling_probability(num_examples: int, settings: Stepping) -> float:
 
 
 def steps_of(num_examples: int, settings: Stepping) -> int:
-    """How many local steps a round takes: epochs * ceil(n / batch_size); n as in `counted_examples`."""
+    """The number of local steps in a round: epochs * ceil(n / batch_size); n as in `counted_examples`."""
     return settings.epochs * math.ceil(counted_examples(num_examples, settings) / settings.batch_size)
 
 
 def example_event(num_examples: int, settings: Stepping) -> DpEvent:
-    """What one local DP-SGD step costs an example of this client.
+    """The cost of one local DP-SGD step to an example of this client.
 
     With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
     zero-out: an example contributes nothing, and the client's n, which decides the probability and is treated as known
     to whoever sees the epsilon, stays. A real removal would change everybody's probability, and cost more than this.
     """
-    if settings.example is None:
-        raise ValueError("example_event needs settings.example")
+    assert settings.example is not None
     probability = sampling_probability(num_examples, settings)
     return poisson_round_event(probability, noise_multiplier=settings.example.noise_multiplier)
 
@@ -149,7 +147,7 @@ Given = TypeVar("Given", contravariant=True)  # a batch that is only read
 
 
 class SgdClients(Protocol[Batch]):
-    """Clients side by side: row c of every parameter (k, ...) is client c, those with most examples first."""
+    """Clients side by side, rows of every parameter (k, ...)."""
 
     def shuffled_batches(self, epoch: int) -> Iterable[tuple[int, Batch]]:
         """The batches of one epoch, each with the number of clients, the first ones, that have one."""
@@ -171,13 +169,73 @@ class NoisedSums(Protocol[Given]):
 
 
 class DpSgdClients(NoisedSums[Batch], Protocol[Batch]):
-    """As `NoisedSums`, with batches and with views of the sums."""
+    """`NoisedSums` with batches, and with rows as one tensor for each parameter (`views`)."""
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
         """A batch for each of the first clients, which every example joins with its client's probability."""
 
-    def views(self, rows: Tensor) -> list[Tensor]:
-        """Rows as one tensor for each parameter."""
+    def views(self, rows: Tensor) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """The steps that each client has taken and will take in this round, (k,), and its velocity, or its means of
+    gradients and of squares; moved in place."""
+
+    taken: Tensor
+    planned: Tensor
+    moments: tuple[list[Tensor], ...]
+
+
+def first_state(settings: LocalSettings, params: list[Tensor], planned: Sequence[int]) -> OptimizerState:
+    """The state before the first step, for parameters (k, ...) of clients that will take `planned` steps, (k,)."""
+    count = int(settings.momentum > 0) if settings.optimizer == "sgd" else 2
+    moments = tuple([torch.zeros_like(values) for values in params] for _ in range(count))
+    steps = torch.tensor(planned, dtype=torch.float64)
+    return OptimizerState(torch.zeros_like(steps), steps, moments)
+
+
+def take_step(settings: LocalSettings, state: OptimizerState, params: list[Tensor], gradients: list[Tensor]) -> None:
+    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...) have rows of. With
+    DP-SGD the gradient is the noised mean: what is done with it is post-processing."""
+    taken = state.taken[: len(params[0])]
+    rates = _rates(settings, taken, state.planned[: len(taken)])
+    taken.add_(1)
+    for number, (values, gradient) in enumerate(zip(params, gradients, strict=True)):
+        moments = [moment[number][: len(taken)] for moment in state.moments]
+        if settings.weight_decay and settings.optimizer != "adamw":
+            gradient = gradient.add(values, alpha=settings.weight_decay)
+        if settings.optimizer == "sgd":
+            move = moments[0].mul_(settings.momentum).add_(gradient) if moments else gradient
+            if rates is None:
+                values.sub_(move, alpha=settings.learning_rate)
+            else:
+                values.sub_(move * _rows(rates, values))
+        else:
+            steps = torch.full_like(taken, settings.learning_rate) if rates is None else rates
+            if settings.weight_decay and settings.optimizer == "adamw":
+                values.mul_(_rows(1 - settings.weight_decay * steps, values))
+            _adam_step(values, gradient, moments=moments, taken=taken, rates=steps)
+
+
+def _rates(settings: LocalSettings, taken: Tensor, planned: Tensor) -> Tensor | None:
+    """The learning rates (k,) after `taken` of `planned` steps; None if all are `learning_rate`."""
+    if settings.schedule == "constant":
+        return None
+    done = taken / planned
+    return settings.learning_rate * (1 - done if settings.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2)
+
+
+def _adam_step(values: Tensor, gradient: Tensor, *, moments: list[Tensor], taken: Tensor, rates: Tensor) -> None:
+    mean, square = moments
+    mean.lerp_(gradient, 1 - BETA_1)
+    square.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+    size = (square / _rows(1 - BETA_2**taken, values)).sqrt_().add_(EPSILON)
+    values.sub_(_rows(rates / (1 - BETA_1**taken), values) * mean / size)
+
+
+def _rows(factors: Tensor, values: Tensor) -> Tensor:
+    return factors.to(values).view(-1, *[1] * (values.dim() - 1))
 
 
 def noised_means(
@@ -186,7 +244,7 @@ def noised_means(
     """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
 
     Rows (k, num_params): each client's noised sum over `batch_size`. Noise is drawn for the clip that clipped, also if
-    a batch is empty: its sum is zero, and the noise is the same. Whatever an optimizer does with it is post-processing.
+    a batch is empty.
     """
     assert settings.example is not None
     clip = settings.example.l2_norm_clip
@@ -199,14 +257,13 @@ def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], 
     if settings.is_plain:
         plain_sgd(clients, params, settings)
         return
-    optimizer = settings.local_optimizer
-    state = init(optimizer, params, [steps_of(size, settings) for size in sizes])
+    state = first_state(settings, params, [steps_of(size, settings) for size in sizes])
     for epoch in range(settings.epochs):
         for active, batch in clients.shuffled_batches(epoch):
             current = [values[:active] for values in params]
             gradients = [torch.zeros_like(values) for values in current]
             clients.add_mean_gradients(current, batch, gradients, keep=1.0, rate=1.0)
-            apply(optimizer, state, current, gradients)
+            take_step(settings, state, current, gradients)
 
 
 @torch.no_grad()
@@ -230,14 +287,13 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
     """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
     steps = [steps_of(size, settings) for size in sizes]
     probabilities = [sampling_probability(size, settings) for size in sizes]
-    optimizer = settings.local_optimizer
-    state = init(optimizer, params, steps)
+    state = first_state(settings, params, steps)
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
         noised = noised_means(clients, current, batch, settings=settings, step=step)
-        apply(optimizer, state, current, clients.views(noised))
+        take_step(settings, state, current, clients.views(noised))
 
 
 def local_update(
@@ -248,8 +304,8 @@ def local_update(
     Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
     per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
     its gradient is clipped to `l2_norm_clip`, noise of `noise_multiplier * l2_norm_clip` is drawn for the sum also if
-    the batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer, whichever it is, and the sum
-    over steps are post-processing. Which neighbours that is for: see `example_event`.
+    the batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
+    post-processing. For its neighbours see `example_event`.
 
     Args:
       model: the architecture; its trainable parameters are overwritten. Frozen ones have no gradient, no share in a
@@ -257,7 +313,6 @@ def local_update(
       params: (num_params,), where the work starts.
       examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
         takes its steps and draws its noise all the same, since one example less must not be seen.
-      settings: epochs, batch size, rates.
       source: of batches, noise and, if the model has them, the masks of dropout (`masks_from`).
     """
     start = params.to(torch.float32)
@@ -278,8 +333,7 @@ def local_update(
 
 @dataclass(frozen=True, eq=False)
 class OneClient:
-    """One client: `SgdClients` and `DpSgdClients` of a single row, with the gradients of any model. Its parameters are
-    views of those of `model`."""
+    """One row for `sgd` and `dp_sgd`, with the gradients of any model. Its parameters are views of the model's."""
 
     model: nn.Module
     examples: Examples
@@ -293,7 +347,6 @@ class OneClient:
     def add_mean_gradients(
         self, params: list[Tensor], batch: Tensor, into: list[Tensor], *, keep: float, rate: float
     ) -> None:
-        # Not torch.optim: importing it costs each client process 1.5 s.
         with torch.enable_grad():
             outputs, targets = self.model(self.examples.inputs[batch]), self.examples.targets[batch]
             loss = self.settings.loss(outputs, targets).mean()

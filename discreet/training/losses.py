@@ -1,21 +1,26 @@
-"""Losses of one value an example, which is what per-example clipping differentiates.
+"""Losses of one value an example, which is what per-example clipping differentiates, and the one that a run learns by.
 
-A loss here takes outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that example alone:
-a mean over positions or labels divides by the example's own number of them, never by one of the batch. So clipping the
+A loss takes outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that example alone: a
+mean over positions or labels divides by the example's own number of them, never by one of the batch. So clipping the
 gradient of each value bounds what the example can change.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from discreet.privacy.rules.objective import Loss
-from discreet.training.named_losses import LOSSES, absolute, binary_cross_entropy, huber, numbers_of, squared
-
-__all__ = ["LOSSES", "absolute", "binary_cross_entropy", "huber", "per_example_loss", "squared"]
+from discreet.client_settings import ConfigError, TaskConfig
+from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.tasks.examples import Task
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 
 # torch.nn's losses by what they give with reduction="none": a value for each number of the outputs, which must then
 # have the shape of the targets; one for each position; one for each example.
@@ -39,7 +44,6 @@ def per_example_loss(criterion: nn.Module) -> Loss:
     Raises:
       ValueError: another kind of loss. A loss of one's own is a function from outputs and targets to (n,).
 
-    >>> import torch
     >>> loss = per_example_loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> loss(torch.zeros(2, 5, 3), torch.tensor([[1, 2, 0], [0, 0, 0]]))
     tensor([1.6094, 0.0000])
@@ -52,23 +56,117 @@ def per_example_loss(criterion: nn.Module) -> Loss:
         )
     single, summed = copy.copy(criterion), criterion.reduction in ("sum", "batchmean")
     single.__dict__["reduction"] = "none"
-    if kind in _BY_NUMBER:
-        return lambda outputs, targets: _reduced(single(*numbers_of(outputs, targets)), summed)
-    if kind in _BY_EXAMPLE:
-        return lambda outputs, targets: single(outputs, targets)
-    return lambda outputs, targets: _class_values(single, outputs, targets, summed=summed)
+
+    def values_of(outputs: Tensor, targets: Tensor) -> Tensor:
+        if kind in _BY_NUMBER:
+            outputs, targets = _numbers_of(outputs, targets)
+        values: Tensor = single(outputs, targets)
+        if values.dim() == 1:
+            return values
+        values = values.flatten(1)
+        if summed:
+            return values.sum(1)
+        if kind in _BY_NUMBER or targets.is_floating_point():  # probabilities for targets: no position is padding
+            return values.mean(1)
+        counted = targets.ne(cast(int, single.ignore_index)).flatten(1).sum(1)
+        return values.sum(1) / counted.clamp(min=1)
+
+    return values_of
 
 
-def _reduced(values: Tensor, summed: bool) -> Tensor:
-    return values.sum(1) if summed else values.mean(1)
+def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (n, numbers) of the outputs' type: (n,) and (n, 1) are the same. Nothing is broadcast over examples."""
+    left, right = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1).to(outputs.dtype)
+    if left.shape != right.shape:
+        raise ValueError(
+            f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have {tuple(targets.shape)}: "
+            "this loss needs as many outputs as targets an example"
+        )
+    return left, right
 
 
-def _class_values(criterion: nn.Module, outputs: Tensor, targets: Tensor, *, summed: bool) -> Tensor:
-    values: Tensor = criterion(outputs, targets)
-    if values.dim() == 1:
-        return values
-    values = values.flatten(1)
-    if summed or targets.is_floating_point():  # probabilities for targets: no position is padding
-        return _reduced(values, summed)
-    counted = targets.ne(cast(int, criterion.ignore_index)).flatten(1).sum(1)
-    return values.sum(1) / counted.clamp(min=1)
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared error, (n,), the mean over an example's targets: outputs and targets (n,) or (n, k).
+
+    >>> squared(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]))
+    tensor([1., 4.])
+    """
+    left, right = _numbers_of(outputs, targets)
+    return (left - right).square().mean(1)
+
+
+def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The absolute error, (n,), the mean over an example's targets."""
+    left, right = _numbers_of(outputs, targets)
+    return (left - right).abs().mean(1)
+
+
+def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
+    """Huber's loss, (n,): squared/2 up to an error of `delta`, linear beyond; the mean over targets."""
+    return functional.huber_loss(*_numbers_of(outputs, targets), reduction="none", delta=delta).mean(1)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of yes-or-no labels, (n,), the mean over an example's labels: of logits (n,), (n, 1) or
+    (n, labels) and as many targets that are 0 or 1, or between."""
+    return functional.binary_cross_entropy_with_logits(*_numbers_of(outputs, targets), reduction="none").mean(1)
+
+
+def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]) -> Tensor:
+    """Each example's cross entropy times the weight of its class, (n,); of a sequence, the mean of that over its
+    positions. Nothing divides by the weights of a batch, as torch.nn.CrossEntropyLoss does: an example's gradient would
+    then depend on others."""
+    return cross_entropy(outputs, targets, outputs.new_tensor(weights))
+
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared": squared,
+    "absolute": absolute,
+    "huber": huber,
+}
+# The losses for each kind of targets, the usual one first.
+FITTING = {
+    CLASSES: ("cross_entropy",),
+    LABELS: ("binary_cross_entropy",),
+    NUMBERS: ("squared", "absolute", "huber"),
+    SEQUENCES: ("cross_entropy",),
+}
+
+
+def loss_of(task: TaskConfig) -> Loss:
+    """The loss that `task.loss` names, cross entropy if it names none: one value an example, (n,)."""
+    name = task.loss or "cross_entropy"
+    if name == "cross_entropy" and task.class_weights is not None:
+        return partial(weighted_cross_entropy, weights=tuple(task.class_weights))
+    return partial(huber, delta=task.huber_delta) if name == "huber" else LOSSES[name]
+
+
+def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
+    """The settings with the loss by its name.
+
+    Raises:
+      ConfigError: the loss does not fit what is predicted, or the class weights do not fit the classes.
+    """
+    kind, weights, num_classes = task.shape.target.kind, asked.class_weights, task.shape.num_classes
+    fitting = FITTING[kind]
+    if asked.loss is not None and asked.loss not in fitting:
+        named = " or ".join(fitting)
+        raise ConfigError(f"task.loss must be {named} for {task.name}, whose targets are {kind} (got {asked.loss})")
+    if weights is not None and len(weights) != num_classes:
+        has = f"{num_classes} classes" if num_classes else f"{kind} and no classes"
+        raise ConfigError(f"task.class_weights must be one number a class: {task.name} has {has} (got {len(weights)})")
+    return TaskConfig(asked.loss or fitting[0], weights, asked.huber_delta)
+
+
+def chance_loss(settings: TaskConfig, task: Task) -> float:
+    """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
+    the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
+    if len(task.test) == 0:
+        return math.inf
+    loss, total = loss_of(settings), 0.0
+    for targets in torch.split(task.test.targets, 1024):
+        outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)
+        total += float(loss(outputs, targets if task.shape.num_classes else targets.double()).sum())
+    return total / len(task.test)

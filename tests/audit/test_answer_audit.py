@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from discreet.audit.answer_audit import AnswerAudit, audit_answers, audit_statistics
-from discreet.audit.gaussian_tradeoff import epsilon_of_shift
+from discreet.audit.answer_audit import audit_answers, audit_statistics
+from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig
-from tests.audit.halved import halve_the_noise
+from tests.audit.made import halve_the_noise
 from tests.client.clients import config
 
-ENOUGH = AnswerAudit(1000)
+ENOUGH = 1000
 
 
 def settings(*words: str) -> RunConfig:
@@ -25,19 +25,19 @@ def settings(*words: str) -> RunConfig:
 
 @pytest.mark.parametrize("noise", ["float", "grid"])
 def test_private_evaluation_is_not_refuted_and_shows_most_of_what_it_costs(noise: str) -> None:
-    (run,) = judge(audit_answers(settings(f"privacy.noise={noise}"), ENOUGH)).judgements
+    (run,) = judge(audit_answers(settings(f"privacy.noise={noise}"), releases=ENOUGH)).judgements
     assert run.refuted_by == ()
-    assert run.estimate == pytest.approx(run.claimed, rel=0.15)  # 3.139 +- 0.15 by 1000 releases each way
+    assert run.estimate == pytest.approx(run.claim.epsilon, rel=0.15)  # 3.139 +- 0.15 by 1000 releases each way
 
 
 def test_half_the_noise_of_private_evaluation_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_answers(settings(), ENOUGH)).refuted
+    assert judge(audit_answers(settings(), releases=ENOUGH)).refuted
 
 
 def test_a_sampled_cohort_of_raters_is_not_refuted() -> None:
     words = ("sampling.kind=poisson", "sampling.probability=0.3")
-    assert not judge(audit_answers(settings(*words), ENOUGH)).refuted
+    assert not judge(audit_answers(settings(*words), releases=ENOUGH)).refuted
 
 
 JOINED = ("evaluation.cohort=same", "model.name=linear", "privacy.user.too_noisy=warn")
@@ -45,54 +45,54 @@ JOINED = ("evaluation.cohort=same", "model.name=linear", "privacy.user.too_noisy
 
 @pytest.mark.parametrize("clip", ["adaptive", "fixed"])
 def test_a_round_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(clip: str) -> None:
-    (run,) = judge(audit_answers(settings(*JOINED, f"privacy.user.clip.kind={clip}"), ENOUGH)).judgements
+    (run,) = judge(audit_answers(settings(*JOINED, f"privacy.user.clip.kind={clip}"), releases=ENOUGH)).judgements
     # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
-    assert run.claimed == pytest.approx(epsilon_of_shift(2**0.5, delta=1e-3), abs=1e-3)
+    assert run.claim.epsilon == pytest.approx(epsilon_of_shift(2**0.5, delta=1e-3), abs=1e-3)
     assert run.refuted_by == ()
-    assert run.estimate == pytest.approx(run.claimed, rel=0.15)
+    assert run.estimate == pytest.approx(run.claim.epsilon, rel=0.15)
 
 
 def test_half_the_noise_of_a_joined_round_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_answers(settings(*JOINED), ENOUGH)).refuted
+    assert judge(audit_answers(settings(*JOINED), releases=ENOUGH)).refuted
 
 
 def test_answers_that_are_charged_as_if_the_update_came_for_nothing_are_found_from_outside() -> None:
-    joined, alone = audit_answers(settings(*JOINED), ENOUGH), audit_answers(settings(), AnswerAudit(2))
+    joined, alone = audit_answers(settings(*JOINED), releases=ENOUGH), audit_answers(settings(), releases=2)
     (seen,), (rated,) = joined.observations, alone.observations
     assert judge(replace(joined, observations=(replace(seen, claim=rated.claim),))).refuted
 
 
 def test_a_joined_round_of_a_sampled_cohort_is_not_refuted() -> None:
     words = ("sampling.kind=poisson", "sampling.probability=0.3")
-    assert not judge(audit_answers(settings(*JOINED, *words), ENOUGH)).refuted
+    assert not judge(audit_answers(settings(*JOINED, *words), releases=ENOUGH)).refuted
 
 
 @pytest.mark.parametrize("noise", ["float", "grid"])
 @pytest.mark.parametrize("of", ["moments", "quantiles,examples"])
 def test_statistics_are_not_refuted_and_show_most_of_what_they_cost(noise: str, of: str) -> None:
     asked = (f"statistics.of=[{of}]", "statistics.noise_multiplier=1", f"privacy.noise={noise}")
-    (run,) = judge(audit_statistics(settings(*asked), ENOUGH)).judgements
+    (run,) = judge(audit_statistics(settings(*asked), releases=ENOUGH)).judgements
     assert run.refuted_by == ()
-    assert run.claimed == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
-    assert run.estimate == pytest.approx(run.claimed, rel=0.15)
+    assert run.claim.epsilon == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
+    assert run.estimate == pytest.approx(run.claim.epsilon, rel=0.15)
 
 
 def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_statistics(settings("statistics.noise_multiplier=1"), ENOUGH)).refuted
+    assert judge(audit_statistics(settings("statistics.noise_multiplier=1"), releases=ENOUGH)).refuted
 
 
 def test_statistics_that_nothing_pays_for_are_refused() -> None:
     with pytest.raises(ConfigError, match="an audit of statistics needs"):
-        audit_statistics(settings("evaluation.kind=public", "privacy.user.enabled=false"), ENOUGH)
+        audit_statistics(settings("evaluation.kind=public", "privacy.user.enabled=false"), releases=ENOUGH)
 
 
 def test_without_private_evaluation_there_is_nothing_to_audit() -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.kind must be private"):
-        audit_answers(settings("evaluation.kind=public"), ENOUGH)
+        audit_answers(settings("evaluation.kind=public"), releases=ENOUGH)
 
 
 def test_one_release_is_not_enough() -> None:
-    with pytest.raises(ConfigError, match="at least two releases of the answers"):
-        audit_answers(settings(), AnswerAudit(1))
+    with pytest.raises(ConfigError, match="at least two releases"):
+        audit_answers(settings(), releases=1)

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from discreet.audit.audit_record import PICTURE, RECORD, write_audit
-from discreet.audit.canary_scores import CanaryScores, Claim, Experiment, Observation, Releases, RepeatedScores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
-from tests.audit.made_scores import gaussian_scores
+from tests.audit.made import gaussian_scores, repeated_scores
 
 CLAIM = Claim(3.139, 1e-3, "add or remove one client")
 EXPERIMENT = Experiment(
@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
         Observation("run", CLAIM, gaussian_scores(np.random.default_rng(2), canaries=300, noise=0.5)),
     ),
     {"canaries": 300},
-    Releases(2, 1.0, 1.0, CLAIM.epsilon, CLAIM.delta),
+    Releases(2, 1.0, 1.0, CLAIM),
 )
 
 
@@ -40,9 +40,9 @@ def test_the_record_holds_the_claim_beside_what_was_found(tmp_path: Path) -> Non
 
 def test_what_is_infinite_or_not_known_is_written_as_json_can(tmp_path: Path) -> None:
     included = np.arange(400) % 2 == 0
-    scores = CanaryScores(np.random.default_rng(3).laplace(size=400) + included, included)
-    seen = Observation("run", Claim(math.inf, 1e-5, "replace"), scores)
-    experiment = Experiment("Laplace", (seen,), {}, Releases(1, 1.0, 1.0, math.inf, 1e-5))
+    scores = Scores(np.random.default_rng(3).laplace(size=400) + included, included)
+    claim = Claim(math.inf, 1e-5, "replace")
+    experiment = Experiment("Laplace", (Observation("run", claim, scores),), {}, Releases(1, 1.0, 1.0, claim))
     write_audit(tmp_path, experiment, judge(experiment))
     found = json.loads((tmp_path / RECORD).read_text())["observations"][0]
     assert (found["claimed"], found["estimate"], found["interval"]) == ("inf", None, None)
@@ -58,8 +58,8 @@ def test_the_picture_counts_both_kinds_and_draws_the_fit(tmp_path: Path) -> None
 
 
 def test_scores_that_are_all_equal_are_drawn_too(tmp_path: Path) -> None:
-    scores = RepeatedScores(np.ones(50), np.ones(50))
-    releases = Releases(1, 1.0, 1.0, CLAIM.epsilon, CLAIM.delta, repeated=True, gaussian=False)
+    scores = repeated_scores(np.ones(50), np.ones(50))
+    releases = Releases(1, 1.0, None, CLAIM, repeated=True)
     experiment = Experiment("none", (Observation("run", CLAIM, scores),), {}, releases)
     write_audit(tmp_path, experiment, judge(experiment))
     assert (tmp_path / PICTURE).exists()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.audit.example_audit import ExampleAudit, audit_examples
+from discreet.audit.example_audit import audit_examples
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig
 from discreet.training import local_training
-from tests.audit.halved import halve_the_noise
+from tests.audit.made import halve_the_noise
 from tests.client.clients import config
 
 WHOLE = ("training.batch_size=700", "data.num_clients=2")  # every example in every batch
@@ -29,12 +29,12 @@ def settings(*words: str) -> RunConfig:
 @pytest.mark.parametrize("declared", [(), ("data.public_num_examples=700",)], ids=["zero-out", "add or remove"])
 @pytest.mark.parametrize("words", [WHOLE, SAMPLED], ids=["whole", "sampled"])
 def test_dp_sgd_is_not_refuted(words: tuple[str, ...], declared: tuple[str, ...]) -> None:
-    verdict = judge(audit_examples(settings(*words, *declared), ExampleAudit(600)))
+    verdict = judge(audit_examples(settings(*words, *declared), canaries=600))
     assert not verdict.refuted
     estimate = verdict.judgements[-1].estimate
     assert estimate is not None
     # Scores of sampled batches are no Gaussians: the fit shows about half of the claim.
-    assert estimate > 0.4 * verdict.judgements[-1].claimed
+    assert estimate > 0.4 * verdict.judgements[-1].claim.epsilon
 
 
 @pytest.mark.parametrize("words", [WHOLE, SAMPLED], ids=["whole", "sampled"])
@@ -42,16 +42,16 @@ def test_half_the_noise_of_dp_sgd_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_examples(settings(*words), ExampleAudit(600))).refuted
+    assert judge(audit_examples(settings(*words), canaries=600)).refuted
 
 
 def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "poisson_sample", lambda size, *, probability, source: source.permutation(size))
-    assert judge(audit_examples(settings(*WHOLE[1:], "training.batch_size=70"), ExampleAudit(600))).refuted
+    assert judge(audit_examples(settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)).refuted
 
 
 def test_each_round_is_claimed_by_its_steps() -> None:
-    found = audit_examples(settings(*SAMPLED, "rounds=3"), ExampleAudit(20, rounds=2))
+    found = audit_examples(settings(*SAMPLED, "rounds=3"), canaries=20, rounds=2)
     assert [seen.name for seen in found.observations] == ["round 1", "round 2", "run"]
     assert found.settings["steps"] == 2 * 2 * 3
     assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
@@ -66,4 +66,4 @@ def test_each_round_is_claimed_by_its_steps() -> None:
 )
 def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        audit_examples(settings(*words), ExampleAudit(canaries))
+        audit_examples(settings(*words), canaries=canaries)

@@ -13,21 +13,15 @@ from scipy import stats
 
 from discreet.audit import federation_audit
 from discreet.audit.canaries import draw_canaries
-from discreet.audit.canary_scores import CanaryScores
-from discreet.audit.federation_audit import (
-    FederationAudit,
-    audit_federation,
-    in_federation,
-    kept_checkpoints,
-    scored,
-    words_of,
-)
+from discreet.audit.canary_scores import Scores
+from discreet.audit.federation_audit import audit_federation, in_federation, kept_checkpoints, scored, words_of
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment import local_federation
 from discreet.federated.run_folder import Checkpoint
 from discreet.places import PACKAGE
 from discreet.privacy.randomness import seeded_source
+from discreet.settings import described
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5
@@ -57,43 +51,39 @@ def settings(*words: str) -> RunConfig:
 )
 def test_a_configuration_as_overrides_is_read_back_whole(words: tuple[str, ...]) -> None:
     config = settings(*words)
-    assert load_config(words_of(config)) == config
+    assert load_config([*words_of(described(config))]) == config
 
 
 def test_what_would_leave_traces_elsewhere_is_switched_off(tmp_path: Path) -> None:
     account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people")
-    found = in_federation(settings(*account, f"output_dir={tmp_path}"), FederationAudit(20))
+    found = in_federation(settings(*account, f"output_dir={tmp_path}"), 20, 1)
     assert (found.privacy.user.account, found.output_dir) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("words", "audit", "message"),
+    ("words", "canaries", "runs", "message"),
     [
-        (("seed=7",), FederationAudit(20), "seed must be null"),
-        (("privacy.user.noise_multiplier=0",), FederationAudit(20), "privacy.user.enabled must be true, with noise"),
-        (
-            ("sampling.kind=fixed", "privacy.accountant=rdp"),
-            FederationAudit(20),
-            "an audit of a federation needs sampling.kind",
-        ),
-        (("evaluation.kind=private",), FederationAudit(20), "an audit of a federation needs sampling.kind"),
-        ((), FederationAudit(19), r"needs 20 \.\. 40 canaries"),
-        ((), FederationAudit(41), r"needs 20 \.\. 40 canaries"),
-        ((), FederationAudit(20, runs=0), "at least one run"),
+        (("seed=7",), 20, 1, "seed must be null"),
+        (("privacy.user.noise_multiplier=0",), 20, 1, "privacy.user.enabled must be true, with noise"),
+        (("sampling.kind=fixed", "privacy.accountant=rdp"), 20, 1, "an audit of a federation needs sampling.kind"),
+        (("evaluation.kind=private",), 20, 1, "an audit of a federation needs sampling.kind"),
+        ((), 19, 1, r"needs 20 \.\. 40 canaries"),
+        ((), 41, 1, r"needs 20 \.\. 40 canaries"),
+        ((), 20, 0, "at least one run"),
     ],
 )
 def test_what_a_federation_can_not_show_is_refused(
-    words: tuple[str, ...], audit: FederationAudit, message: str
+    words: tuple[str, ...], canaries: int, runs: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        in_federation(settings(*words), audit)
+        in_federation(settings(*words), canaries, runs)
 
 
 def test_every_checkpoint_is_kept_although_the_run_replaces_each(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "rounds=1")
     run.checkpoint_path.unlink(missing_ok=True)
     pause = threading.Event()
-    with kept_checkpoints(run, tmp_path / "kept") as kept:
+    with kept_checkpoints(run) as kept:
         for number in range(1, 6):
             run.save_checkpoint(Checkpoint(number, torch.full((3,), float(number)), torch.zeros(3), 1.0))
             pause.wait(0.1)
@@ -109,22 +99,20 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
     run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
     seen = scored(run, releases, canaries)
     for scores, released in zip(seen.rounds, (1, 0), strict=True):
-        assert scores == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
+        assert scores.values == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
     assert seen.spent.num_releases == ROUNDS
 
 
-def left_over(scores: CanaryScores) -> np.ndarray:
+def left_over(scores: Scores) -> np.ndarray:
     """What is left of the scores without the canaries: standard Gaussians, if the noise is what it is said to be."""
-    left: np.ndarray = (scores.scores - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
+    left: np.ndarray = (scores.values - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
     return left
 
 
 @pytest.mark.slow
 def test_a_federation_of_processes_shows_its_canaries_and_no_more_than_it_claims() -> None:
-    found = audit_federation(settings(), FederationAudit(30, runs=2))
-    scores = found.observations[-1].scores
-    assert isinstance(scores, CanaryScores)
-    left = left_over(scores)
+    found = audit_federation(settings(), canaries=30, runs=2)
+    left = left_over(found.observations[-1].scores)
     # Its noise is secure, so another one each time. False-alarm rate 1e-9.
     assert min(stats.chi2.sf(left @ left, 60), stats.chi2.cdf(left @ left, 60)) > 5e-10
     assert not judge(found, false_alarm=1e-9).refuted
@@ -153,5 +141,5 @@ def test_half_the_noise_of_a_federation_is_found_from_outside(tmp_path: Path, mo
         faulty.write_text(faulty.read_text() + fault)
     monkeypatch.setattr(local_federation, "REPOSITORY", tmp_path)  # from where the ServerApp imports Discreet
     monkeypatch.setattr(federation_audit, "secure_source", lambda: seeded_source(7963))
-    found = audit_federation(settings("data.num_clients=72"), FederationAudit(72))
+    found = audit_federation(settings("data.num_clients=72"), canaries=72)
     assert judge(found).judgements[-1].refuted_by

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 import tests.test_replay_faults as planted
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, RepeatedScores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, seeded_source
+from tests.audit.made import repeated_scores
 from tests.test_replay_faults import EXTRA, LONG, OTHERS, C, Client
 
 DELTA, Z, NONE = 1e-3, 3.0, Gaussian(0.0)
@@ -83,18 +84,18 @@ def over_its_clip_norm(released: object) -> float:
     return float(rest @ EXTRA.clipped.double()) / released[1] ** 2
 
 
-def scores_of(run: Round, score: Score, extra: Client, runs: int) -> RepeatedScores:
+def scores_of(run: Round, score: Score, extra: Client, runs: int) -> Scores:
     source = seeded_source(10513)
     worlds = (([*OTHERS, extra], source.child("in")), (OTHERS, source.child("out")))
-    return RepeatedScores(
+    return repeated_scores(
         *(np.array([score(run(cohort, drawn.child(number))) for number in range(runs)]) for cohort, drawn in worlds)
     )
 
 
-def refuted(scores: RepeatedScores, spent: PrivacyLedger, *, gaussian: bool) -> bool:
+def refuted(scores: Scores, spent: PrivacyLedger, *, gaussian: bool) -> bool:
     """Whether a lower bound passes what the ledger says was spent."""
     claim = Claim(spent.epsilon(DELTA), DELTA, "add or remove one client")
-    releases = Releases(1, 1.0, Z, claim.epsilon, DELTA, repeated=True, gaussian=gaussian)
+    releases = Releases(1, 1.0, Z if gaussian else None, claim, repeated=True)
     return judge(Experiment("a round", (Observation("run", claim, scores),), {}, releases)).refuted
 
 
@@ -131,7 +132,7 @@ def test_a_planted_fault_is_found_from_outside(name: str) -> None:
 def test_every_planted_fault_that_weakens_a_round_is_audited() -> None:
     masked = {run.__name__ for run in planted.FAULTS if run.__name__.startswith("masked_")}
     assert {run.__name__ for run in planted.FAULTS} == {*FOUND} | WEAKENS_NOTHING | masked
-    # Of masked rounds tests/audit/test_secure_audit.py has faults of its own; these are found by the replay alone.
+    # Of masked rounds tests/audit/test_masked_audit.py has faults of its own; these are found by the replay alone.
     assert len(masked) == 4
 
 
@@ -150,7 +151,7 @@ def test_a_batch_that_is_clipped_in_place_of_its_examples_is_found_from_outside(
         for count in (3, 2)
     )
     way = planted.clip_of_the_batch(3, drawn, noise=NONE) - planted.clip_of_the_batch(2, drawn, noise=NONE)
-    scores = RepeatedScores(*((released @ way.double()).numpy() for released in (three, two)))
+    scores = repeated_scores(*((released @ way.double()).numpy() for released in (three, two)))
     assert refuted(scores, PrivacyLedger().record(Gaussian(planted.Z).event()), gaussian=True)
 
 
@@ -169,5 +170,5 @@ def test_a_local_mechanism_with_the_wrong_sensitivity_is_found_from_outside(
             return (released @ clipped.double()).numpy()
         return ((released + clipped).abs() - (released - clipped).abs()).sum(dim=1).numpy()
 
-    found, spent = RepeatedScores(scores(1.0), scores(-1.0)), PrivacyLedger().record(noise.event())
+    found, spent = repeated_scores(scores(1.0), scores(-1.0)), PrivacyLedger().record(noise.event())
     assert refuted(found, spent, gaussian=isinstance(noise, Gaussian))

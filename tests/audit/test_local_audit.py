@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.audit.local_audit import LocalAudit, audit_local
+from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
 from discreet.client import local_privacy
 from discreet.config import ConfigError, RunConfig
-from tests.audit.halved import halve_the_noise
+from tests.audit.made import halve_the_noise
 from tests.client.clients import config
 
 KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
-ENOUGH = LocalAudit(releases=2000)
+ENOUGH = 2000
 
 
 def settings(kind: str, *words: str) -> RunConfig:
@@ -26,43 +26,39 @@ def settings(kind: str, *words: str) -> RunConfig:
     [("gaussian", "grid"), ("gaussian", "float"), ("laplace", "grid"), ("laplace", "float"), ("laplace_step", "float")],
 )
 def test_a_local_release_is_not_refuted_and_shows_most_of_what_it_costs(kind: str, noise: str) -> None:
-    verdict = judge(audit_local(settings(kind, f"privacy.noise={noise}"), ENOUGH))
+    verdict = judge(audit_local(settings(kind, f"privacy.noise={noise}"), releases=ENOUGH))
     run = verdict.judgements[-1]
     assert not verdict.refuted
-    assert max(bound.epsilon for bound in run.bounds) > 0.7 * run.claimed
+    assert max(bound.epsilon for bound in run.bounds) > 0.7 * run.claim.epsilon
 
 
 @KINDS
 def test_half_the_noise_of_a_local_release_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_local(settings(kind), ENOUGH)).refuted
+    assert judge(audit_local(settings(kind), releases=ENOUGH)).refuted
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_an_update_that_is_not_clipped_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(local_privacy, "clip_by_norm", lambda rows, norm_clip, *, order: (rows / 100, None))
-    assert judge(audit_local(settings(kind), ENOUGH)).refuted
+    assert judge(audit_local(settings(kind), releases=ENOUGH)).refuted
 
 
 def test_rounds_are_claimed_with_the_noise_of_each_and_add_up() -> None:
     words = ("privacy.local.noise_multiplier=null", "privacy.local.epsilon=6", "privacy.local.schedule=[1,2,3]")
-    found = audit_local(settings("laplace", *words), LocalAudit(releases=200, rounds=3))
+    found = audit_local(settings("laplace", *words), releases=200, rounds=3)
     assert [round(seen.claim.epsilon) for seen in found.observations] == [1, 2, 3, 6]
     run = found.observations[-1].scores
     assert run.seen.sum() == pytest.approx(sum(seen.scores.seen.sum() for seen in found.observations[:-1]))
 
 
 @pytest.mark.parametrize(
-    ("words", "audit", "message"),
+    ("words", "rounds", "message"),
     [
-        (
-            ("privacy.local.kind=none", "privacy.local.noise_multiplier=null"),
-            ENOUGH,
-            "privacy.local.kind must not be none",
-        ),
-        ((), LocalAudit(releases=100, rounds=4), "an audit needs 1 .. 3 rounds"),
+        (("privacy.local.kind=none", "privacy.local.noise_multiplier=null"), 1, "kind must not be none"),
+        ((), 4, "an audit needs 1 .. 3 rounds"),
     ],
 )
-def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], audit: LocalAudit, message: str) -> None:
+def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], rounds: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        audit_local(settings("laplace", *words), audit)
+        audit_local(settings("laplace", *words), releases=ENOUGH, rounds=rounds)

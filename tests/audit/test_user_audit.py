@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.audit.canaries import draw_canaries
-from discreet.audit.canary_scores import CanaryScores, Experiment
-from discreet.audit.user_audit import CanaryTransport, UserAudit, audit_users
+from discreet.audit.canaries import Canaries, draw_canaries
+from discreet.audit.canary_scores import Experiment
+from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.round import UserPrivacy
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
-from tests.audit.halved import halve_the_noise
+from tests.audit.made import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
 
@@ -52,7 +52,7 @@ def test_there_are_no_more_canaries_than_parameters() -> None:
 @pytest.mark.parametrize("kind", ["adaptive", "fixed"])
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
     config = settings(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
-    found = audit_users(config, UserAudit(500, honest=0, runs=2))
+    found = audit_users(config, canaries=500, honest=0, runs=2)
     assert found.observations[-1].claim.epsilon == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
     assert shift(found) == pytest.approx(1.0, abs=0.2)  # 1 / z; three standard errors of 1000 canaries
     assert not judge(found).refuted
@@ -62,12 +62,12 @@ def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str
 def test_half_the_noise_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     config = settings(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
     halve_the_noise(monkeypatch)
-    assert judge(audit_users(config, UserAudit(500, honest=0, runs=3))).refuted
+    assert judge(audit_users(config, canaries=500, honest=0, runs=3)).refuted
 
 
 def test_honest_clients_take_part_and_do_not_blur_the_scores() -> None:
     config = settings(*EVERYBODY, "training.epochs=1")
-    found = audit_users(config, UserAudit(500, honest=100))
+    found = audit_users(config, canaries=500, honest=100)
     assert found.settings["honest clients"] == 100
     assert shift(found) == pytest.approx(1.0, abs=0.3)
 
@@ -75,18 +75,20 @@ def test_honest_clients_take_part_and_do_not_blur_the_scores() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
 def test_releases_are_read_from_any_server_optimizer(optimizer: str) -> None:
     config = settings(*EVERYBODY, "rounds=2", f"server.optimizer={optimizer}")
-    found = audit_users(config, UserAudit(500, honest=0))
-    one, two, run = (seen.scores.scores for seen in found.observations)
+    found = audit_users(config, canaries=500, honest=0)
+    one, two, run = (seen.scores.values for seen in found.observations)
     assert np.allclose(one + two, run)
     assert shift(found) == pytest.approx(2**0.5, abs=0.3)
 
 
+def asks(canaries: Canaries, *, replaced: bool) -> CanaryTransport:
+    user = UserPrivacy(1.0, poisson_round_event(1.0, noise_multiplier=1.0))
+    return CanaryTransport(None, canaries, honest=3, user=user, replaced=replaced)
+
+
 def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() -> None:
-    canaries, user = (
-        draw_canaries(20, 40, seeded_source(31)),
-        UserPrivacy(1.0, poisson_round_event(1.0, noise_multiplier=1.0)),
-    )
-    transport = CanaryTransport(None, canaries, honest=3, user=user, replaced=True)
+    canaries = draw_canaries(20, 40, seeded_source(31))
+    transport = asks(canaries, replaced=True)
     assert list(transport.members()) == list(range(23))
     out = int(np.flatnonzero(~canaries.included)[0])
     (reply,) = transport.ask(round_number=1, params=torch.zeros(40), clip_norm=0.5, cohort=[3 + out])
@@ -95,37 +97,32 @@ def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() 
 
 
 def test_a_canary_that_is_out_is_no_member() -> None:
-    canaries, user = (
-        draw_canaries(20, 40, seeded_source(31)),
-        UserPrivacy(1.0, poisson_round_event(1.0, noise_multiplier=1.0)),
-    )
-    members = CanaryTransport(None, canaries, honest=3, user=user).members()
-    assert list(members) == [0, 1, 2, *(3 + np.flatnonzero(canaries.included))]
+    canaries = draw_canaries(20, 40, seeded_source(31))
+    assert list(asks(canaries, replaced=False).members()) == [0, 1, 2, *(3 + np.flatnonzero(canaries.included))]
 
 
 def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:
     config = settings("rounds=3", "privacy.user.noise_multiplier=1")
-    found = audit_users(config, UserAudit(50, honest=0))
+    found = audit_users(config, canaries=50, honest=0)
     assert [seen.name for seen in found.observations] == ["round 1", "round 2", "round 3", "run"]
     assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
-    assert all(isinstance(seen.scores, CanaryScores) for seen in found.observations)
 
 
 @pytest.mark.parametrize(
-    ("words", "audit", "message"),
+    ("words", "canaries", "message"),
     [
-        (("privacy.user.enabled=false",), UserAudit(5), "privacy.user.enabled must be true"),
-        ((), UserAudit(601), "1 .. 600 canaries"),
-        ((), UserAudit(500, honest=101), "room for 0 .. 100 clients"),
+        (("privacy.user.enabled=false",), 5, "privacy.user.enabled must be true"),
+        ((), 601, "1 .. 600 canaries"),
+        ((), 500, "room for 0 .. 100 clients"),
     ],
 )
-def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], audit: UserAudit, message: str) -> None:
+def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        audit_users(settings(*words), audit)
+        audit_users(settings(*words), canaries=canaries, honest=101)
 
 
 def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
     whose = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
     config = settings(*EVERYBODY, *whose)
-    audit_users(config, UserAudit(20, honest=0))
+    audit_users(config, canaries=20, honest=0)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from discreet.audit.canary_scores import Claim, Experiment, Observation, Release
 from discreet.cli import audit
 from discreet.cli.audit import settings_of
 from discreet.config import ConfigError
-from tests.audit.made_scores import gaussian_scores
+from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run
 
@@ -25,7 +25,7 @@ def made(noise: float, rounds: int) -> Experiment:
     generator, claim = np.random.default_rng(515), Claim(3.139, 1e-3, "add or remove one client")
     names = [*(f"round {number + 1}" for number in range(rounds)), "run"]
     seen = (Observation(name, claim, gaussian_scores(generator, canaries=300, noise=noise)) for name in names)
-    return Experiment("user level", tuple(seen), {}, Releases(max(1, rounds), 1.0, 1.0, claim.epsilon, claim.delta))
+    return Experiment("user level", tuple(seen), {}, Releases(max(1, rounds), 1.0, 1.0, claim))
 
 
 @pytest.fixture

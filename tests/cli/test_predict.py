@@ -24,7 +24,7 @@ from discreet.federated.predictions import (
 )
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
+from discreet.tasks.targets import FolderError
 from tests.command import predict as main
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)
@@ -100,6 +100,13 @@ def test_a_column_that_tells_rows_apart_is_copied_and_is_no_input(run: Path, tmp
     assert main([str(run), "--data", str(data), "--id", "patient", "--out", str(tmp_path / "out.csv")]) == 0
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert (row["row"], row["patient"]) == ("0", "p7")
+
+
+def test_a_name_that_is_a_formula_is_text_in_the_predictions(run: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "named.csv", ["@who", *NAMES], [["=HYPERLINK(1)", *raw_rows(1)[0]]])
+    assert main([str(run), "--data", str(data), "--id", "@who", "--out", str(tmp_path / "out.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert row["'@who"] == "'=HYPERLINK(1)"
 
 
 def test_a_file_with_a_header_and_no_rows_has_no_predictions(run: Path, tmp_path: Path) -> None:

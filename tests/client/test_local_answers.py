@@ -25,10 +25,9 @@ from discreet.federated.run_plan import answers_of
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings import client_settings
-from discreet.tasks.bounded_answers import joined_answer, l1_norm_of
+from discreet.tasks.answers import METRICS as OF_KIND
+from discreet.tasks.answers import joined_answer, l1_norm_of, metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
-from discreet.tasks.metric_answers import METRICS as OF_KIND
-from discreet.tasks.metric_answers import metric_blocks
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 from tests.client.clients import OFF, config, examples, ledger_at, linear, params_of
 from tests.replay import replay

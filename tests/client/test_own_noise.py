@@ -23,8 +23,8 @@ from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings import client_settings
+from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 from discreet.tasks.targets import NUMBERS, Target
 from tests.client.clients import EXAMPLE, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay

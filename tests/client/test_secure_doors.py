@@ -113,6 +113,15 @@ def test_a_policy_of_the_noise_that_there_is_is_met(tmp_path: Path) -> None:
     assert behind_app(tmp_path, policy={"min-noise-multiplier": "1"}).until(Stage.CONFIRM).stage is Stage.CONFIRM
 
 
+def test_what_an_app_raises_leaves_without_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Message:
+        raise KeyError("a patient's name")
+
+    monkeypatch.setattr(App, "inner", fails)
+    with pytest.raises(NotGiven, match=r"^the client failed; its own log says why$"):
+        behind_mod(tmp_path).until(Stage.CONFIRM)
+
+
 masked_runs = pytest.mark.parametrize("words", [(), SHARED_STEP], ids=["of clients", "of examples"])
 
 

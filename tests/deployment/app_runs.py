@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from discreet.deployment.flower_run import flower_environment, free_port, simulation_superlink
+from discreet.deployment.flower_home import flower_environment, free_port
+from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.healthy import healthy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
 from discreet.federated.run_folder import RunFolder

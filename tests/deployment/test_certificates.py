@@ -82,9 +82,9 @@ def test_private_keys_are_for_their_owner_alone(secrets: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("words", [["authority"], ["server", "localhost"], ["node", "a"], ["all"]])
+@pytest.mark.parametrize("words", [["authority"], ["server", "localhost"], ["node", "node-0"], ["all"]])
 def test_nothing_is_overwritten(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--folder", str(tmp_path), "all", "--node", "a"]) == 0
+    assert main(["--folder", str(tmp_path), "all"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(["--folder", str(tmp_path), *words]) == 2
     assert "never overwritten" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_only_a_key_that_is_there_can_be_registered(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_the_authority_key_is_not_given_to_the_container_user(tmp_path: Path) -> None:
-    assert main(["--folder", str(tmp_path), "--owner", "10001", "all", "--node", "a"]) == 0
+    assert main(["--folder", str(tmp_path), "--owner", "10001", "all"]) == 0
     owners = {path.name: path.stat().st_uid for path in tmp_path.rglob("*")}
     assert owners["ca.key"] == 0
     assert {owner for name, owner in owners.items() if name != "ca.key"} == {10001}

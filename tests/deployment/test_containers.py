@@ -19,9 +19,8 @@ import pytest
 
 from discreet.deployment.approve import approve, build_app
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
-from discreet.deployment.flower_run import flower_environment, free_port
+from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
 from discreet.deployment.local_federation import wait_until
-from discreet.deployment.superlink import CONNECTION, write_connection
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -301,7 +300,7 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
 
         other = deployment.folder / "client_app" / "other.py"
         other.write_text('"""Code that is installed nowhere."""\n')
-        assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 0
+        assert deployment.run(alone, output="/runs/other").wait(RUN_SECONDS) == 1
         assert deployment.rows("/runs/other") == []  # the server refuses to start it
         other.unlink()
         for app in (apart.folder / "approved" / "apps").iterdir():

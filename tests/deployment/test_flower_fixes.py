@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +12,6 @@ from pathlib import Path
 import pytest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
-from flwr.supercore.inflatable import inflatable_utils
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supercore.object_store import sql_object_store
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema import linkstate_models
@@ -27,15 +23,13 @@ from flwr.supernode.runtime import run_clientapp
 from discreet.deployment.flower_fixes import (
     commands,
     failed_runs,
-    object_pauses,
     patient_superlink,
     patient_supernode,
     refused_nodes,
     small_superlink,
     warm_clients,
 )
-from discreet.deployment.flower_fixes.applies import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
-from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+from discreet.deployment.flower_fixes.commands import NAMES, SWITCH, VERSIONS, fingerprint, switched_off
 from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +50,6 @@ FIXES = {
     "supernode_pauses": Fix(patient_supernode.be_patient, lambda: start_client_internal.__dict__["time"]),
     "failed_runs": Fix(failed_runs.say_how_runs_fail, lambda: control_handlers._stream_logs),
     "refused_nodes": Fix(refused_nodes.say_why, lambda: NodeAuthHttpInterceptor.intercept),
-    "object_pauses": Fix(look_for_objects_soon, lambda: pull_objects.__kwdefaults__["initial_backoff"]),
 }
 
 
@@ -72,8 +65,6 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SqlObjectStore, name, getattr(SqlObjectStore, name))
     monkeypatch.setattr(control_handlers, "_stream_logs", control_handlers._stream_logs)
     monkeypatch.setattr(NodeAuthHttpInterceptor, "intercept", NodeAuthHttpInterceptor.intercept)
-    for function in (pull_objects, pull_and_inflate_object_from_tree):
-        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__ or {}))
 
 
 @pytest.mark.parametrize("name", FIXES)
@@ -125,23 +116,6 @@ def test_clients_are_not_kept_warm_if_that_is_off_or_flower_starts_them_differen
     assert not (tmp_path / "clients").exists()
 
 
-def test_a_superlink_finds_a_server_app_that_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    object_pauses.start_server_apps_patiently()
-    found = shutil.which("flwr-serverapp")
-    assert found is not None
-    assert Path(found).parent.name == "flower_fixes"
-    helped = subprocess.run([found, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "Run a Flower ServerApp" in helped.stdout
-
-
-def test_without_that_a_superlink_finds_flowers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    monkeypatch.setenv(SWITCH, "-all")
-    object_pauses.start_server_apps_patiently()
-    assert Path(shutil.which("flwr-serverapp") or "").parent == Path(sys.executable).parent
-
-
 MISSING = {
     "patient_superlink.be_patient": (sql_mixin, "_set_sqlite_pragmas"),
     "small_superlink.be_small": (sql_object_store, "SqlObjectStore"),
@@ -149,7 +123,6 @@ MISSING = {
     "failed_runs.say_how_runs_fail": (control_handlers, "_stream_logs"),
     "refused_nodes.say_why": (NodeAuthHttpInterceptor, "intercept"),
     "patient_supernode.be_patient": (start_client_internal, "_insert_message"),
-    "object_pauses.look_for_objects_soon": (inflatable_utils, "pull_objects"),
     "warm_clients.main": (run_clientapp, "run_clientapp"),
 }
 

@@ -17,7 +17,8 @@ import torch
 
 from discreet.config import load_config
 from discreet.deployment import local_federation
-from discreet.deployment.flower_run import flower_environment, free_port, main
+from discreet.deployment.flower_home import flower_environment, free_port
+from discreet.deployment.flower_run import main
 from discreet.deployment.local_federation import wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status

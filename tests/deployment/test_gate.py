@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from discreet.deployment import gate as the_gate
-from discreet.deployment.flower_run import free_port
+from discreet.deployment.flower_home import free_port
 from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_gate
 from discreet.deployment.local_federation import START_SECONDS, make_secrets, wait_until
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from discreet.config import load_config
-from discreet.deployment.flower_run import REPOSITORY
 from discreet.deployment.local_federation import RUN_SECONDS, Federation, make_secrets, wait_until
 from discreet.deployment.superlink import server_apps
 from discreet.federated.durable_ledger import DurableLedger
@@ -22,6 +21,7 @@ from discreet.masking.attempts import NodeState, read_state
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import Stage
 from discreet.simulation.in_process import simulate
+from tests.conftest import REPOSITORY
 from tests.deployment.held_server import HELD_FOLDER, OPENED, SEED
 
 NODES = ["node-0", "node-1", "node-2"]

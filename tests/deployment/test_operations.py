@@ -21,7 +21,7 @@ from discreet.cli.status import status_facts, status_lines
 from discreet.client_settings import ConfigError
 from discreet.config import load_config
 from discreet.deployment.compose_nodes import main as compose_nodes
-from discreet.deployment.flower_run import free_port
+from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
 from discreet.deployment.healthy import main as healthy_main
 from discreet.federated.run_folder import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_fixes.commands import command
-from discreet.deployment.flower_run import free_port
+from discreet.deployment.flower_home import free_port
 from discreet.deployment.local_federation import START_SECONDS
 
 

@@ -17,8 +17,9 @@ from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
+from discreet.deployment.flower_home import CONNECTION
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
-from discreet.deployment.superlink import CONNECTION, RETURNED_FROM, environment, server_apps
+from discreet.deployment.superlink import RETURNED_FROM, environment, server_apps
 from discreet.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 
@@ -97,6 +98,7 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower's settings of alembic
         link = LinkState(folder / "state" / "superlink.db")
+    link.path.chmod(0o644)
     (run,) = link.state.get_run_info(run_ids=[link.run])
     assert run.primary_task_id is not None
     assert link.state.claim_task(run.primary_task_id)
@@ -107,6 +109,12 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federa
         yield federation, link.run
     finally:
         federation.stop()
+
+
+def test_a_state_database_that_everybody_could_read_is_its_owners_alone(superlink: tuple[Federation, int]) -> None:
+    files = [*(superlink[0].folder / "state").glob("superlink.db*")]
+    assert {path.name: path.stat().st_mode & 0o77 for path in files} == dict.fromkeys((path.name for path in files), 0)
+    assert len(files) >= 1
 
 
 def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_exit_code_1(

@@ -13,7 +13,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
-from discreet.deployment.flower_fixes import LONGEST_PAUSE
+from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger

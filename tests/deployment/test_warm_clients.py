@@ -16,8 +16,8 @@ from flwr.cli.build import build_fab_from_disk
 from discreet.deployment.flower_fixes import warm_clients
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
-from discreet.deployment.flower_run import REPOSITORY
 from discreet.deployment.local_federation import wait_until
+from tests.conftest import REPOSITORY
 
 SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
+from discreet.deployment.backup_ledger import backup
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.federated.known_ledgers import STATE_VARIABLE
+from discreet.federated.run_folder import only_writer
 
 WRITERS, FILES = 4, 10
 EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
@@ -123,6 +127,23 @@ def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
     ledger = DurableLedger(path)
     assert ledger.verify() == []
     assert [ledger.spent("example", holder=holder).num_releases for holder in ledger.holders("example")] == [20] * 3
+
+
+def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "known"))
+    before = os.umask(0)
+    try:
+        ledger = DurableLedger.create(tmp_path / "node" / "ledger.db")
+        backup(ledger.path, tmp_path / "node" / "copy.db")
+        with only_writer(tmp_path / "run"), ledger._connect() as connection:
+            connection.execute("begin immediate")
+            rights = {path.name: path.stat().st_mode & 0o77 for path in tmp_path.rglob("*") if path.name != "lock"}
+    finally:
+        os.umask(before)
+    assert {"run", "known", "ledgers.db", "copy.db", "ledger.db-wal"} <= rights.keys()
+    assert set(rights.values()) == {0}
 
 
 def test_a_ledger_is_made_by_one_of_several_that_try_at_once(tmp_path: Path) -> None:

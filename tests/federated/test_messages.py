@@ -26,8 +26,7 @@ from discreet.federated.messages import (
     request_items,
 )
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
-from discreet.privacy.clipped_sum import ClippedSum
-from discreet.privacy.clipping import GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.settings import (
     DataConfig,

@@ -12,8 +12,7 @@ import pytest
 from discreet.config import load_config
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.opened_run import client_lines
-from discreet.privacy.grid import LARGEST_SCALE
-from discreet.privacy.grid_slack import laplace_grid_slack
+from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.simulation.in_process import simulate
 
 SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]

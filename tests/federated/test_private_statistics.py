@@ -23,12 +23,11 @@ from discreet.federated.private_statistics import ask, data_shape, statistics_no
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate
 from discreet.federated.session import checked
-from discreet.privacy.clipped_sum import ClippedSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.statistics_settings import STATISTICS
-from discreet.tasks.bounded_answers import Block
+from discreet.tasks.answers import Block, statistic_blocks
 from discreet.tasks.datasets import load_task
-from discreet.tasks.statistic_answers import statistic_blocks
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
@@ -99,7 +98,7 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatc
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
     block = Block("moments", 60, 1.0, lambda *_: torch.ones(60, dtype=torch.float64))
-    monkeypatch.setattr("discreet.tasks.bounded_answers._within", lambda answer, bound: answer)
+    monkeypatch.setattr("discreet.tasks.answers._within", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults

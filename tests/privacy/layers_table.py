@@ -1,4 +1,4 @@
-"""The table of docs/guide/layers.md: every class of torch.nn is built, tried, and held to a loop of single examples.
+"""The table of docs/guide/models.md: every class of torch.nn is built, tried, and held to a loop of single examples.
 
 `python -m tests.privacy.layers_table` writes it.
 """
@@ -24,7 +24,7 @@ from discreet.training.losses import per_example_loss
 from tests.privacy.layers_cases import GROUPS, LOSSES, Case, Run
 from tests.privacy.test_per_example_oracle import clipped_sum
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "guide" / "layers.md"
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "guide" / "models.md"
 MARK = "<!-- the table: made by `python -m tests.privacy.layers_table` -->\n"
 COUNT, CLIP = 5, 0.3
 

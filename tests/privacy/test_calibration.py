@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from discreet.privacy.accounting import epsilon_spent, pure_epsilon
-from discreet.privacy.calibration import epsilon_schedule, noise_multiplier_for_epsilon
+from discreet.privacy.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.rounds import rounds_within
 
 
 def sampled(noise: float) -> DpEvent:
@@ -52,13 +51,6 @@ def test_the_noise_of_a_gaussian_release_is_the_analytic_one(target: float) -> N
     delta = upper - math.exp(target) * norm.cdf(-1 / (2 * noise) - target * noise)
     assert delta <= 1e-5
     assert delta == pytest.approx(1e-5, rel=0.01)
-
-
-def test_the_known_noise_is_found() -> None:
-    noise = noise_multiplier_for_epsilon(
-        3.7697, make_event=lambda z: poisson_round_event(0.1, noise_multiplier=z), count=512, delta=1e-6
-    )
-    assert noise == pytest.approx(3.0, abs=1e-3)
 
 
 def test_a_target_out_of_reach_is_refused_with_what_can_be_reached() -> None:

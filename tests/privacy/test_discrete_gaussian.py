@@ -17,7 +17,7 @@ from scipy import stats
 
 from discreet.privacy import discrete_gaussian as module
 from discreet.privacy.discrete_gaussian import LARGEST_VARIANCE, discrete_gaussian
-from discreet.privacy.grid import rounded_normal
+from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import LOW_63_BITS, seeded_source, signed
 
 DRAWS = 400_000
@@ -56,7 +56,7 @@ def test_the_test_of_counts_rejects_a_variance_three_per_cent_off(off: int) -> N
 
 @pytest.mark.parametrize("variance", [1, 2, 3])
 def test_the_test_of_counts_rejects_a_rounded_gaussian_of_little_noise(variance: int) -> None:
-    rounded = rounded_normal(DRAWS, math.sqrt(variance), seeded_source(64793))
+    rounded = Grid(1.0).gaussian(DRAWS, math.sqrt(variance), seeded_source(64793))
     assert chance_of_such_counts(rounded, variance) < RATE
 
 

@@ -11,13 +11,11 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SampledWithoutRepl
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 
-from discreet.privacy.accounting import epsilon_spent, merged, pure_epsilon
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
+from discreet.privacy.accounting import epsilon_spent, merged, pure_epsilon, rdp_curve
+from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
 from discreet.privacy.events import event_from_json, event_to_json, releases_in
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.renyi import rdp_curve
-from discreet.privacy.rounds import rounds_within
 from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 Event = DistributedDiscreteGaussianDpEvent

@@ -116,10 +116,6 @@ def test_a_poisson_round_is_a_sampled_gaussian() -> None:
     assert poisson_round_event(0.05, noise_multiplier=1.2) == expected
 
 
-def test_a_poisson_round_with_everybody_is_the_plain_gaussian() -> None:
-    assert poisson_round_event(1.0, noise_multiplier=1.2) == GaussianDpEvent(1.2)
-
-
 def test_a_round_without_noise_is_not_private() -> None:
     assert poisson_round_event(0.05, noise_multiplier=0.0) == NonPrivateDpEvent()
     assert fixed_size_round_event(5, population_size=10, noise_multiplier=0.0) == NonPrivateDpEvent()

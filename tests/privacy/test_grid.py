@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from discreet.privacy.clipping import clip_to_grid
-from discreet.privacy.grid import Grid, grid_for
-from discreet.privacy.grid_slack import grid_slack, laplace_grid_slack
+from discreet.privacy.grid import Grid, grid_for, grid_slack, laplace_grid_slack
 from discreet.privacy.randomness import seeded_source
 
 FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1e-38, 0.1, 1.0, 1e6])

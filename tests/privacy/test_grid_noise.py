@@ -17,11 +17,12 @@ import torch
 from scipy import stats
 
 from discreet.privacy import grid
-from discreet.privacy.grid import ERROR, LARGEST_SCALE, rounded_laplace, rounded_normal
+from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid
 from discreet.privacy.randomness import RandomSource, box_muller, laplace_values, seeded_source, signed
 
 Draw = Callable[[int, float, RandomSource], torch.Tensor]
 LOW = 2**63 - 1
+rounded_normal, rounded_laplace = Grid(1.0).gaussian, Grid(1.0).laplace
 
 
 def radius_of(word: int | mpmath.mpf) -> mpmath.mpf:

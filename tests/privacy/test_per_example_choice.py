@@ -181,10 +181,3 @@ def test_layers_that_mix_examples_are_refused(layer: nn.Module, training: bool, 
     model = wrap(layer, nn.Linear(5, 3)).train(training)
     with pytest.raises(ValueError, match="mixes examples: use GroupNorm instead"):
         clipped_gradient_sum(model, batch()[0], targets=batch()[1], l2_norm_clip=1.0)
-
-
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
-def test_embeddings_that_mix_examples_are_refused(options: dict[str, float]) -> None:
-    model = nn.Sequential(nn.Embedding(4, 3, **options), nn.Flatten(), nn.Linear(6, 3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="mixes examples"):
-        clipped_gradient_sum(model, torch.ones(2, 2, dtype=torch.long), targets=torch.tensor([0, 1]), l2_norm_clip=1.0)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from discreet.privacy.per_example import _way, clipped_gradient_sum, cross_entropy
 from discreet.privacy.rules.graph import _programs
-from discreet.privacy.rules.objective import Objective, layout_of
+from discreet.privacy.rules.objective import objective_of
 from tests.privacy.test_per_example_choice import seeded
 from tests.privacy.test_per_example_oracle import assert_matches
 
@@ -314,12 +314,6 @@ def test_a_model_that_changes_is_traced_anew(change: str, monkeypatch: pytest.Mo
     assert_matches(model, rows(), TARGETS, clip=0.2)
 
 
-def test_a_batch_of_one_is_served_like_others() -> None:
-    model = seeded(ResNet)
-    for count in (1, 5, 1):
-        assert_matches(model, images()[:count], TARGETS[:count], clip=0.4)
-
-
 def test_a_program_goes_with_its_model() -> None:
     gc.collect()
     before = len(_programs)
@@ -392,7 +386,7 @@ def test_whatever_a_graph_serves_is_right_for_each_example(fallen_back: Callable
     for _ in range(120):
         model = seeded(lambda: Forward(_random_operations(draws)))
         count = draws.choice([2, 4, 4, 5])
-        objective = Objective(model, layout_of(model), cross_entropy, order=2)
+        objective = objective_of(model, cross_entropy)
         with torch.no_grad():
             way = _way(objective, rows()[:count], TARGETS[:count])
         if way is not None:

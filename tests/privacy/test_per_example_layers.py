@@ -247,19 +247,6 @@ def test_activations_with_a_slope_that_is_learned(count: int, shape: list[int], 
     check(lambda: nn.Sequential(*layers), inputs, targets=targets, order=order)
 
 
-def test_a_transformer_encoder_is_its_layers_in_series() -> None:
-    inputs, targets = tokens(4, 5)
-    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
-    check(lambda: nn.Sequential(nn.Embedding(6, 8), encoder, nn.Linear(8, 6)), inputs, targets=targets)
-
-
-def test_layers_without_parameters() -> None:
-    inputs, targets = draw(4, 2, 8, 8)
-    layers = [nn.Conv2d(2, 4, 3), nn.GELU(), nn.AvgPool2d(2), nn.Identity(), nn.SiLU(), nn.AdaptiveAvgPool2d(1)]
-    check(lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3)), inputs, targets=targets)
-
-
 def test_a_frozen_weight_with_a_trainable_bias() -> None:
     for layers, shape in (
         ([nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)], (4, 3, 8)),

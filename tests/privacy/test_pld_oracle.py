@@ -15,9 +15,8 @@ from scipy import fft
 
 from discreet.privacy import loss_distribution
 from discreet.privacy.accounting import epsilon_spent
-from discreet.privacy.loss_distribution import composed_epsilon
+from discreet.privacy.loss_distribution import LossMasses, composed_epsilon, loss_masses
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
-from discreet.privacy.release_loss import LossMasses, loss_masses
 from tests.privacy.inversion import Counts, TooWideError, delta_of
 
 PRECISION = 1e-9  # of the oracle, relative to delta

@@ -169,15 +169,6 @@ def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: i
     assert not follows(sample * 1.01, stats.norm, farthest=4.2)
 
 
-@pytest.mark.parametrize("draws", [1, 4])
-def test_normal_has_stddev_one_and_not_a_tenth_more_or_less(draws: int) -> None:
-    sample = seeded_source(75041).normal(20_000, draws=draws)
-    assert has_stddev(sample, 1.0)
-    assert not has_stddev(0.9 * sample, 1.0)
-    assert not has_stddev(1.1 * sample, 1.0)
-    assert abs(float(sample.mean())) < 4.9 / math.sqrt(20_000)
-
-
 def test_the_tail_is_right_beyond_eight_sigma() -> None:
     """Given R > 8, R^2 - 64 is exponential with mean 2, to the relative 1e-5 by which 63 bits cut that tail."""
     largest = int(math.exp(-32) * 2**63)

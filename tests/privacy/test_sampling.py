@@ -13,9 +13,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
 from discreet.privacy.randomness import seeded_source
-from discreet.privacy.sampling import poisson_sample
+from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort, poisson_sample
 
 ALARM = 1e-4
 

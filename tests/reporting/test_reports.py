@@ -34,6 +34,7 @@ from discreet.reporting.spending import (
     spent_by_holder,
 )
 from discreet.reporting.table import repetitions_table, runs_table, swept_line
+from tests.command import report as report_command
 from tests.made_runs import ENDED, charge_clients, make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -122,6 +123,14 @@ def test_the_csv_holds_a_row_a_run_and_what_was_tried(tmp_path: Path) -> None:
     assert [row["accuracy"] for row in rows] == ["0.4000", "0.5000"]
     assert rows[0]["epsilon example"] == "inf"
     assert rows[0]["noise"] == "secure"
+
+
+def test_a_run_whose_name_is_a_formula_is_text_in_the_csv(tmp_path: Path) -> None:
+    make_run(tmp_path / "=1+1", f"{NOISE}=1", accuracies=(-0.5,))
+    assert report_command([str(tmp_path / "=1+1"), "--csv", str(tmp_path / "runs.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
+    assert "'=1+1" in row.values()
+    assert row["accuracy"] == "-0.5000"
 
 
 def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.chunk import Chunk, chunk_updates
 from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples
-from discreet.simulation.cohort import chunk_updates
 from discreet.simulation.draws import Draws, SeededDraws
-from discreet.simulation.layer_sequence import LayerSequence
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model, flatten_parameters
 from discreet.training.local_training import LocalSettings, local_update

@@ -40,7 +40,7 @@ class Dying:
 
     def replies(self, params: Tensor, work: Any) -> Replies:
         replies: Replies = self.trainer.replies(params, work)
-        if work.round_number == ROUND:
+        if work.request.round == ROUND:
             if self.machine and ray.get_runtime_context().get_node_id() == self.head:
                 while not self.lost():
                     time.sleep(0.1)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from discreet.simulation.batches import (
     BatchNumbers,
-    Table,
     poisson_batch,
     read_mean,
     read_sum,
@@ -65,11 +64,6 @@ def test_padding_reads_what_the_client_holds(sizes: list[int]) -> None:
 def test_clients_with_more_examples_come_first() -> None:
     with pytest.raises(ValueError, match="sizes must not ascend"):
         table_of(held([1, 2]))
-
-
-def test_active_clients_have_more_examples_than_the_position() -> None:
-    table = Table(np.zeros((4, 5), dtype=np.int64), np.array([5, 3, 3, 0]))
-    assert [table.active(position) for position in range(6)] == [3, 3, 3, 1, 1, 0]
 
 
 def test_weights_make_means_and_sums_of_what_counts() -> None:

@@ -11,9 +11,8 @@ from torch import nn
 
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk
+from discreet.simulation.chunk import Chunk, chunk_updates
 from discreet.simulation.client_examples import shared_examples
-from discreet.simulation.cohort import chunk_updates
 from discreet.simulation.draws import SecureDraws
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from tests.client.clients import clipped, gradients, write
@@ -63,11 +62,6 @@ def test_the_larger_networks_too(shape: tuple[int, ...], way: str) -> None:
     # With other seeds two values of a pool are so close that rounding decides which of them gets the gradient.
     clients, how = Clients("cnn", shape, (5, 3, 2), seed=3), replace(WAYS[way], epochs=1, batch_size=3)
     assert apart(clients.together(how), clients.alone(how)) < 2e-4
-
-
-def test_one_client_is_a_chunk_as_well() -> None:
-    clients = Clients("mlp", (1, 8, 8), (4,))
-    assert apart(clients.together(SGD), clients.alone(SGD)) < 2e-5
 
 
 def test_the_comparison_finds_another_learning_rate() -> None:
@@ -144,8 +138,3 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
     assert sampling_probability(2, rare) == 0.5
-
-
-def test_settings_are_one_a_client() -> None:
-    with pytest.raises(ValueError, match="one a client"):
-        Clients("mlp", (4,), (2, 1)).chunk([SGD], SecureDraws(secure()))

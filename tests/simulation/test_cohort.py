@@ -136,13 +136,6 @@ def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
 
-def test_an_unknown_engine_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"engine must be one of auto, batched, one_by_one, ray \(got batch; did you mean"
-    ):
-        load_config(["engine=batch"])
-
-
 @dataclass(frozen=True)
 class Alike:
     """Clients who all hold the same 30 examples."""
@@ -203,10 +196,6 @@ def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers
     assert (sums[0].below, sums[0].replies) == (sums[1].below, sums[1].replies)
 
 
-def test_an_empty_cohort_replies_nothing() -> None:
-    assert replies(4, 2, []) == []
-
-
 def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
     cohort = list(range(40))
     norms = [float(each.part.values.norm()) for each in replies(1, 1, cohort, clip_norm=math.inf)]
@@ -228,15 +217,3 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
     with exchange(2, 2) as asked:
         next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
     assert 2 <= len(admitted) <= 10  # 5 chunks of 2
-
-
-def test_every_client_of_the_population_can_be_asked() -> None:
-    with exchange(2, 1) as asked:
-        assert len(asked.members()) == 10**6
-
-
-@pytest.mark.parametrize(("chunk", "workers"), [(0, 1), (1, 0)])
-def test_an_engine_trains_at_least_one_client(chunk: int, workers: int) -> None:
-    some = Clients("logistic_regression", (4,), (3,))
-    with pytest.raises(ValueError, match="must be at least 1"):
-        Engine(some.shared, SampledExamples(5, 3, 1, seed=3), some.layers, chunk, workers)

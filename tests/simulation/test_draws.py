@@ -11,7 +11,6 @@ import torch
 
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.privacy.sampling import poisson_sample
 from discreet.simulation.client_examples import Numbers
 from discreet.simulation.draws import SecureDraws, SeededDraws
 
@@ -25,28 +24,6 @@ def seeded() -> SeededDraws:
 def secure() -> SecureDraws:
     """From a key of the test's own, so that its verdict is the same each time."""
     return SecureDraws(RandomSource(bytes(range(32)), is_secure=True))
-
-
-def test_seeded_orders_are_the_clients_own() -> None:
-    orders = seeded().permutations(SIZES, epoch=2)
-    for client, size in enumerate(SIZES):
-        source = seeded_source(58111).child("client", client).child("epoch", 2)
-        assert orders[client, :size].tolist() == source.permutation(int(size)).tolist()
-
-
-def test_seeded_batches_are_the_clients_own() -> None:
-    clients, positions = seeded().batches(SIZES, [0.5] * 4, step=1)
-    for client, size in enumerate(SIZES):
-        source = seeded_source(58111).child("client", client).child("step", 1).child("batch")
-        want = poisson_sample(int(size), probability=0.5, source=source).tolist()
-        assert positions[clients == client].tolist() == want
-
-
-def test_seeded_noise_is_the_clients_own() -> None:
-    noised = seeded().add_noise(torch.zeros(2, 5), [Gaussian(2.0)] * 4, 0.5, step=3)
-    for client in range(2):
-        source = seeded_source(58111).child("client", client).child("step", 3).child("noise")
-        assert torch.equal(noised[client], Gaussian(2.0).add_noise(torch.zeros(5), 0.5, source))
 
 
 @pytest.mark.parametrize("draws", [seeded(), secure()])

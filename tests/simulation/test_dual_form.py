@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discreet.simulation.chunk import dual_is_cheaper, dual_sgd
 from discreet.simulation.draws import SeededDraws
-from discreet.simulation.dual_form import dual_is_cheaper, dual_sgd
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from tests.simulation.chunks import Clients, apart
 
@@ -46,13 +46,13 @@ def test_it_is_taken_where_the_first_layer_is_large_for_the_examples() -> None:
     assert not dual_is_cheaper(layers, 0, PLAIN)
 
 
-def test_it_is_not_taken_for_dp_sgd_whose_noise_leaves_the_span() -> None:
-    private = replace(PLAIN, example=ExamplePrivacy(1.0, 1.0))
-    assert not dual_is_cheaper(Clients("mlp", (784,), (1,)).layers, 60, private)
-
-
-@pytest.mark.parametrize("other", [{"optimizer": "adam"}, {"weight_decay": 0.1}, {"schedule": "cosine"}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [{"example": ExamplePrivacy(1.0, 1.0)}, {"optimizer": "adam"}, {"weight_decay": 0.1}, {"schedule": "cosine"}],
+    ids=str,
+)
 def test_it_is_not_taken_for_what_it_does_not_compute(other: dict[str, Any]) -> None:
+    """The noise of DP-SGD leaves the span of the examples."""
     assert not dual_is_cheaper(Clients("mlp", (784,), (1,)).layers, 60, replace(PLAIN, **other))
 
 
@@ -64,5 +64,5 @@ def test_it_is_not_taken_for_models_that_do_not_start_with_a_linear_layer(model:
 def test_both_ways_agree_on_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, how = Clients("mlp", (1, 8, 8), (9, 4)), LocalSettings(2, 4, 0.1, 0.5)
     together = clients.together(how)
-    monkeypatch.setattr("discreet.simulation.cohort.dual_is_cheaper", lambda *_: False)
+    monkeypatch.setattr("discreet.simulation.chunk.dual_is_cheaper", lambda *_: False)
     assert apart(together, clients.together(how)) < 1e-5

@@ -10,9 +10,8 @@ from torch import nn
 
 from discreet.config import ConfigError, load_config
 from discreet.federated.transport import Replies
-from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import CHUNK_BYTES, LARGEST_CHUNK, chunk_size, engine_of, learned_layers
+from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, engine_of, learned_layers
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.models import MODELS, build_model, flatten_parameters
@@ -24,11 +23,6 @@ def test_it_takes_the_runs_partition_and_every_core() -> None:
     assert len(engine.client_examples) == 7
     assert sum(len(engine.client_examples.examples(client)) for client in range(7)) == len(engine.data)
     assert engine.workers == len(os.sched_getaffinity(0))
-
-
-def test_other_clients_can_be_given() -> None:
-    held = SampledExamples(10**6, 50, 5, seed=9)
-    assert len(engine_of(load_config([]), load_task("digits"), client_examples=held).client_examples) == 10**6
 
 
 def test_large_models_are_trained_fewer_at_a_time() -> None:
@@ -52,11 +46,6 @@ def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.Monke
         engine_of(load_config(["model.name=mlp"]), load_task("digits"))
 
 
-def test_a_model_beyond_the_cache_is_trained_alone() -> None:
-    width = 16 * CHUNK_BYTES["cpu"] // 4
-    assert chunk_size(nn.Linear(width, 1), torch.rand(1, width), batch_size=10) == 1
-
-
 def test_the_dual_form_leaves_room_for_more() -> None:
     model, example = build_model("mlp", (784,), 10, seed=5), torch.rand(1, 784)
     assert chunk_size(model, example, batch_size=10, dual=60) > 2 * chunk_size(model, example, batch_size=10)
@@ -68,7 +57,7 @@ def test_a_gpu_gives_the_same_updates() -> None:
     for device in ("cpu", "cuda"):
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
         run = load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words])
-        start = flatten_parameters(build_model("cnn", task.input_shape, task.num_classes, seed=5))
+        start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
         found.append(sum(part.part.values for part in replies if isinstance(part, Replies)))

@@ -6,21 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.simulation.layer_sequence import layout_of
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import layout_of, sequence_of
 from discreet.tasks.models import token_lstm
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
-    layout, params = layout_of([(2, 3), (2,)], [(1, 0), (0,)]), torch.arange(8.0)
+    layout, params = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(8.0)
     for values in layout.copies(params, count):
         values.add_(1.0)
     assert torch.equal(params, torch.arange(8.0))
 
 
 def test_rows_are_the_inverse_of_views() -> None:
-    layout, rows = layout_of([(2, 3), (2,)], [(1, 0), (0,)]), torch.arange(16.0).view(2, 8)
+    layout, rows = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(16.0).view(2, 8)
     assert torch.equal(layout.rows(layout.views(rows)), rows)
 
 

@@ -10,8 +10,7 @@ import pytest
 from discreet.cli import sweep as cli
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.run_folder import RunFolder, read_status
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import check_parallel
+from discreet.simulation.many_runs import Job, check_parallel
 from tests.command import simulate as simulate_command
 
 SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")

@@ -23,8 +23,8 @@ from discreet.federated.round import ClientUpdate
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import seeded_source
 from discreet.simulation.in_process import simulate
+from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
 ACCURACY = Query(metric_blocks(["accuracy"], CLASSES), CLASSES)

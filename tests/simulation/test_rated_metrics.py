@@ -16,8 +16,8 @@ from discreet.federated.run_folder import RunFolder
 from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.holdout import held_out_rows
 from discreet.tasks.models import build_model, load_parameters
+from discreet.tasks.partition import held_out_rows
 
 CLIENTS = 30
 WORDS = (
@@ -43,7 +43,7 @@ def run(folder: Path, *words: str) -> tuple[dict[str, float | None], HeldOut]:
     simulate(config)
     task, checkpoint = load_task(config.data.name), RunFolder(folder).load_checkpoint()
     assert checkpoint is not None
-    model = build_model("linear", task.input_shape, task.num_outputs, seed=0)
+    model = build_model("linear", task.shape.input_shape, task.shape.num_outputs, seed=0)
     load_parameters(model, checkpoint.params)
     clients, rows, owners = client_examples_of(task, config.data), list[int](), list[int]()
     for client in range(CLIENTS):

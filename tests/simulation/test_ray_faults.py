@@ -73,14 +73,11 @@ def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
     """Every run that starts now loses what the fault says; the trainers that it had."""
     planted: list[Dying] = []
 
-    def workers_on(cluster: RayCluster, _: object) -> Any:
-        def of(trainer: Any) -> Any:
-            planted.append(Dying(trainer, folder, **fault))
-            return RayWorkers(planted[0], cluster=cluster)
+    def workers(trainer: Any, *, cluster: RayCluster, num_gpus: float) -> Any:
+        planted.append(Dying(trainer, folder, **fault))
+        return RayWorkers(planted[0], cluster=cluster)
 
-        return of
-
-    patch.setattr(ray_workers, "workers_on", workers_on)
+    patch.setattr(ray_workers, "RayWorkers", workers)
     return planted
 
 
@@ -123,15 +120,15 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
 ) -> None:
     """Noise of DP-SGD on 60 parameters, twice the same by chance: less than once in 10^20 runs."""
     seen: list[list[float]] = []
-    result = RayWorkers.result
+    replies = RayWorkers.replies
 
-    def watched(self: Any) -> Any:
-        replies = result(self)
-        seen.append(replies.part.values.tolist())
-        return replies
+    def watched(self: Any, works: Any) -> Iterator[Any]:
+        for each in replies(self, works):
+            seen.append(each.part.values.tolist())
+            yield each
 
     planted = plant(tmp_path, monkeypatch)
-    monkeypatch.setattr(RayWorkers, "result", watched)
+    monkeypatch.setattr(RayWorkers, "replies", watched)
     _, charged, rows = run(tmp_path / "run", "engine=ray")
     assert len(seen) == 6  # three rounds of two chunks, each once
     (lost,) = planted[0].lost()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.round import PartialSum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Replies
-from discreet.settings import RayConfig
 from discreet.simulation.client_examples import PartitionedExamples
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.ray_cluster import RayCluster, connected
-from discreet.simulation.ray_workers import RayWorkers, workers_on
+from discreet.simulation.ray_workers import RayWorkers
 from tests.simulation.chunks import Clients
 from tests.simulation.test_cohort import Alike as Same
 from tests.simulation.test_cohort import BatchedTransport, charges, kept
@@ -80,8 +80,7 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     some = Clients("logistic_regression", (4,), (30, 3))
     run = load_config([*SMALL, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
     engine = Engine(some.shared, Same(), some.layers, chunk=1, workers=1)
-    made = workers_on(cluster, RayConfig())
-    with BatchedTransport(run, engine, accounts=None, workers=made) as asked:
+    with BatchedTransport(run, engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
         assert len({tuple(kept(one).part.values.tolist()) for one in replies}) == 20
 
@@ -104,18 +103,15 @@ class Scaled:
 def test_what_is_not_exact_comes_in_the_order_of_the_work(cluster: RayCluster) -> None:
     workers = RayWorkers(Scaled(is_exact=False), cluster=cluster)
     workers.begin(torch.tensor([1.0, 2.0]))
-    for work in (5.0, 2.0, 3.0):
-        workers.submit(work)
-    assert [workers.result().part.values.tolist() for _ in range(3)] == [[5.0, 10.0], [2.0, 4.0], [3.0, 6.0]]
-    assert workers.idle
+    found = [each.part.values.tolist() for each in workers.replies([5.0, 2.0, 3.0])]
+    assert found == [[5.0, 10.0], [2.0, 4.0], [3.0, 6.0]]
 
 
 def test_what_a_task_raises_is_raised_here(cluster: RayCluster) -> None:
     workers = RayWorkers(Scaled(), cluster=cluster)
     workers.begin(torch.ones(2))
-    workers.submit(-1.0)
     with pytest.raises(ValueError, match="work must not be negative"):
-        workers.result()
+        next(workers.replies([-1.0]))
 
 
 @dataclass

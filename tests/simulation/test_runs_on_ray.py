@@ -21,8 +21,7 @@ from discreet.federated.run_folder import RunFolder, state_of
 from discreet.privacy.selection import TrialCount
 from discreet.simulation import runs_on_ray
 from discreet.simulation.in_process import simulate
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import Tally, run_all
+from discreet.simulation.many_runs import Job, Tally, run_all
 from discreet.simulation.ray_cluster import versions
 from discreet.simulation.runs_on_ray import Place, Ticket
 from tests.command import simulate as main

@@ -21,10 +21,9 @@ from discreet.federated.run_folder import RunFolder
 from discreet.privacy.rules.objective import PADDING
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.folder import FolderError
+from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.model_check import check_fits
-from discreet.tasks.targets import SEQUENCES, Target
+from discreet.tasks.targets import SEQUENCES, FolderError, Target
 from tests.client.clients import request
 from tests.command import predict
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
@@ -90,7 +89,7 @@ def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys:
 
 
 def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
-    page, tags = (ROOT / "docs" / "guide" / "tasks.md").read_text(), ROOT / "examples" / "tags"
+    page, tags = (ROOT / "docs" / "guide" / "models.md").read_text(), ROOT / "examples" / "tags"
     (shown,) = (block for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "padding" in block)
     assert tomllib.loads(shown) == tomllib.loads((tags / "data.toml").read_text())
     (line,) = re.findall(
@@ -121,7 +120,11 @@ def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
     )
     (data / "data.toml").write_text('format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n' + columns)
     task = load_task("folder", path=str(data))
-    assert (task.target, task.num_classes, task.num_tokens) == (Target(SEQUENCES, length=LENGTH), TAGS, TOKENS)
+    assert (task.shape.target, task.shape.num_classes, task.shape.num_tokens) == (
+        Target(SEQUENCES, length=LENGTH),
+        TAGS,
+        TOKENS,
+    )
     assert torch.equal(
         task.test.targets, torch.from_numpy(np.where(rows(20, seed=20)[1] < 0, PADDING, rows(20, seed=20)[1]))
     )
@@ -133,7 +136,7 @@ def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
 def test_with_next_token_inputs_are_their_own_targets(tmp_path: Path) -> None:
     data = folder(tmp_path / "data", f"tokens = {TOKENS}\npadding = 0\nnext_token = true\n")
     task, tokens = load_task("folder", path=str(data)), torch.from_numpy(rows(120, seed=70111 + len("train"))[0])
-    assert (task.num_classes, task.num_tokens, task.input_shape) == (TOKENS, TOKENS, (LENGTH - 1,))
+    assert (task.shape.num_classes, task.shape.num_tokens, task.shape.input_shape) == (TOKENS, TOKENS, (LENGTH - 1,))
     assert torch.equal(task.train.inputs, tokens[:, :-1])
     assert torch.equal(task.train.targets, torch.where(tokens[:, 1:] == 0, PADDING, tokens[:, 1:]))
     # The built-in text model gives an output at each position here.
@@ -222,25 +225,8 @@ def test_what_does_not_fit_sequences_is_refused_before_anything_starts(tmp_path:
 
 def test_a_model_is_tried_without_a_test_set_too() -> None:
     train = sequences(5)
-    task = Task(
-        "tags",
-        train,
-        train.subset(torch.zeros(0, dtype=torch.int64)),
-        TAGS,
-        (LENGTH,),
-        None,
-        Target(SEQUENCES, length=LENGTH),
-        TOKENS,
-    )
+    shape = TaskShape((LENGTH,), TAGS, num_tokens=TOKENS, target=Target(SEQUENCES, length=LENGTH))
+    task = Task("tags", train, train.subset(torch.zeros(0, dtype=torch.int64)), shape)
     check_fits(GRU, task)
     with pytest.raises(ValueError, match="all targets of the test set are padding"):
-        Task(
-            "tags",
-            train,
-            Examples(train.inputs[:1], torch.full((1, LENGTH), PADDING)),
-            TAGS,
-            (LENGTH,),
-            None,
-            task.target,
-            TOKENS,
-        )
+        Task("tags", train, Examples(train.inputs[:1], torch.full((1, LENGTH), PADDING)), shape)

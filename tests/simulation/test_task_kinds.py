@@ -13,7 +13,7 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
-from discreet.tasks.folder import FolderError
+from discreet.tasks.targets import FolderError
 from tests.command import predict
 
 SMALL = (
@@ -107,7 +107,7 @@ def test_several_columns_are_labels_or_numbers(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         folder, out = table(tmp_path / kind, description, seed=12), tmp_path / kind / "run"
         rows = run(out, "data.name=folder", f"data.path={folder}", *PLAIN)
-        assert load_task("folder", path=str(folder)).target.kind == kind
+        assert load_task("folder", path=str(folder)).shape.target.kind == kind
         found = json.loads((out / "indicators.json").read_text())["test"]
         names = {"labels": ("accuracy", "auc"), "numbers": ("r2",)}[kind]
         assert [found[name] for name in names] == pytest.approx([rows[-1][name] for name in names])

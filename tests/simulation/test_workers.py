@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,22 +37,13 @@ def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
     return ForkedWorkers(train, count=count, num_params=2) if forked else ThreadWorker(train)
 
 
-def through(each: Workers[tuple[int, float]], works: list[tuple[int, float]]) -> Iterator[Replies]:
-    for work in works:
-        each.submit(work)
-        if each.full:
-            yield each.result()
-    while not each.idle:
-        yield each.result()
-
-
 @pytest.mark.parametrize("forked", KINDS)
 def test_replies_come_in_the_order_of_the_work(forked: bool) -> None:
     each, works = workers(forked=forked), [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
     try:
         for params in (START, 10 * START):
             each.begin(params)
-            for (rows, scale), replies in zip(works, through(each, works), strict=True):
+            for (rows, scale), replies in zip(works, each.replies(works), strict=True):
                 expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
                 assert replies.part.values.dtype == expected.dtype
                 assert torch.equal(replies.part.values, expected)
@@ -69,9 +59,9 @@ def test_what_fails_is_raised_and_the_next_round_starts_anew(forked: bool) -> No
         for _ in range(4):  # more failures than there is room for results
             each.begin(START)
             with pytest.raises(ValueError, match="scale must not be negative"):
-                list(through(each, [(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
+                list(each.replies([(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
         each.begin(START)
-        assert [replies.epsilon_example for replies in through(each, [(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
+        assert [replies.epsilon_example for replies in each.replies([(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
     finally:
         each.close()
 
@@ -81,9 +71,8 @@ def test_a_killed_worker_is_said() -> None:
     each: Workers[int] = ForkedWorkers(_killed, count=1, num_params=2)
     try:
         each.begin(START)
-        each.submit(0)
         with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
-            each.result()
+            next(each.replies([0]))
     finally:
         each.close()
 
@@ -110,8 +99,7 @@ def tell(params, work):
 
 each = ForkedWorkers(tell, count=1, num_params=1)
 each.begin(torch.zeros(1))
-each.submit(0)
-print(os.getpid() + int(each.result().part.values), flush=True)
+print(os.getpid() + int(next(each.replies([0])).part.values), flush=True)
 sys.stdin.read()
 """
 

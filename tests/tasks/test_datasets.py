@@ -5,21 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.datasets import BREAST_CANCER_RANGES, DATASETS, load_task, scale_breast_cancer
+from discreet.tasks.datasets import DATASETS, load_task
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"data\.name: no data set 'digit'; known are .*digits") as error:
         load_task("digit")
     assert all(name in str(error.value) for name in DATASETS)
-
-
-def test_a_data_set_is_loaded_once_per_process() -> None:
-    assert load_task("digits") is load_task("digits")
 
 
 def test_the_module_loads_no_data_library() -> None:
@@ -33,7 +28,7 @@ def test_the_module_loads_no_data_library() -> None:
 def test_digits_are_images_in_the_unit_range() -> None:
     task = load_task("digits")
     assert (len(task.train), len(task.test)) == (1437, 360)
-    assert task.input_shape == (1, 8, 8)
+    assert task.shape.input_shape == (1, 8, 8)
     assert (float(task.train.inputs.min()), float(task.train.inputs.max())) == (0.0, 1.0)
 
 
@@ -42,36 +37,6 @@ def test_the_test_set_has_every_class_in_the_share_of_the_whole(name: str) -> No
     task = load_task(name)
     train, test = task.train.targets.bincount(), task.test.targets.bincount()
     assert torch.allclose(test / (train + test), torch.tensor(0.2), atol=0.02)
-
-
-def test_no_training_example_is_in_the_test_set() -> None:
-    task = load_task("breast_cancer")
-    train = {tuple(row) for row in task.train.inputs.tolist()}
-    assert not train & {tuple(row) for row in task.test.inputs.tolist()}
-
-
-def test_breast_cancer_lies_in_the_unit_box() -> None:
-    task = load_task("breast_cancer")
-    assert task.input_shape == (30,)
-    assert float(task.train.inputs.abs().max()) <= 1
-
-
-def test_scaling_depends_on_no_other_row() -> None:
-    rows = np.random.default_rng(40127).uniform(0, 1, (5, 30)) * [high for _, high in BREAST_CANCER_RANGES]
-    together = scale_breast_cancer(rows)
-    alone = np.concatenate([scale_breast_cancer(rows[i : i + 1]) for i in range(5)])
-    assert np.array_equal(together, alone)
-
-
-def test_scaling_maps_each_range_to_the_ends_and_clamps_outside() -> None:
-    low, high = np.array(BREAST_CANCER_RANGES).T
-    scaled = scale_breast_cancer(np.stack([low, (low + high) / 2, high, high * 3]))
-    assert np.allclose(scaled, np.array([-1, 0, 1, 1])[:, None])
-
-
-def test_scaling_refuses_another_number_of_features() -> None:
-    with pytest.raises(ValueError, match="30 features"):
-        scale_breast_cancer(np.zeros((2, 29)))
 
 
 def test_a_path_is_refused_where_none_is_read() -> None:

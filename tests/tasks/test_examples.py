@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.examples import Examples, Task
+from discreet.tasks.examples import Examples, Task, TaskShape, to_unit_box
 
 
 def table(n: int, num_classes: int = 2) -> Examples:
@@ -18,12 +19,6 @@ def test_a_subset_keeps_the_asked_order_and_is_a_copy() -> None:
     part.inputs.zero_()
     assert part.targets.tolist() == [3, 1]
     assert whole.inputs.flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_a_subset_may_be_empty() -> None:
-    part = table(4).subset(torch.empty(0, dtype=torch.int64))
-    assert len(part) == 0
-    assert part.inputs.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -42,20 +37,24 @@ def test_examples_that_do_not_fit_are_refused(inputs: torch.Tensor, targets: tor
 
 def test_a_task_refuses_targets_outside_its_classes() -> None:
     with pytest.raises(ValueError, match=r"named: test targets lie in \[0, 2\]"):
-        Task("named", table(4), table(3, num_classes=3), num_classes=2, input_shape=(3,))
+        Task("named", table(4), table(3, num_classes=3), shape=TaskShape((3,), 2))
 
 
 def test_a_task_refuses_an_input_shape_that_is_not_the_datas() -> None:
     with pytest.raises(ValueError, match=r"named: train inputs have shape \(3,\), not \(4,\)"):
-        Task("named", table(4), table(4), num_classes=2, input_shape=(4,))
+        Task("named", table(4), table(4), shape=TaskShape((4,), 2))
 
 
 def test_a_task_may_have_no_test_set_and_refuses_an_empty_training_set() -> None:
-    assert len(Task("named", table(4), table(0), num_classes=2, input_shape=(3,)).test) == 0
+    assert len(Task("named", table(4), table(0), shape=TaskShape((3,), 2)).test) == 0
     with pytest.raises(ValueError, match="named: the train set is empty"):
-        Task("named", table(0), table(4), num_classes=2, input_shape=(3,))
+        Task("named", table(0), table(4), shape=TaskShape((3,), 2))
 
 
-def test_a_task_refuses_owners_of_another_length() -> None:
-    with pytest.raises(ValueError, match="one per training example"):
-        Task("named", table(4), table(4), num_classes=2, input_shape=(3,), owners=torch.zeros(3))
+def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:
+    ranges = ((20.0, 90.0), (-1.0, 1.0))
+    low, high = np.array(ranges).T
+    rows = np.stack([low - 1, low, (low + high) / 2, high, high * 3])
+    scaled = to_unit_box(rows, ranges)
+    assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
+    assert np.array_equal(scaled, np.concatenate([to_unit_box(row[None], ranges) for row in rows]))

@@ -12,7 +12,7 @@ import torch
 from discreet.client_settings import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
-from discreet.tasks.heart import HEART_RANGES, HOSPITALS, load_hospitals, read_hospital, scale_heart
+from discreet.tasks.heart import HOSPITALS, load_hospitals, read_hospital
 from discreet.tasks.partition import client_examples
 
 TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)  # FLamby's table of Fed-Heart-Disease
@@ -73,30 +73,6 @@ def test_the_test_set_is_the_hospitals_test_parts_one_after_the_other(folder: Pa
     parts = [hospital.examples(hospital.split()[1]) for hospital in load_hospitals(str(folder))]
     assert torch.equal(pooled.inputs, torch.cat([part.inputs for part in parts]))
     assert torch.equal(pooled.targets, torch.cat([part.targets for part in parts]))
-
-
-def test_no_line_of_a_file_is_in_both_parts_and_each_is_in_one(folder: Path) -> None:
-    for hospital in load_hospitals(str(folder)):
-        train, test = hospital.split()
-        assert sorted([*train, *test]) == list(range(len(hospital.labels)))
-
-
-def test_labels_are_in_equal_shares_in_both_parts_if_each_has_three_patients(folder: Path) -> None:
-    for hospital in load_hospitals(str(folder)):
-        shares = [hospital.labels[rows].mean() for rows in hospital.split()]
-        assert hospital.name == "switzerland" or abs(shares[0] - shares[1]) < 0.02
-
-
-def test_scaling_depends_on_no_other_patient() -> None:
-    rows = np.random.default_rng(50111).uniform(-10, 500, (6, 13))
-    together = scale_heart(rows)
-    assert np.array_equal(together, np.concatenate([scale_heart(rows[place : place + 1]) for place in range(6)]))
-
-
-def test_scaling_maps_each_public_range_to_the_ends_and_clamps_outside() -> None:
-    low, high = np.array(tuple(HEART_RANGES.values())).T
-    scaled = scale_heart(np.stack([low - 1, low, (low + high) / 2, high, high * 3]))
-    assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
 
 
 def test_a_change_of_one_patient_changes_nothing_of_another(folder: Path, tmp_path: Path) -> None:

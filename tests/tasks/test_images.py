@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from discreet.tasks.datasets import load_task
-from discreet.tasks.images import find_idx, read_idx
+from discreet.tasks.images import read_idx
 
 RANDOM = np.random.default_rng(31153)
 
@@ -75,7 +75,7 @@ def test_mnist_is_the_published_one(shared_data: Path) -> None:
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert task.train.targets.bincount().tolist() == counts
     assert task.train.targets[:5].tolist() == [5, 0, 4, 1, 9]
-    assert (len(task.test), task.input_shape) == (10000, (1, 28, 28))
+    assert (len(task.test), task.shape.input_shape) == (10000, (1, 28, 28))
     # The mean and deviation that every MNIST recipe quotes.
     assert float(task.train.inputs.mean()) == pytest.approx(0.1307, abs=1e-4)
     assert float(task.train.inputs.std()) == pytest.approx(0.3081, abs=1e-4)
@@ -108,11 +108,6 @@ def test_what_is_not_a_cifar_batch_is_refused(tmp_path: Path, content: bytes) ->
     write_cifar(tmp_path)
     (tmp_path / "data_batch_3").write_bytes(content)
     with pytest.raises(ValueError, match="data_batch_3 is not a batch"):
-        load_task("cifar10", path=str(tmp_path))
-
-
-def test_a_missing_cifar_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no data_batch_1 in"):
         load_task("cifar10", path=str(tmp_path))
 
 
@@ -150,11 +145,6 @@ def test_femnist_arrays_that_do_not_fit_are_refused(tmp_path: Path, changes: dic
         load_task("femnist", path=str(tmp_path / "letters.npz"))
 
 
-def test_a_missing_femnist_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"letters\.npz; femnist expects an \.npz"):
-        load_task("femnist", path=str(tmp_path / "letters.npz"))
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A hub with small data sets in the columns of the real ones; nothing is sent and nothing fetched."""
@@ -189,7 +179,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 )
 def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
     task = load_task(name)
-    assert task.input_shape == shape
+    assert task.shape.input_shape == shape
     assert task.train.targets.tolist() == [0, 1, 2, 3]
     assert task.test.inputs[:, 0, 5, 7].tolist() == pytest.approx([0.0, 0.2, 0.4, 0.6])
 
@@ -248,20 +238,3 @@ def test_a_broken_compressed_file_is_refused(tmp_path: Path, content: bytes) -> 
     file.write_bytes(content)
     with pytest.raises(ValueError, match="not a complete gzip file"):
         read_idx(file)
-
-
-def test_the_plain_file_goes_before_the_compressed_one(tmp_path: Path) -> None:
-    (tmp_path / "array.gz").touch()
-    assert find_idx(tmp_path, "array").name == "array.gz"
-    (tmp_path / "array").touch()
-    assert find_idx(tmp_path, "array").name == "array"
-
-
-def test_a_missing_file_is_named_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"data\.path: neither array nor array\.gz is in .*" + tmp_path.name):
-        find_idx(tmp_path, "array")
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder; expected array"):
-        find_idx(tmp_path / "nowhere", "array")

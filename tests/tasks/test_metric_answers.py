@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.bounded_answers import Block, bins_of, joined_answer
+from discreet.tasks.answers import METRICS, Block, bins_of, joined_answer, metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import METRICS, metric_blocks
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 
 TWO = TaskShape((4,), 2)

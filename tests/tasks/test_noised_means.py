@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.answers import METRICS, joined_answer, metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import METRICS, metric_blocks
-from discreet.tasks.noised_means import Estimate, Noise, expected_errors, noised_blocks, quantile, read_metrics
+from discreet.tasks.noised_answers import Estimate, Noise, noised_blocks, quantile, read_metrics
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
 KINDS = {
@@ -129,18 +128,13 @@ def test_an_error_that_forgets_the_sampling_is_too_small() -> None:
     assert sampled.standard_error > 5 * forgot.standard_error
 
 
-def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points() -> None:
-    noise = Noise(5 / (0.3 * 200), 0.3, 200)
-    blocks = metric_blocks(["accuracy"], KINDS[CLASSES])
-    assert expected_errors(blocks, noise)["accuracy"] == pytest.approx(0.0417, abs=1e-4)
-
-
-def test_of_several_metrics_each_has_more_noise() -> None:
+def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less_with_other_metrics() -> None:
     alone, both = (
-        expected_errors(metric_blocks(names, KINDS[CLASSES]), Noise(0.01))["accuracy"]
+        noised_blocks(metric_blocks(names, KINDS[CLASSES]), torch.zeros(len(names)), Noise(5 / (0.3 * 200)))[0].noise
         for names in (["accuracy"], ["accuracy", "loss"])
     )
-    assert both == pytest.approx(alone * math.sqrt(2))
+    assert alone.stddev == pytest.approx(0.0417, abs=1e-4)
+    assert both.stddev == pytest.approx(alone.stddev * math.sqrt(2))
 
 
 def test_metrics_that_are_asked_together_are_read_as_they_are_alone() -> None:

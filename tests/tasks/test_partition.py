@@ -1,4 +1,4 @@
-"""Partitions deal everything once, the same for the same seed."""
+"""Partitions deal everything once, the same for the same seed; what a client holds out it never trains on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from discreet.client_settings import DataConfig
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.partition import client_examples, partition_indices
+from discreet.tasks.examples import Examples, Task, TaskShape
+from discreet.tasks.partition import client_examples, held_out_rows, partition_indices, split_rows
 
 TARGETS = torch.arange(1437) % 10
 DRAWN = ("iid", "dirichlet", "shards")
@@ -64,31 +64,9 @@ def test_the_same_seed_deals_the_same_and_another_does_not(kind: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_sizes_differ_by_at_most_one() -> None:
-    sizes = [len(part) for part in deal(200, "iid")]
-    assert sorted(set(sizes)) == [7, 8]
-
-
-def test_iid_shuffles_data_that_is_sorted_by_class() -> None:
-    parts = deal(10, "iid", targets=TARGETS.sort().values)
-    assert all(len(TARGETS.sort().values[part].unique()) == 10 for part in parts)
-
-
-def test_a_small_alpha_gives_clients_fewer_classes_than_a_large_one() -> None:
-    few, many = (torch.tensor([classes(part) for part in deal(20, "dirichlet", alpha=a)]) for a in (0.05, 50.0))
-    assert few.float().mean() < 4
-    assert many.min() >= 8
-
-
 def test_clients_that_dirichlet_leaves_empty_get_one_example() -> None:
     parts = deal(400, "dirichlet", alpha=0.01)
     assert min(len(part) for part in parts) == 1
-
-
-def test_a_client_of_shards_has_at_most_two_classes() -> None:
-    # 1400 examples, 140 of a class, in 20 shards of 70: a shard is half a class.
-    parts = deal(10, "shards", targets=TARGETS[:1400])
-    assert max(classes(part) for part in parts) == 2
 
 
 def test_shards_deal_two_of_equal_size_where_the_examples_divide() -> None:
@@ -127,18 +105,10 @@ def test_natural_refuses_another_number_of_clients_than_owners() -> None:
         deal(8, "natural", owners=torch.arange(1437) % 7)
 
 
-def test_clients_together_hold_the_training_set() -> None:
-    task = load_task("digits")
-    tables = [client_examples(task, DataConfig(num_clients=200), client) for client in range(200)]
-    joined = torch.cat([table.inputs.flatten(1) for table in tables])
-    whole = task.train.inputs.flatten(1)
-    assert sorted(joined.tolist()) == sorted(whole.tolist())
-
-
 def test_inputs_and_targets_stay_together() -> None:
     numbers = torch.arange(60)
     table = Examples(numbers[:, None].float(), numbers)
-    task = Task("numbers", table, table, num_classes=60, input_shape=(1,))
+    task = Task("numbers", table, table, TaskShape((1,), 60))
     part = client_examples(task, DataConfig(num_clients=7), 3)
     assert part.inputs[:, 0].tolist() == part.targets.tolist()
 
@@ -157,3 +127,34 @@ def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None
 def test_a_view_larger_than_the_data_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a view of 1438 of 1437 training examples"):
         view_of(0, 1438)
+
+
+SHARES = pytest.mark.parametrize("share", [0.05, 0.2, 1 / 3, 0.5, 0.9])
+
+
+@SHARES
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 100, 1001])
+def test_every_row_is_trained_on_or_held_out_and_the_share_is_kept(count: int, share: float) -> None:
+    trained, held = split_rows(count, 7, share=share)
+    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(count))
+    assert abs(len(held) - count * share) < 1
+
+
+@SHARES
+def test_rows_that_are_added_leave_what_was_held_out_as_it_is(share: float) -> None:
+    before = held_out_rows(500, 3, share=share)
+    after = held_out_rows(560, 3, share=share)
+    assert torch.equal(after[after < 500], before)
+
+
+def test_clients_hold_out_different_rows_and_each_always_the_same() -> None:
+    rows = [tuple(held_out_rows(200, client, share=0.2).tolist()) for client in range(50)]
+    assert len(set(rows)) == 50
+    assert rows[7] == tuple(held_out_rows(200, 7, share=0.2).tolist())
+
+
+def test_every_row_of_a_run_is_as_likely() -> None:
+    counts = torch.zeros(10)
+    for client in range(5000):
+        counts[held_out_rows(10, client, share=0.2)] += 1
+    assert (counts - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5  # the rule is fixed: this holds or never does

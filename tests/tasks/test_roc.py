@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.answers import LARGEST_LOGIT, SCORE_BINS, joined_answer, metric_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
-from discreet.tasks.noised_means import Noise, read_metrics
-from discreet.tasks.roc import RocPoint, roc_points
+from discreet.tasks.noised_answers import Noise, RocPoint, read_metrics, roc_points
 from discreet.tasks.targets import LABELS, Target
 
 SHAPES = {
@@ -145,8 +143,3 @@ def test_rates_never_fall_with_the_threshold_however_much_noise_there_is() -> No
 
 def test_of_what_noise_leaves_nothing_there_is_no_curve() -> None:
     assert points("four classes", answers_of("four classes").mean(dim=0), Noise(1.0)) == {}
-
-
-def test_metrics_without_auc_have_no_curve() -> None:
-    blocks = metric_blocks(["accuracy"], SHAPES["two classes"])
-    assert roc_points(blocks, torch.zeros(1), Noise(0.1), shape=SHAPES["two classes"]) == []

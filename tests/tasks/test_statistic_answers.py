@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.bounded_answers import joined_answer
+from discreet.tasks.answers import STATISTICS, DataShape, joined_answer, statistic_blocks
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.noised_means import Noise
-from discreet.tasks.noised_statistics import LEAST_DEVIATION, read_normaliser, read_statistics
-from discreet.tasks.statistic_answers import STATISTICS, DataShape, statistic_blocks
+from discreet.tasks.noised_answers import LEAST_DEVIATION, Noise, read_normaliser, read_statistics
 from discreet.tasks.targets import LABELS, NUMBERS, SEQUENCES, Target
 
 ROWS = DataShape(TaskShape((3,), 4), -10.0, 30.0, 50)

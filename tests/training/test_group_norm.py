@@ -27,8 +27,6 @@ def downsample(inner: int, outer: int, stride: int) -> nn.Module | None:
 class BasicBlock(nn.Module):
     """Two convolutions and a way around them, with torchvision's names."""
 
-    expansion = 1
-
     def __init__(self, inner: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv(inner, width, 3, stride), nn.BatchNorm2d(width)
@@ -41,32 +39,12 @@ class BasicBlock(nn.Module):
         return self.relu(outputs + around)  # type: ignore[no-any-return]
 
 
-class Bottleneck(nn.Module):
-    """Three convolutions, the middle one narrow, and a way around them, with torchvision's names."""
-
-    expansion = 4
-
-    def __init__(self, inner: int, width: int, stride: int) -> None:
-        super().__init__()
-        outer = 4 * width
-        self.conv1, self.bn1 = conv(inner, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = conv(width, outer, 1), nn.BatchNorm2d(outer)
-        self.relu, self.downsample = nn.ReLU(inplace=True), downsample(inner, outer, stride)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        around = inputs if self.downsample is None else self.downsample(inputs)
-        outputs = self.relu(self.bn1(self.conv1(inputs)))
-        outputs = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(outputs)))))
-        return self.relu(outputs + around)  # type: ignore[no-any-return]
-
-
-def resnet(block: type[BasicBlock] | type[Bottleneck], width: int = 8, seed: int = 60427) -> nn.Module:
+def resnet(width: int = 8, seed: int = 60427) -> nn.Module:
     """A ResNet of two stages, its BatchNorms with weights, biases and statistics as after training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        stages = [block(width, width, 1), block(width * block.expansion, 2 * width, 2)]
-        head = nn.Linear(2 * width * block.expansion, 10)
+        stages = [BasicBlock(width, width, 1), BasicBlock(width, 2 * width, 2)]
+        head = nn.Linear(2 * width, 10)
         stem = [conv(3, width, 7, 2), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         model = nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
         for layer in model.modules():
@@ -80,24 +58,17 @@ def images() -> Tensor:
     return torch.randn(IMAGES, generator=torch.Generator().manual_seed(8123))
 
 
-BLOCKS = pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
-
-
-@BLOCKS
-def test_no_example_of_a_converted_resnet_changes_the_outputs_of_another(
-    block: type[BasicBlock] | type[Bottleneck],
-) -> None:
-    plain, model = resnet(block), to_group_norm(resnet(block))
+def test_no_example_of_a_converted_resnet_changes_the_outputs_of_another() -> None:
+    plain, model = resnet(), to_group_norm(resnet())
     for network, mixes in ((plain, True), (model, False)):
         alone = torch.cat([network(one) for one in images().flip(0).split(1)]).flip(0)
         assert torch.allclose(network(images()), alone, atol=1e-5) is not mixes
 
 
-@BLOCKS
-def test_a_converted_resnet_trains_per_example(block: type[BasicBlock] | type[Bottleneck]) -> None:
-    model, inputs, targets = to_group_norm(resnet(block)), images(), torch.tensor([1, 4, 7])
+def test_a_converted_resnet_trains_per_example() -> None:
+    model, inputs, targets = to_group_norm(resnet()), images(), torch.tensor([1, 4, 7])
     with pytest.raises(ValueError, match="BatchNorm"):
-        clipped_gradient_sum(resnet(block), inputs, targets=targets, l2_norm_clip=0.5)
+        clipped_gradient_sum(resnet(), inputs, targets=targets, l2_norm_clip=0.5)
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
     each = torch.zeros_like(total)
     for one, target in zip(inputs.split(1), targets.split(1), strict=True):
@@ -108,9 +79,8 @@ def test_a_converted_resnet_trains_per_example(block: type[BasicBlock] | type[Bo
     torch.testing.assert_close(total, each, rtol=1e-4, atol=1e-5)
 
 
-@BLOCKS
-def test_weights_and_names_of_parameters_are_kept(block: type[BasicBlock] | type[Bottleneck]) -> None:
-    plain = resnet(block)
+def test_weights_and_names_of_parameters_are_kept() -> None:
+    plain = resnet()
     before, after = dict(plain.named_parameters()), dict(to_group_norm(plain).named_parameters())
     assert list(before) == list(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -118,10 +88,10 @@ def test_weights_and_names_of_parameters_are_kept(block: type[BasicBlock] | type
 
 
 def test_the_model_that_is_given_stays_as_it_is() -> None:
-    plain = resnet(BasicBlock)
+    plain = resnet()
     changed = to_group_norm(plain)
     nn.init.zeros_(next(changed.parameters()))
-    torch.testing.assert_close(plain.state_dict(), resnet(BasicBlock).state_dict())
+    torch.testing.assert_close(plain.state_dict(), resnet().state_dict())
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in plain.modules()) == 6
 
 

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.randomness import seeded_source
-from discreet.training.local_optimizer import LocalOptimizer, apply, init
-from discreet.training.local_training import LocalSettings, local_update
+from discreet.training.local_training import LocalSettings, first_state, local_update, take_step
 from tests.client.clients import examples, linear, params_of
 
 RATE, STEPS = 0.05, 7
 SHAPES = ((3, 4), (5,))
+PLAIN = LocalSettings(2, 3, RATE, 0.0)
 WAYS = {
-    "sgd": LocalOptimizer("sgd", RATE),
-    "sgd with momentum": LocalOptimizer("sgd", RATE, momentum=0.9),
-    "sgd with weight decay": LocalOptimizer("sgd", RATE, weight_decay=0.3),
-    "sgd with both": LocalOptimizer("sgd", RATE, momentum=0.9, weight_decay=0.3),
-    "adam": LocalOptimizer("adam", RATE),
-    "adam with weight decay": LocalOptimizer("adam", RATE, weight_decay=0.3),
-    "adamw": LocalOptimizer("adamw", RATE, weight_decay=0.3),
+    "sgd": PLAIN,
+    "sgd with momentum": replace(PLAIN, momentum=0.9),
+    "sgd with weight decay": replace(PLAIN, weight_decay=0.3),
+    "sgd with both": replace(PLAIN, momentum=0.9, weight_decay=0.3),
+    "adam": replace(PLAIN, optimizer="adam"),
+    "adam with weight decay": replace(PLAIN, optimizer="adam", weight_decay=0.3),
+    "adamw": replace(PLAIN, optimizer="adamw", weight_decay=0.3),
 }
 
 
-def of_torch(how: LocalOptimizer, params: list[nn.Parameter], steps: int) -> tuple[torch.optim.Optimizer, Any]:
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[how.name]
-    more = {"momentum": how.momentum} if how.name == "sgd" else {}
+def of_torch(how: LocalSettings, params: list[nn.Parameter], steps: int) -> tuple[torch.optim.Optimizer, Any]:
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[how.optimizer]
+    more = {"momentum": how.momentum} if how.optimizer == "sgd" else {}
     optimizer = kind(params, lr=how.learning_rate, weight_decay=how.weight_decay, **more)
     schedulers = torch.optim.lr_scheduler
     return optimizer, {
@@ -39,7 +39,7 @@ def of_torch(how: LocalOptimizer, params: list[nn.Parameter], steps: int) -> tup
     }[how.schedule]
 
 
-def by_torch(how: LocalOptimizer, start: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
+def by_torch(how: LocalSettings, start: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
     """Where torch.optim leads with these gradients, one list a step."""
     params = [nn.Parameter(values.clone()) for values in start]
     optimizer, scheduler = of_torch(how, params, len(gradients))
@@ -63,9 +63,9 @@ def drawn(clients: int, steps: int = STEPS) -> tuple[list[Tensor], list[list[Ten
 def test_steps_are_those_of_torch_optim(way: str, schedule: str) -> None:
     how, (params, gradients) = replace(WAYS[way], schedule=schedule), drawn(1)
     expected = by_torch(how, params, gradients)
-    state = init(how, params, [STEPS])
+    state = first_state(how, params, [STEPS])
     for step in gradients:
-        apply(how, state, params, step)
+        take_step(how, state, params, step)
     torch.testing.assert_close(params, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -79,10 +79,10 @@ def test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone(way: str,
         row: by_torch(how, [values[row] for values in params], [[part[row] for part in gradients[n]] for n in steps])
         for row, steps in own.items()
     }
-    state = init(how, params, [len(own[0]), len(own[1])])
+    state = first_state(how, params, [len(own[0]), len(own[1])])
     for number, step in enumerate(gradients):
         active = 2 if number in own[1] else 1
-        apply(how, state, [values[:active] for values in params], [part[:active] for part in step])
+        take_step(how, state, [values[:active] for values in params], [part[:active] for part in step])
     for row, wanted in expected.items():
         torch.testing.assert_close([values[row] for values in params], wanted, rtol=1e-5, atol=1e-6)
 
@@ -91,7 +91,7 @@ def test_gradients_stay_as_they_are() -> None:
     for how in WAYS.values():
         params, (step, *_) = drawn(1)
         before = [gradient.clone() for gradient in step]
-        apply(how, init(how, params, [1]), params, step)
+        take_step(how, first_state(how, params, [1]), params, step)
         assert all(torch.equal(*pair) for pair in zip(before, step, strict=True))
 
 
@@ -105,8 +105,5 @@ def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str) -> None:
             nn.functional.cross_entropy(model(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
-    settings = LocalSettings(
-        *(2, 3, RATE, how.momentum), optimizer=how.name, weight_decay=how.weight_decay, schedule="cosine"
-    )
-    update = local_update(linear(), params_of(linear()), data, settings=settings, source=seeded_source(5119))
+    update = local_update(linear(), params_of(linear()), data, settings=how, source=seeded_source(5119))
     torch.testing.assert_close(update, params_of(model) - params_of(linear()), rtol=1e-4, atol=1e-5)

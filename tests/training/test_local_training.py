@@ -170,7 +170,7 @@ def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -
 
     task = load_task("digits", path=None)
     shares = [client_examples(task, DataConfig(num_clients=4), number) for number in range(4)]
-    model = build_model("logistic_regression", task.input_shape, task.num_classes, seed=7703)
+    model = build_model("logistic_regression", task.shape.input_shape, task.shape.num_classes, seed=7703)
     params = params_of(model)
     for _ in range(2):
         updates = []

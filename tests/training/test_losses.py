@@ -1,14 +1,28 @@
-"""Losses of one value an example are PyTorch's on it alone; clipped sums with them are those of a loop."""
+"""Losses of one value an example are PyTorch's on it alone, and a run learns by the one that fits its data."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.client_settings import ConfigError, TaskConfig
 from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.privacy.rules.objective import Loss, cross_entropy
-from discreet.training.losses import LOSSES, absolute, binary_cross_entropy, huber, per_example_loss, squared
+from discreet.tasks.datasets import load_task
+from discreet.training.losses import (
+    LOSSES,
+    absolute,
+    binary_cross_entropy,
+    chance_loss,
+    huber,
+    loss_of,
+    per_example_loss,
+    resolved_task,
+    squared,
+)
 from tests.privacy.test_per_example_oracle import clipped_sum, single_gradients
 
 
@@ -110,15 +124,6 @@ def test_the_default_loss_leaves_padding_out_of_the_mean() -> None:
     assert_a_loop_agrees(model, inputs, targets, loss=cross_entropy)
 
 
-def test_padding_changes_no_other_example() -> None:
-    outputs, targets = draw(2, 3, 5), classes(2, 5)
-    before = cross_entropy(outputs, targets)
-    targets[1, 2:] = -100
-    after = cross_entropy(outputs, targets)
-    assert after[0] == before[0]
-    assert after[1] != before[1]
-
-
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cross_entropy"}))
 def test_outputs_and_targets_of_other_shapes_are_refused_and_never_broadcast(name: str) -> None:
     with pytest.raises(ValueError, match="as many outputs as targets"):
@@ -129,3 +134,53 @@ def test_outputs_and_targets_of_other_shapes_are_refused_and_never_broadcast(nam
 def test_a_loss_of_another_kind_is_refused_with_the_way_out(criterion: nn.Module) -> None:
     with pytest.raises(ValueError, match="give a function from outputs"):
         per_example_loss(criterion)
+
+
+@pytest.mark.parametrize(
+    ("data", "loss"), [("digits", "cross_entropy"), ("multilabel", "binary_cross_entropy"), ("diabetes", "squared")]
+)
+def test_the_usual_loss_is_that_of_what_is_predicted(data: str, loss: str) -> None:
+    assert resolved_task(TaskConfig(), load_task(data)).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "said"),
+    [
+        ("digits", TaskConfig("squared"), "task.loss must be cross_entropy for digits, whose targets are classes"),
+        ("diabetes", TaskConfig("cross_entropy"), "task.loss must be squared or absolute or huber for diabetes"),
+        ("multilabel", TaskConfig("huber"), "task.loss must be binary_cross_entropy for multilabel"),
+        ("digits", TaskConfig(class_weights=[1.0, 2.0]), "one number a class: digits has 10 classes"),
+        ("diabetes", TaskConfig(class_weights=[1.0]), "diabetes has numbers and no classes"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(data: str, settings: TaskConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        resolved_task(settings, load_task(data))
+    assert "\n" not in str(error.value)
+
+
+def test_plain_cross_entropy_is_the_function_that_the_fast_passes_know() -> None:
+    assert loss_of(TaskConfig()) is cross_entropy
+    assert loss_of(TaskConfig("cross_entropy")) is cross_entropy
+
+
+def test_class_weights_multiply_and_nothing_divides_by_those_of_others() -> None:
+    outputs, targets = draw(6, 3), torch.tensor([0, 1, 2, 2, 1, 0])
+    weights = [0.5, 2.0, 3.0]
+    found = loss_of(TaskConfig(class_weights=weights))(outputs, targets)
+    expected = nn.functional.cross_entropy(outputs, targets, weight=torch.tensor(weights), reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+def test_huber_takes_its_delta_from_the_settings() -> None:
+    found = loss_of(TaskConfig("huber", huber_delta=0.5))(torch.tensor([[0.25], [2.0]]), torch.zeros(2, 1))
+    assert found.tolist() == [0.03125, 0.5 * (2.0 - 0.25)]
+
+
+def test_the_loss_of_a_model_that_says_nothing_is_known() -> None:
+    for data, expected in (("digits", math.log(10)), ("multilabel", math.log(2))):
+        task = load_task(data)
+        assert chance_loss(resolved_task(TaskConfig(), task), task) == pytest.approx(expected)
+    diabetes = load_task("diabetes")
+    middle = float(diabetes.test.targets.double().square().mean())
+    assert chance_loss(TaskConfig("squared"), diabetes) == pytest.approx(middle)

@@ -17,7 +17,7 @@ from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters
 from discreet.tasks.targets import SEQUENCES, Target
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
-from discreet.training.task_loss import loss_of
+from discreet.training.losses import loss_of
 from tests.sequences import BUILDERS, LENGTH, TAGS, built, sequences
 
 CLIP = 0.3

@@ -14,7 +14,7 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.superlink.servicer.control import control_handlers
 
-from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.commands import applies
 
 REPLACED = (control_handlers.stream_logs, control_handlers._stream_logs, ProtobufClient._unary_stream)
 EXPECTED = "26fc7e740260"

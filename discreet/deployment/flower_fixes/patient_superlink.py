@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flwr.supercore import sql_mixin
 
-from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.commands import applies
 
 WAIT_SECONDS = 120
 PRAGMAS = {

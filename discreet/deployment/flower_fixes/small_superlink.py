@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.commands import applies
 
 EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
 EXPECTED = "bbd75af3eaf6"

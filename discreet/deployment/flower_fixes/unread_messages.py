@@ -14,7 +14,7 @@ from flwr.supercore.date import now
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 
-from discreet.deployment.flower_fixes.applies import applies
+from discreet.deployment.flower_fixes.commands import applies
 
 REPLACED = (
     *(SqlLinkState.delete_messages, SqlLinkState.start_session, SqlLinkState.get_message_res),

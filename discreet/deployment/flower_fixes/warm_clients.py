@@ -27,8 +27,7 @@ from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp as clientapps
 
-from discreet.deployment.flower_fixes.applies import applies
-from discreet.deployment.flower_fixes.object_pauses import look_for_objects_soon
+from discreet.deployment.flower_fixes.commands import applies
 
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
@@ -54,7 +53,6 @@ def load() -> None:
     for name in LOADED:
         importlib.import_module(name)
     clientapps.__dict__["install_from_fab"] = install_once
-    look_for_objects_soon()
     for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
         del sys.modules[name]
 

@@ -1,1 +1,1 @@
-"""How per-example gradients follow from layer inputs and output gradients: a file for each family of layers."""
+"""Per-example gradients from layer inputs and output gradients: a file for each family of layers."""

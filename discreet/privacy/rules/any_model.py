@@ -47,8 +47,7 @@ def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[T
 
 
 def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    layout, places = objective.layout, _places(objective.model)
-    trainable = layout.trainable()
+    trainable, places = objective.trainable(), _places(objective.model)
 
     def single(values: list[Tensor], example: Tensor, target: Tensor) -> Tensor:
         put = {name: value for old, value in zip(trainable, values, strict=True) for name in places[id(old)]}
@@ -60,7 +59,7 @@ def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         mapped = vmap(grad(single), in_dims=(None, 0, 0), randomness="different")
         found = mapped([value.detach() for value in trainable], inputs, targets)
-    return [Rows(slot, rows.detach()) for slot, rows in zip(layout.slots.values(), found, strict=True)]
+    return [Rows(slot, rows.detach()) for slot, rows in zip(objective.slots.values(), found, strict=True)]
 
 
 def _places(model: nn.Module) -> dict[int, list[str]]:
@@ -83,19 +82,19 @@ def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
         for seed, example, target in zip(seeds, torch.split(inputs, 1), torch.split(targets, 1), strict=True):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
-            found.append(_single_gradient(objective, example, target))
+            found.append(plain_gradient(objective, example, target))
             drawn = drawn or not torch.equal(before, torch.get_rng_state())
     if drawn:
         torch.set_rng_state(draws.get_state())
-    columns = zip(objective.layout.slots.values(), zip(*found, strict=True), strict=True)
+    columns = zip(objective.slots.values(), zip(*found, strict=True), strict=True)
     return [Rows(slot, torch.stack(values)) for slot, values in columns]
 
 
-def _single_gradient(objective: Objective, example: Tensor, target: Tensor) -> list[Tensor]:
-    """Plain autograd for one example, (1, ...): a gradient for each trainable parameter, zero for unused ones."""
-    parameters = objective.layout.trainable()
+def plain_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """The gradient of LOSS_SCALE times the summed loss by plain autograd, zero for parameters that are not used."""
+    parameters = objective.trainable()
     with torch.enable_grad():
-        losses = objective.losses(objective.model(example), target)
+        losses = objective.losses(objective.model(inputs), targets)
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
     scale = torch.full_like(losses, LOSS_SCALE)

@@ -62,29 +62,19 @@ def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _sides(
-    padding: int | str | tuple[int, ...], kernel: Sequence[int], dilation: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
-    if padding == "same":
-        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    sizes = padding if isinstance(padding, tuple) else (0,) * len(kernel)  # 0, or the word valid
-    return tuple((size, size) for size in sizes)
-
-
 def _rule(dims: int, run: Callable[..., Tensor]) -> Rule:
     def convolution(tape: Tape, layer: Any, inputs: Tensor) -> Tensor:
         tape.rows(inputs, least=dims + 2, most=dims + 2)
-        padding = layer.padding
+        padding, twice = layer.padding, layer._reversed_padding_repeated_twice  # last dimension first
+        sides = tuple(zip(twice[-2::-2], twice[::-2], strict=True))
         if layer.padding_mode != "zeros":
-            sides = layer._reversed_padding_repeated_twice
-            inputs, padding = functional.pad(inputs, sides, mode=layer.padding_mode), 0
+            inputs = functional.pad(inputs, twice, mode=layer.padding_mode)
+            padding, sides = 0, ((0, 0),) * dims
         weight = layer.weight
         if dims == 2:  # patches are then runs of memory, and pooling is several times as fast
             inputs, weight = (x.contiguous(memory_format=torch.channels_last) for x in (inputs, weight))
         outputs = run(inputs, weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
         weight_slot, bias_slot = tape.slot(layer.weight), tape.slot(layer.bias)
-        sides = _sides(padding, layer.kernel_size, layer.dilation)
         geometry = Geometry(layer.kernel_size, layer.stride, layer.dilation, sides, layer.groups)
 
         def terms(grads: Tensor) -> list[Term]:

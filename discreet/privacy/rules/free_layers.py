@@ -42,7 +42,7 @@ _ALONG: Sequence[type[nn.Module]] = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.G
 
 
 def covers_dimension(layer: nn.Module) -> bool:
-    """Whether a layer along one dimension says which, and it is not that of the examples."""
+    """True if a layer along one dimension names it, and it is not that of the examples."""
     return layer.dim not in (None, 0)
 
 

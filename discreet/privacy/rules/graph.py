@@ -114,7 +114,7 @@ def made_up(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _trace(model: nn.Module, modules: Modules, known: Callable[[nn.Module], bool]) -> Graph:
-    """What a copy of the model does with a symbol; TraceError if it changes its own attributes meanwhile."""
+    """The graph of a symbol's way through a copy of the model; TraceError if the copy changes its own attributes."""
     graph = Graph()
     tracer = GraphAppendingTracer(graph)
     symbol = tracer.create_proxy("placeholder", "inputs", (), {})
@@ -137,7 +137,7 @@ def _called(tracer: GraphAppendingTracer, name: str, inputs: Any) -> Any:
 
 
 def _attributes(module: Any) -> list[object]:
-    """What a module and those in it hold beside parameters, buffers and layers with rules."""
+    """All that a module and those in it hold beside parameters, buffers and layers with rules."""
     if not isinstance(module, nn.Module):
         return []
     return [own_attributes(module), *(_attributes(inner) for inner in module._modules.values())]
@@ -180,7 +180,7 @@ def _asks_shape(node: Node) -> bool:
 
 
 def is_shared(layers: Sequence[nn.Module], others: Sequence[Tensor]) -> bool:
-    """Whether a trainable parameter is used by two calls of layers, or by one and beside."""
+    """True if a trainable parameter is used by two calls of layers, or by one and beside."""
     parts = [part for layer in layers for part in (layer.modules() if layer._modules else (layer,))]
     used = [value for part in parts for value in part._parameters.values() if value is not None]
     counts = Counter(id(value) for value in (*used, *others) if value.requires_grad)
@@ -272,7 +272,7 @@ class Run:
         return Weight(copies)
 
     def _checked(self, found: Any) -> Any:
-        """What an operation gave: tensors of the examples, each with n rows."""
+        """The outputs of an operation, if they are tensors of the examples, each with n rows."""
         for value in leaves(found):
             self._rows(value)
         return found

@@ -70,7 +70,7 @@ def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
 
 
 def _shares(layer: nn.EmbeddingBag, ids: Tensor, grads: Tensor) -> Tensor:
-    """How much of each place's row is in the bag, (n, T), as numbers of the gradients' type."""
+    """The share of each place's row in the bag, (n, T), in the gradients' type."""
     counted = torch.ones_like(ids) if layer.padding_idx is None else ids != layer.padding_idx
     shares = counted.to(grads.dtype)
     return shares / shares.sum(1, keepdim=True).clamp(min=1) if layer.mode == "mean" else shares
@@ -118,7 +118,7 @@ _BACKWARD: dict[type[nn.Module], Back] = {
 
 
 def is_perceptron(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
-    """Whether the layers are Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one."""
+    """True if the layers are Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one."""
     flat = bool(layers) and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1)
     inner = layers[1:] if flat else layers
     return (flat or inputs.dim() == 2) and all(type(layer) in _BACKWARD for layer in inner)

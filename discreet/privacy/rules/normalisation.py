@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from discreet.privacy.rules.terms import Rows, Rule, Tape, Term
 
@@ -43,26 +42,14 @@ def _channels(values: Tensor) -> Tensor:
     return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
 
 
-def layer_norm(tape: Tape, layer: nn.LayerNorm, inputs: Tensor) -> Tensor:
-    shape = list(layer.normalized_shape)
+def layer_norm(tape: Tape, layer: nn.LayerNorm | nn.RMSNorm, inputs: Tensor) -> Tensor:
+    shape, bias = list(layer.normalized_shape), getattr(layer, "bias", None)
     tape.rows(inputs, least=len(shape) + 1)
-    normal = functional.layer_norm(inputs, shape, eps=layer.eps)
-    return _note(tape, layer, _scaled(layer, normal), lambda: normal, _last(len(shape)))
-
-
-def rms_norm(tape: Tape, layer: nn.RMSNorm, inputs: Tensor) -> Tensor:
-    shape = list(layer.normalized_shape)
-    tape.rows(inputs, least=len(shape) + 1)
-    normal = functional.rms_norm(inputs, shape, eps=layer.eps)
-    return _note(tape, layer, _scaled(layer, normal), lambda: normal, _last(len(shape)))
-
-
-def _scaled(layer: nn.LayerNorm | nn.RMSNorm, normal: Tensor) -> Tensor:
-    """The last step of a layer by itself: what comes before it is needed for the gradient, and not computed again."""
-    bias = getattr(layer, "bias", None)
-    if layer.weight is None:
-        return normal
-    return normal * layer.weight if bias is None else torch.addcmul(bias, normal, layer.weight)
+    run: Callable[..., Tensor] = functional.layer_norm if isinstance(layer, nn.LayerNorm) else functional.rms_norm
+    outputs = normal = run(inputs, shape, eps=layer.eps)
+    if layer.weight is not None:  # by itself: the gradient needs what comes before
+        outputs = normal * layer.weight if bias is None else torch.addcmul(bias, normal, layer.weight)
+    return _note(tape, layer, outputs, lambda: normal, _last(len(shape)))
 
 
 def group_norm(tape: Tape, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:
@@ -104,33 +91,23 @@ def check_statistics(name: str, layer: nn.Module) -> None:
         )
 
 
-def frozen_norm(tape: Tape, layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """BatchNorm in eval mode: each channel is shifted and scaled by numbers that no example changes."""
+def channel_norm(tape: Tape, layer: _NormBase, inputs: Tensor) -> Tensor:
+    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
     check_statistics("", layer)
-    tape.rows(inputs, least=2)
+    batch, mean, variance = isinstance(layer, _BatchNorm), layer.running_mean, layer.running_var
+    tape.rows(inputs, least=2 if batch else 3)
 
     def normal(weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return functional.batch_norm(inputs, layer.running_mean, layer.running_var, weight, bias, eps=layer.eps)
-
-    return _note(tape, layer, normal(layer.weight, layer.bias), normal, _channels)
-
-
-def instance_norm(tape: Tape, layer: _InstanceNorm, inputs: Tensor) -> Tensor:
-    check_statistics("", layer)
-    tape.rows(inputs, least=3)
-
-    def normal(weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        mean, variance = layer.running_mean, layer.running_var
-        use_input = mean is None
-        return functional.instance_norm(inputs, mean, variance, weight, bias, use_input, eps=layer.eps)
+        if batch:
+            return functional.batch_norm(inputs, mean, variance, weight, bias, eps=layer.eps)
+        return functional.instance_norm(inputs, mean, variance, weight, bias, mean is None, eps=layer.eps)
 
     return _note(tape, layer, normal(layer.weight, layer.bias), normal, _channels)
 
 
 NORMALISATION_RULES: dict[type[nn.Module], Rule] = {
-    nn.LayerNorm: layer_norm,
-    nn.RMSNorm: rms_norm,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), layer_norm),
     nn.GroupNorm: group_norm,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), frozen_norm),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), channel_norm),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), channel_norm),
 }

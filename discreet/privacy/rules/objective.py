@@ -1,4 +1,4 @@
-"""What is differentiated: the loss of a model by its parameters, example by example."""
+"""The loss of a model by its parameters, which is differentiated example by example."""
 
 from __future__ import annotations
 
@@ -40,42 +40,23 @@ def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = Non
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The parameters of a model in order, and the slots of the trainable ones by identity."""
+class Objective:
+    """The loss of a model by its parameters, for norms of one order. Made by `objective_of`.
 
+    Attributes:
+      parameters: all of them, in order.
+      slots: of the trainable ones, by identity.
+    """
+
+    model: nn.Module
+    loss: Loss
+    order: int
     parameters: tuple[Tensor, ...]
     slots: Mapping[int, Slot]
 
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""
         return [value for value in self.parameters if id(value) in self.slots]
-
-
-def layout_of(model: nn.Module) -> Layout:
-    """The layout of a model.
-
-    Raises:
-      ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
-        has none yet.
-    """
-    parameters = tuple(model.parameters())
-    if any(isinstance(value, UninitializedParameter) for value in parameters):
-        raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
-    kinds = {(value.dtype, value.device) for value in parameters}
-    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
-        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
-    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
-    return Layout(parameters, slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What is differentiated: the loss of a model by its parameters, for norms of one order."""
-
-    model: nn.Module
-    layout: Layout
-    loss: Loss
-    order: int
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
@@ -88,8 +69,25 @@ class Objective:
         return losses
 
     def has_known_gradient(self, targets: Tensor) -> bool:
-        """Whether `logit_gradients` are the gradients of the loss."""
+        """True if `logit_gradients` are the gradients of the loss."""
         return self.loss is cross_entropy and targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
+    """The objective of a model and a loss.
+
+    Raises:
+      ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
+        has none yet.
+    """
+    parameters = tuple(model.parameters())
+    if any(isinstance(value, UninitializedParameter) for value in parameters):
+        raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
+    kinds = {(value.dtype, value.device) for value in parameters}
+    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
+    return Objective(model, loss, order, parameters, slots)
 
 
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:

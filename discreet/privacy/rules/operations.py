@@ -1,4 +1,4 @@
-"""Which operations work on each example alone, judged by their arguments, for models whose forward is their own code.
+"""The operations that work on each example alone, judged by their arguments, for models with a forward of their own.
 
 A tensor of the examples has them in its first dimension, (n, ...). An operation is served if row i of its outputs
 follows from row i of its inputs, whatever stands in the other rows and however many there are. That is decided by the
@@ -59,7 +59,7 @@ Check = Callable[[Arguments, Named], None]
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What stands in nested tuples, lists, slices and dictionaries."""
+    """The values in nested tuples, lists, slices and dictionaries."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from leaves(part)

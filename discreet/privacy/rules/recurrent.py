@@ -1,8 +1,7 @@
-"""An LSTM layer whose per-example gradients are known, and what follows its sequence.
+"""Layers over sequences: an LSTM of plain operations, layers that follow it, and Transformer layers.
 
-torch.nn.LSTM calls fused kernels for which torch.func.vmap has no rule (pytorch issue 105982): it fails on some devices
-and is a loop over examples on others. The same recurrence written in plain operations maps over examples like any other
-layer, and its gates are matrix products over time, for which there is a rule.
+torch.nn.LSTM calls fused kernels for which torch.func.vmap has no rule (pytorch issue 105982). The gates of the same
+recurrence in plain operations are matrix products over time, for which there is a rule.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.privacy.rules.free_layers import without_parameters
-from discreet.privacy.rules.linear import affine, product_terms
-from discreet.privacy.rules.terms import Rule, Tape
+from discreet.privacy.rules.linear import affine, linear, product_terms
+from discreet.privacy.rules.normalisation import layer_norm
+from discreet.privacy.rules.terms import Rule, Tape, unchanged
 
 
 class LSTMLayer(nn.Module):
@@ -81,8 +81,44 @@ def lstm(tape: Tape, layer: LSTMLayer, inputs: Tensor) -> Tensor:
     return after
 
 
-RECURRENT_RULES: dict[type[nn.Module], Rule] = {
+def covers_encoder(layer: nn.TransformerEncoderLayer) -> bool:
+    """True if the layer is made of the parts that PyTorch makes it of, with examples first."""
+    kinds = (nn.MultiheadAttention, nn.Linear, nn.Linear, nn.LayerNorm, nn.LayerNorm, *[nn.Dropout] * 3)
+    norms, chances = (layer.norm1, layer.norm2), (layer.dropout, layer.dropout1, layer.dropout2)
+    parts = (layer.self_attn, layer.linear1, layer.linear2, *norms, *chances)
+    plain = all(type(part) is kind for part, kind in zip(parts, kinds, strict=True))
+    return plain and bool(layer.self_attn.batch_first) and all(map(unchanged, layer.modules()))
+
+
+def transformer_encoder_layer(tape: Tape, layer: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
+    tape.rows(inputs, least=3, most=3)
+    if layer.norm_first:
+        inner = inputs + _attended(tape, layer, layer_norm(tape, layer.norm1, inputs))
+        return inner + _fed_forward(tape, layer, layer_norm(tape, layer.norm2, inner))
+    inner = layer_norm(tape, layer.norm1, inputs + _attended(tape, layer, inputs))
+    return layer_norm(tape, layer.norm2, inner + _fed_forward(tape, layer, inner))
+
+
+def _attended(tape: Tape, encoder: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
+    layer = encoder.self_attn
+    projected = affine(tape, inputs, layer.in_proj_weight, layer.in_proj_bias)
+    split = (*inputs.shape[:2], layer.num_heads, -1)
+    query, key, value = (part.reshape(split).transpose(1, 2) for part in projected.chunk(3, 2))
+    chance = layer.dropout if layer.training else 0.0
+    mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=chance).transpose(1, 2).flatten(2)
+    outputs: Tensor = encoder.dropout1(affine(tape, mixed, layer.out_proj.weight, layer.out_proj.bias))
+    return outputs
+
+
+def _fed_forward(tape: Tape, layer: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
+    inner: Tensor = layer.dropout(layer.activation(linear(tape, layer.linear1, inputs)))
+    outputs: Tensor = layer.dropout2(linear(tape, layer.linear2, inner))
+    return outputs
+
+
+SEQUENCE_RULES: dict[type[nn.Module], Rule] = {
     LSTMLayer: lstm,
+    nn.TransformerEncoderLayer: transformer_encoder_layer,
     LastStep: without_parameters,
     ClassesSecond: without_parameters,
 }

@@ -1,4 +1,4 @@
-"""What one use of a parameter adds to the gradients of a batch, kept without building those gradients.
+"""The part of one use of a parameter in the gradients of a batch, kept without building those gradients.
 
 A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives the mass that they
 add to each example's norm, and it adds their weighted sum to the parameter's part of a flat vector. For a matrix
@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, reduce
-from operator import mul
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -39,7 +38,7 @@ _GRAM_MARGIN = 1e-6
 _LONGEST_FACTOR = 2.0**64
 
 
-def row_norms(values: Tensor, order: int) -> Tensor:
+def _norms(values: Tensor, order: int) -> Tensor:
     """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
     while values.dim() > 1:
         if order == 1:
@@ -52,12 +51,12 @@ def row_norms(values: Tensor, order: int) -> Tensor:
 
 
 def mass(values: Tensor, order: int) -> Tensor:
-    """What adds up over the parameters of an example, (n, ...) -> (n,): the L1 norm, or the squared L2 norm.
+    """The L1 norm or the squared L2 norm, which add up over the parameters of an example: (n, ...) -> (n,).
 
-    At least the true one, up to rounding, at any scale: what the squares of the smallest floats may lose is added,
-    since another factor may multiply it.
+    At least the true one, up to rounding, at any scale: the loss of squares of the smallest floats is added, since
+    another factor may multiply it.
     """
-    norms = row_norms(values, order)
+    norms = _norms(values, order)
     if order == 1:
         return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf)
     lost = _lost_squares(2 * (values.numel() // max(1, len(values))), values.dtype, values.device)
@@ -66,7 +65,7 @@ def mass(values: Tensor, order: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What a sum of so many squares, or products, loses at most if each of them is below the smallest normal float."""
+    """The most that a sum of so many squares loses if each of them is below the smallest normal float."""
     return torch.tensor(count * torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 
@@ -220,13 +219,12 @@ class Outer:
         inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
         # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
-        lengths = (
-            (
-                gram.diagonal(dim1=1, dim2=2) + _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN
-            ).sqrt()
-            for gram, each in ((inputs, self.inputs), (grads, self.grads))
-        )
-        largest = reduce(mul, lengths).sum(1).square()
+        lost = (_lost_squares(each.shape[2], each.dtype, each.device) for each in (self.inputs, self.grads))
+        lengths = [
+            (gram.diagonal(dim1=1, dim2=2) + each / _GRAM_MARGIN).sqrt()
+            for gram, each in zip((inputs, grads), lost, strict=True)
+        ]
+        largest = (lengths[0] * lengths[1]).sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
@@ -235,7 +233,7 @@ class Outer:
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
-    """Whether Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a product, T d p."""
+    """True if Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a product, T d p."""
     stored = _FLOPS_PER_STORED_FLOAT if count * width * out <= _NEAR_FLOATS else _FLOPS_PER_FAR_FLOAT
     return 2 * positions**2 * (width + out) < stored * width * out
 
@@ -354,6 +352,6 @@ Rule = Callable[[Tape, Any, Tensor], Tensor]
 
 
 def unchanged(layer: nn.Module) -> bool:
-    """Whether a layer does what its class says: it has no hooks and no forward of its own."""
+    """True if a layer does what its class says: it has no hooks and no forward of its own."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return not hooks and "forward" not in layer.__dict__

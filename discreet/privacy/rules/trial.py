@@ -130,7 +130,7 @@ def moved_since(model: nn.Module, before: State) -> list[str]:
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors have the same shape and values, NaN included."""
+    """True if tensors have the same shape and values, NaN included."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
@@ -139,7 +139,7 @@ def _floats(outputs: Any) -> list[Tensor]:
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
-    """Whether some values differ by more than a part of the largest; NaN tells nothing."""
+    """True if some values differ by more than a part of the largest; NaN tells nothing."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
     return bool(((one - other).abs() > part * one.abs().max()).any())

@@ -1,8 +1,8 @@
-"""The answers of clients that are asked together: what `discreet.client.answering` does one by one."""
+"""The answers of virtual clients to queries: about a model, of many clients together, and about their data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.answering import LocalNoise, OwnNoise
+from discreet.config import RunConfig
 from discreet.federated.query import Query
+from discreet.federated.round import ClientUpdate
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.client_examples import SharedExamples, TrainedExamples
+from discreet.simulation.client_examples import SharedExamples, TrainedExamples, client_examples_of
+from discreet.tasks.examples import Task
 from discreet.tasks.models import load_parameters, outputs_of
 
 
@@ -21,11 +24,10 @@ class ChunkAnswers:
     """Rates one model on what many clients hold out, as one computation.
 
     Attributes:
-        query: what is asked.
         model: its part that learns.
         data: the data set that all clients share.
-        clients: who holds out what.
-        noise: what each client draws on its own answer; None if the server noises their sum.
+        clients: the examples that each holds out.
+        noise: of each client on its own answer; None if the server noises their sum.
     """
 
     query: Query
@@ -35,8 +37,8 @@ class ChunkAnswers:
     noise: OwnNoise | LocalNoise | None = None
 
     def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
-        """What clients (k,), each with its source of randomness, send of parameters (num_params,): (k, length), or
-        (k, length + 1) if they noise their answers; float32."""
+        """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or
+        (k, length + 1) if they noise them; float32."""
         held = [self.clients.held_out(client) for client in clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
         load_parameters(self.model, params)
@@ -48,3 +50,13 @@ class ChunkAnswers:
             drawn = zip(answers, sizes, sources, strict=True)
             answers = [self.noise.noised(answer, size, source) for answer, size, source in drawn]
         return torch.stack(answers).to(torch.float32)
+
+
+def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[ClientUpdate]:
+    """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
+    clients = client_examples_of(task, config.data)
+    if config.evaluation.private:
+        clients = TrainedExamples(clients, config.evaluation.share)
+    for client in range(config.data.num_clients):
+        held = task.train.subset(torch.from_numpy(clients.examples(client)))
+        yield ClientUpdate(torch.zeros(0), False, query.answer(held.inputs, held.targets).to(torch.float32))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.simulation.batches import Batch
-from discreet.simulation.sequence_builder import sequence_of
+from discreet.simulation.layer_sequence import sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 

@@ -1,0 +1,198 @@
+"""The audits of secure aggregation: one masked sum is opened again and again, with the canary's part and without.
+
+Only the honest clients of the worst case take part, n - d - c of them: what more of them add, and the noise that
+colluding clients know and take off, makes no sum easier to read. The canary is one of them, or an example of one. What
+the others add but noise is known to the auditor, who would take it off: they add nothing else. Masks change no bit of a
+sum, so that there are none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor, nn
+
+from discreet.audit.canaries import Auditor, draw_canaries, noised_sum
+from discreet.audit.canary_scores import Experiment, Facts
+from discreet.audit.example_audit import model_and_examples
+from discreet.audit.repeated_release import Release, Score, noise_multiplier_of, repeated
+from discreet.client.account import Refused
+from discreet.client.client import DPClient
+from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.policy import ClientPolicy
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.guarantees import guarantees_of
+from discreet.federated.messages import TRAIN, TrainRequest, Work
+from discreet.federated.query import EVALUATION
+from discreet.federated.round import RoundSettings, initial_state
+from discreet.federated.run_plan import evaluation_plan, round_settings
+from discreet.federated.sealed_sum import Sealed
+from discreet.federated.secure_round import secure_answers, secure_round
+from discreet.federated.session import checked, evaluation_query, sizes_of
+from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.randomness import RandomSource, source_of
+from discreet.privacy.secure_grid import SecureSum
+from discreet.settings import client_settings
+from discreet.tasks.examples import Examples, Task
+from discreet.tasks.models import flatten_parameters
+from discreet.training.losses import loss_of
+
+NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
+LONG = 1e4  # times the norm that clips: the canary's update and answer; times its inputs if it is an example
+LOOKED_AT = 256  # examples, of which the canary is one
+
+# One client's vector, noise included: `discreet.client.noised_vector.noised_vector`, or a faulty one in tests.
+MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
+# A request, and the answer that goes into the sum.
+Part = tuple[TrainRequest, Values]
+
+
+def audit_secure(
+    config: RunConfig, *, releases: int, of_answers: bool = False, make: MakeVector = noised_vector
+) -> Experiment:
+    """Repeats a round under secure aggregation at user level, and scores the canary by all that it opens: the update,
+    the count, and with `evaluation.cohort=same` the answers; they are one vector, which is charged as a whole. A canary
+    that is out is zeroed out but for its noise, as neighbours have it.
+
+    Args:
+      of_answers: audits the sum that rates the model, if a cohort of its own is asked for that.
+
+    Raises:
+      ConfigError: the user level has no secure aggregation with noise, the answers of clients that answer nothing are
+        to be audited, or there are fewer than two releases.
+    """
+    if not config.privacy.user.secure or config.privacy.user.noise_multiplier == 0:
+        raise ConfigError("an audit of masked sums needs privacy.user.aggregation=secure, with noise")
+    resolved, task = checked(config)
+    query, sizes, own = evaluation_query(resolved, task), sizes_of(resolved, task), resolved.evaluation.cohort == "own"
+    if of_answers and query is None:
+        raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
+    mechanism, work, settings = "a masked sum", TRAIN, round_settings(resolved, sizes)
+    event = settings.user.event if settings.user else None
+    if query is not None and (of_answers or not own):
+        plan = evaluation_plan(resolved, query, num_params=sizes.num_params)
+        settings, work, mechanism = plan.joined, Work(query=EVALUATION), "a masked sum that also rates the model"
+        event = settings.user.event if settings.user else None
+        if own:
+            work, mechanism, event = Work(trains=False, query=EVALUATION), "a masked sum of ratings", plan.event
+    score, facts = _user_score(resolved, settings, work, event, make), _facts(_vector(settings), event)
+    adjacency = guarantees_of(resolved)[0].adjacency
+    return repeated(resolved, Release(mechanism, event, adjacency, score, facts), releases)
+
+
+def _facts(vector: SecureSum, event: DpEvent) -> Facts:
+    noise = noise_multiplier_of(event) or 0.0
+    return {"nodes": vector.nodes, "honest survivors": vector.summands, "noise_multiplier": noise}
+
+
+def _vector(settings: RoundSettings) -> SecureSum:
+    assert settings.secure is not None
+    return settings.secure
+
+
+def _sum_of(vector: SecureSum, parts: Sequence[Part], make: MakeVector, source: RandomSource) -> Sealed:
+    """The sum of clients' noised vectors, as a server reads it."""
+    vectors = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(parts)]
+    total = torch.stack(vectors).sum(dim=0) % 2**vector.bits
+    return Sealed(lambda: vector.centred(total), len(vectors))
+
+
+def _user_score(config: RunConfig, settings: RoundSettings, work: Work, event: DpEvent, make: MakeVector) -> Score:
+    """Of one sum: the log-likelihood ratio of in and out, up to a constant and to rounding."""
+    vector, clip_norm = _vector(settings), config.privacy.user.clip.norm
+    canaries = draw_canaries(1, vector.num_params, source_of(config.seed).child("audit").child("direction"))
+    update = (LONG * clip_norm * canaries.direction(0)).float()
+    answer = torch.zeros(max(1, vector.answer_length))
+    answer[0] = LONG
+    request = TrainRequest(1, clip_norm, client_settings(config), work=work)
+    canary = request, Values(update, bool(canaries.bits[0]), answer if work.query else None)
+    silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(update)
+    start = initial_state(torch.zeros_like(update), clip_norm=clip_norm)
+    # Of the noise on an entry, in units of what the canary adds: so many steps.
+    of_update, of_bit, of_answer = (
+        vector.summands * vector.variance / steps**2 if steps else None
+        for steps in (vector.clip_steps, vector.bit_steps, vector.answer_steps)
+    )
+    assert of_update is not None
+    auditor = Auditor(settings, canaries, (of_update, of_bit))
+
+    def score(included: int, source: RandomSource) -> float:
+        parts = [canary if included else silent, *[silent] * (vector.summands - 1)]
+        total = _sum_of(vector, parts, make, source)
+        if not work.trains:
+            return secure_answers(total, settings, event=event, charge=lambda _: None).values[0]
+        after, seen = secure_round(start, total, settings, charge=lambda _: None)
+        found = float(auditor.scores(start, after, seen.fraction_below)[0])
+        return found + seen.answers.values[0] / of_answer if seen.answers and of_answer else found
+
+    return score
+
+
+def audit_shared_step(
+    config: RunConfig, *, releases: int, client: int = 0, make: MakeVector = noised_vector
+) -> Experiment:
+    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of a client by
+    what it moves the opened sum by.
+
+    The canary is the one with the longest gradient, after its inputs were made far larger. It goes the way of all
+    examples, through the client's own clip and sum.
+
+    Raises:
+      ConfigError: there is no secure aggregation with noise at example level, the client has no example or more than
+        it may have, or there are fewer than two releases.
+    """
+    if not config.privacy.example.secure or config.privacy.example.noise_multiplier == 0:
+        raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
+    resolved, task = checked(config)
+    settings = round_settings(resolved, sizes_of(resolved, task))
+    vector, norm = _vector(settings), settings.norm
+    assert norm is not None
+    request, params, without, within = step_parts(resolved, task, client)
+    added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
+    silent = replace(without, update=torch.zeros_like(added))
+
+    def score(included: int, source: RandomSource) -> float:
+        """The log-likelihood ratio of in and out, up to rounding."""
+        values = [within if included else without, *[silent] * (vector.summands - 1)]
+        total = _sum_of(vector, [(request, each) for each in values], make, source)
+        after, _ = secure_round(start, total, settings, charge=lambda _: None)
+        unknown = noised_sum(settings, start, after) - without.update
+        return float(unknown @ added) / (norm * vector.noise_stddev) ** 2
+
+    adjacency = guarantees_of(resolved)[1].adjacency
+    release = Release("a step that clients share", vector.event, adjacency, score, _facts(vector, vector.event))
+    return repeated(resolved, release, releases)
+
+
+def step_parts(config: RunConfig, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:
+    """The request of a run's first step, its parameters, and a client's answer without the canary and with it.
+
+    Raises:
+      ConfigError: the client has no example, or more than it may have.
+    """
+    model, examples = model_and_examples(config, task, client)
+    if len(examples) == 0:
+        raise ConfigError(f"client {client} has no example that could be a canary")
+    request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
+    canary = _worst_of(examples, model, config)
+    more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
+    nodes = (DPClient(model, share, None, ClientPolicy(), source_of(config.seed)) for share in (examples, more))
+    try:
+        without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
+    except Refused as refusal:
+        raise ConfigError(str(refusal)) from refusal
+    return request, params, without, within
+
+
+def _worst_of(examples: Examples, model: nn.Module, config: RunConfig) -> Examples:
+    """The one of the first examples whose gradient is the longest, with far larger inputs if they are numbers."""
+    few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
+    if few.inputs.is_floating_point():
+        few = Examples(few.inputs * LONG, few.targets)
+    clip, loss = config.privacy.example.l2_norm_clip, loss_of(config.task)
+    _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, l2_norm_clip=clip, loss=loss)
+    return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))

@@ -1,0 +1,63 @@
+"""Flower's processes on this machine: a port, an environment, the connection of `flwr`, and its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from discreet.places import app_folder
+
+CONNECTION = "deployment"  # the name of the SuperLink that `flwr` is to call
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on.
+
+    On Linux the system gives it to nobody else as long as this process lasts, not for a connection either; a server
+    that sets SO_REUSEADDR gets it, as asyncio's and Python's own do.
+    """
+    probe = socket.socket()
+    probe.bind(("127.0.0.1", 0))
+    port = int(probe.getsockname()[1])
+    if sys.platform == "linux":
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.detach()
+    else:
+        probe.close()
+    return port
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's processes: own home, no installation at run time, no calling home."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",  # logs are read as they grow
+        "RAY_ADDRESS": "local",  # a cluster of its own, whatever else runs on this machine
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+
+
+def write_connection(home: Path, *, address: str, authority: Path | None) -> None:
+    """Flower's connection file, so that `flwr ... deployment` works with this FLWR_HOME. No authority: no TLS."""
+    trust = f'root-certificates = "{authority.resolve()}"' if authority else "insecure = true"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{trust}\n'
+    )
+
+
+def flwr_run_command(settings: Path, overrides: Sequence[str], app: Path | None = None) -> list[str]:
+    """The command line of `flwr run` for an app (None: that of `app_folder()`); writes its overrides to `settings`."""
+    # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
+    settings.write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
+    return ["flwr", "run", str(app or app_folder()), CONNECTION, "--stream", "--run-config", str(settings)]

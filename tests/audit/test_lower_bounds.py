@@ -1,0 +1,158 @@
+"""Lower bounds of epsilon, against jax_privacy and mechanisms whose epsilon is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest
+
+from discreet.audit.canary_scores import Scores
+from discreet.audit.gaussian_fit import epsilon_of_shift
+from discreet.audit.lower_bounds import (
+    MOST_SHIFT,
+    Guesses,
+    fdp_bound,
+    fdp_shift_bound,
+    guess,
+    least_probability,
+    one_run_bound,
+    one_run_p_value,
+    planned,
+    repeated_bound,
+)
+from tests.audit.made import gaussian_scores, randomised_responses, repeated_gaussians, repeated_scores
+
+# google-deepmind/jax_privacy: auditing._epsilon_one_run and _epsilon_one_run_fdp at significance 0.05.
+PEER = [
+    ((1000, 100, 90, 1e-5), 1.6261437, 2.4564051),
+    ((2000, 400, 280, 1e-5), 0.6621238, 1.0154924),
+    ((2000, 1, 1, 1e-5), 0.0, 0.0),
+    ((2000, 2000, 1200, 1e-3), 0.2915597, 0.3753095),
+    ((2000, 300, 299, 1e-5), 4.1052919, 6.7139235),
+    ((100, 100, 100, 1e-3), 3.2023037, 6.1486320),
+    ((5000, 900, 700, 1e-6), 1.1186309, 1.8563027),
+]
+
+
+@pytest.mark.parametrize(("given", "one_run", "fdp"), PEER)
+def test_the_bounds_are_those_of_jax_privacy(given: tuple[int, int, int, float], one_run: float, fdp: float) -> None:
+    *counts, delta = given
+    assert one_run_bound(Guesses(*counts), delta=delta) == pytest.approx(one_run, abs=2e-6)
+    assert fdp_bound(Guesses(*counts), delta=delta) == pytest.approx(fdp, abs=2e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-3])
+def test_the_p_value_is_the_theorem_written_out(delta: float) -> None:
+    epsilon, (m, r, v) = 0.7, (300, 40, 31)
+    success = np.exp(epsilon) / (1 + np.exp(epsilon))
+    tail = sum(binom.pmf(w, r, success) for w in range(v, r + 1))
+    most = max(sum(binom.pmf(w, r, success) for w in range(v - i, v)) / i for i in range(1, v + 1))
+    found = one_run_p_value(Guesses(m, r, v), epsilon=epsilon, delta=delta)
+    assert found == pytest.approx(tail + 2 * m * delta * most)
+
+
+def test_for_randomised_response_it_passes_the_truth_as_often_as_it_may() -> None:
+    generator, passed = np.random.default_rng(118), 0
+    for _ in range(400):
+        scores = randomised_responses(generator, canaries=500, epsilon=1.0)
+        passed += one_run_p_value(guess(scores, made=500), epsilon=1.0, delta=1e-12) < 0.05
+    # 5 % of 400 is 20; counts are whole, so that a little less is used. A bound that gives room away passes never.
+    assert 6 <= passed <= 24
+
+
+def test_for_gaussian_noise_the_one_run_bound_stays_below_the_truth() -> None:
+    generator, truth = np.random.default_rng(90), epsilon_of_shift(0.48, delta=1e-5)
+    bounds = [
+        one_run_bound(guess(gaussian_scores(generator, canaries=2000, noise=1 / 0.48), made=155), delta=1e-5)
+        for _ in range(100)
+    ]
+    assert sum(bound > truth for bound in bounds) <= 5
+    assert 0.6 < np.mean(bounds) < 0.9  # of 1.90: what one run can show
+
+
+@pytest.mark.parametrize(("shift", "made"), [(0.48, 245), (1.0, 207)])
+def test_for_gaussian_noise_the_fdp_bound_passes_the_truth_in_at_most_5_percent_of_runs(
+    shift: float, made: int
+) -> None:
+    generator = np.random.default_rng(1620)
+    bounds = [
+        fdp_shift_bound(guess(gaussian_scores(generator, canaries=2000, noise=1 / shift), made=made))
+        for _ in range(200)
+    ]
+    # 5 % of 200 is 10, with a standard deviation of 3; the seed is fixed.
+    assert sum(bound > shift for bound in bounds) <= 10
+    assert np.mean(bounds) > 0.5 * shift
+
+
+def test_a_mechanism_that_tells_nothing_can_not_be_guessed_often() -> None:
+    # Without privacy loss, guesses are coins: nine of ten and more has probability 11 / 1024 (ten or nine).
+    assert least_probability(Guesses(10, 10, 9), shift=0.0, level=0.011) > 1
+    assert fdp_shift_bound(Guesses(10, 10, 5)) == 0
+    assert one_run_bound(Guesses(10, 10, 0), delta=1e-5) == 0
+
+
+def test_a_shift_beyond_all_measure_is_cut_off() -> None:
+    assert fdp_shift_bound(Guesses(10**6, 10**6, 10**6), significance=1 - 1e-9) <= MOST_SHIFT
+
+
+@pytest.mark.parametrize(("made", "correct"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3)])
+def test_the_ends_of_the_order_are_guessed(made: int, correct: int) -> None:
+    # By hand: in order -7 (out), -2 (in), 0.1 (in), 3 (out), 5 (in).
+    scores = Scores(np.array([3.0, -2.0, 0.1, 5.0, -7.0]), np.array([False, True, True, True, False]))
+    assert guess(scores, made=made) == Guesses(5, made, correct)
+
+
+def test_with_equal_scores_the_coins_decide_nothing() -> None:
+    coins = np.random.default_rng(6).random(4000) < 0.5
+    found = guess(Scores(np.zeros(4000), coins), made=2000)
+    assert abs(found.correct - 1000) < 4 * 22.4  # standard deviation of a fair coin
+
+
+def test_the_plan_is_nearly_as_good_as_the_best_number() -> None:
+    included = np.arange(4000) % 2 == 0
+    scores = Scores(np.random.default_rng(8).normal(size=4000) + included, included)
+    made = planned(4000, epsilon_of_shift(1.0, delta=1e-5), 1e-5, shifts=False)
+    found, *others = (one_run_bound(guess(scores, made=n), delta=1e-5) for n in (made, *range(100, 4001, 150)))
+    assert found > 0.8 * max(others)
+    assert found > 2 * others[-1] > 0
+
+
+def test_the_rates_of_repeated_scores_have_clopper_pearson_limits() -> None:
+    # Two values only, so that the threshold is known: 10 of 100 are told wrongly among the in, 5 of 100 among the out.
+    seen = np.concatenate([np.ones(180), np.zeros(20)])
+    unseen = np.concatenate([np.ones(10), np.zeros(190)])
+    missed, false = (binomtest(count, 100).proportion_ci(0.95, method="exact").high for count in (10, 5))
+    expected = max(math.log((1 - 1e-3 - missed) / false), math.log((1 - 1e-3 - false) / missed))
+    assert repeated_bound(repeated_scores(seen, unseen), delta=1e-3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("noise", "by_hand"), [(1.0, 2.09), (0.5, 4.35)])
+def test_it_meets_the_numbers_that_were_measured_by_hand(noise: float, by_hand: float) -> None:
+    # 30,000 runs a world at delta 1e-3, whose ledger says 3.139 and 7.581.
+    scores = repeated_gaussians(np.random.default_rng(21), runs=30_000, noise=noise)
+    assert repeated_bound(scores, delta=1e-3) == pytest.approx(by_hand, rel=0.2)
+
+
+def test_of_repeated_scores_it_passes_the_truth_in_at_most_5_percent_of_audits() -> None:
+    # A mechanism that tells the coin truly with probability 3/4, so (log 3, 0)-DP: a threshold is its best attack.
+    generator, passed = np.random.default_rng(56), 0
+    for _ in range(400):
+        seen, unseen = (generator.random(400) < share for share in (0.75, 0.25))
+        scores = repeated_scores(seen.astype(float), unseen.astype(float))
+        passed += repeated_bound(scores, delta=1e-9) > math.log(3)
+    assert passed <= 20
+
+
+def test_the_way_in_which_only_a_low_score_tells_is_found_too() -> None:
+    # Without the canary a run is known for sure in half of the cases; with it, almost never.
+    unseen = np.concatenate([np.zeros(1000), np.ones(1000)])[np.arange(2000) * 7 % 2000]
+    assert repeated_bound(repeated_scores(np.ones(2000), unseen), delta=1e-5) > 4
+
+
+def test_repeated_scores_that_tell_nothing_show_nothing() -> None:
+    generator = np.random.default_rng(23)
+    scores = repeated_scores(generator.normal(size=500), generator.normal(size=500))
+    assert repeated_bound(scores, delta=1e-5) < 0.2
+    assert repeated_bound(repeated_scores(np.ones(1), np.zeros(1)), delta=1e-5) == 0

@@ -1,0 +1,231 @@
+"""The audits of masked sums: right code is not refuted, and planted faults are found from outside. Seeds are fixed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.audit.gaussian_fit import epsilon_of_shift
+from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
+from discreet.audit.verdict import Judgement, judge
+from discreet.client.noised_vector import Values, noised_vector
+from discreet.config import ConfigError, RunConfig
+from discreet.federated.messages import TrainRequest
+from discreet.federated.session import checked
+from discreet.privacy.per_example import sum_one_by_one
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
+from discreet.settings import client_settings
+from discreet.tasks.examples import Examples
+from discreet.training.shared_step import shared_step
+from tests.client.clients import config
+
+BOTH = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=6", "model.name=linear")
+MASKED = (
+    *("privacy.user.aggregation=secure", "privacy.user.too_noisy=warn", "privacy.user.target_epsilon=null"),
+    *("privacy.user.noise_multiplier=1", "seed=7949"),
+)
+RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=1")
+JOINED = (*RATED, "evaluation.cohort=same")
+SHARED = (
+    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=7951", "privacy.example.enabled=true"),
+    *("privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1", "privacy.example.l2_norm_clip=0.5"),
+    *("training.epochs=1", "training.batch_size=300", "rounds=3"),
+)
+SPARE = ("privacy.secure.dropouts=2", "privacy.secure.colluding=2", "data.num_clients=7")
+
+
+def users(*words: str) -> RunConfig:
+    return config(*BOTH, *MASKED, *words)
+
+
+def steps(*words: str) -> RunConfig:
+    return config(*BOTH, *SHARED, *words)
+
+
+def not_refuted_and_near(run: Judgement, epsilon: float) -> bool:
+    """The claim is by RDP, and larger than the epsilon of the noise."""
+    estimate, near = run.estimate, pytest.approx(epsilon, rel=0.3)
+    return run.refuted_by == () and estimate == near and run.claim.epsilon > epsilon
+
+
+@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+def test_a_masked_sum_is_not_refuted_and_shows_what_its_noise_allows(clip: str) -> None:
+    (run,) = judge(audit_secure(users(f"privacy.user.clip.kind={clip}"), releases=400)).judgements
+    assert not_refuted_and_near(run, epsilon_of_shift(1.0, delta=1e-3))
+
+
+@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+def test_a_masked_sum_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(
+    clip: str,
+) -> None:
+    experiment = audit_secure(users(*JOINED, f"privacy.user.clip.kind={clip}"), releases=400)
+    assert experiment.mechanism == "a masked sum that also rates the model"
+    # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
+    assert not_refuted_and_near(judge(experiment).judgements[0], epsilon_of_shift(2**0.5, delta=1e-3))
+
+
+def test_answers_of_a_masked_sum_that_are_charged_as_if_the_update_came_for_nothing_are_found() -> None:
+    joined = audit_secure(users(*JOINED), releases=400)
+    (seen,), (alone,) = joined.observations, audit_secure(users(), releases=2).observations
+    assert judge(replace(joined, observations=(replace(seen, claim=alone.claim),))).refuted
+
+
+def test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says() -> None:
+    experiment = audit_secure(users(*RATED), releases=400, of_answers=True)
+    assert experiment.mechanism == "a masked sum of ratings"
+    assert not_refuted_and_near(judge(experiment).judgements[0], epsilon_of_shift(1.0, delta=1e-3))
+
+
+def test_of_a_cohort_of_its_own_the_round_itself_holds_no_answer() -> None:
+    (with_ratings,), (without,) = (audit_secure(users(*words), releases=2).observations for words in (RATED, ()))
+    assert with_ratings.claim.epsilon == pytest.approx(without.claim.epsilon, rel=1e-3)
+
+
+def for_all_nodes(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """The noise is enough if all n clients survive, and honest: not if h do."""
+    less = replace(vector, variance=vector.variance * vector.summands // vector.nodes)
+    return noised_vector(less, values, request, source)
+
+
+def for_another_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """Noise for a clip norm that is half of the one that clipped."""
+    return noised_vector(replace(vector, variance=vector.variance // 4), values, request, source)
+
+
+def one_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """A node that adds no noise: told by what it is asked, for the others of this audit send noise alone."""
+    noised = noised_vector(vector, values, request, source)
+    return noised - vector.noise(source.child("secure", "update")) if request.work.trains else noised
+
+
+def answers_twice(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """An answer that is twice as long as may be."""
+    more = 0 if values.answer is None else vector.encode(None, 1.0, answer=values.answer)
+    return noised_vector(vector, values, request, source) + more
+
+
+def without_a_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """An update that is twice as long as the clip norm."""
+    twice = vector.encode(values.update, request.clip_norm) if request.work.trains else 0
+    return noised_vector(vector, values, request, source) + twice
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (for_all_nodes, SPARE),
+        (for_another_clip, ()),
+        (without_a_clip, ()),
+        (one_adds_none, ("data.num_clients=4",)),
+        (for_another_clip, JOINED),
+        (answers_twice, JOINED),
+    ],
+)
+def test_a_planted_fault_of_masked_sums_is_found_from_outside(fault: MakeVector, words: tuple[str, ...]) -> None:
+    assert judge(audit_secure(users(*words), releases=500, make=fault)).refuted
+
+
+@pytest.mark.parametrize("fault", [for_another_clip, answers_twice])
+def test_a_planted_fault_of_masked_ratings_is_found_from_outside(fault: MakeVector) -> None:
+    assert judge(audit_secure(users(*RATED), releases=500, of_answers=True, make=fault)).refuted
+
+
+def test_how_small_a_fault_can_be_found_is_said_first(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        audit_secure(users(), releases=100)
+    assert "100 releases with the canary and as many without show epsilon" in caplog.text
+    assert "they refute the claim if noise has" in caplog.text
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows(optimizer: str) -> None:
+    (run,) = judge(audit_shared_step(steps(f"server.optimizer={optimizer}"), releases=300)).judgements
+    assert not_refuted_and_near(run, epsilon_of_shift(1.0, delta=1e-3))
+    assert run.claim.adjacency == "add or remove one example"
+
+
+def holder_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """One node more is lost than is borne: the one that holds the examples adds none."""
+    noised = noised_vector(vector, values, request, source)
+    return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised
+
+
+def nobody_adds_any(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    return noised_vector(replace(vector, variance=0), values, request, source)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (for_all_nodes, SPARE),
+        (for_another_clip, ()),
+        (holder_adds_none, ("data.num_clients=4", "training.batch_size=400")),
+    ],
+)
+def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
+    fault: MakeVector, words: tuple[str, ...]
+) -> None:
+    assert judge(audit_shared_step(steps(*words), releases=300, make=fault)).refuted
+
+
+def test_a_shared_step_without_noise_of_clients_is_found_by_what_assumes_nothing() -> None:
+    (run,) = judge(audit_shared_step(steps(), releases=600, make=nobody_adds_any)).judgements
+    assert run.refuted_by == ("any scores",)
+
+
+def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(model: nn.Module, params: Tensor, mine: Examples, **how: Any) -> Tensor:
+        return shared_step(model, params, Examples(torch.cat([mine.inputs] * 2), torch.cat([mine.targets] * 2)), **how)
+
+    monkeypatch.setattr("discreet.client.client.shared_step", twice)
+
+
+def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loose(model: nn.Module, inputs: Tensor, *, l2_norm_clip: float, **how: Any) -> tuple[Tensor, Tensor]:
+        return sum_one_by_one(model, inputs, l2_norm_clip=2 * l2_norm_clip, **how)
+
+    monkeypatch.setattr("discreet.training.shared_step.sum_one_by_one", loose)
+
+
+@pytest.mark.parametrize("fault", [counted_twice, clipped_for_twice_the_norm])
+def test_a_fault_of_a_clients_sum_is_found_from_outside(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    assert judge(audit_shared_step(steps(), releases=300)).refuted
+
+
+def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
+    resolved, task = checked(steps())
+    _, _, without, within = step_parts(resolved, task, 1)
+    moved = float(torch.linalg.vector_norm(within.update - without.update))
+    assert moved == pytest.approx(client_settings(resolved).step_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("word", ["privacy.user.aggregation=plain", "privacy.user.noise_multiplier=0"])
+def test_what_is_no_masked_sum_with_noise_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="an audit of masked sums needs"):
+        audit_secure(users(word), releases=2)
+
+
+@pytest.mark.parametrize("word", ["privacy.example.aggregation=plain", "privacy.example.noise_multiplier=0"])
+def test_what_is_no_shared_step_with_noise_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="an audit of a shared step needs"):
+        audit_shared_step(steps(word), releases=2)
+
+
+def test_without_private_evaluation_there_is_no_masked_rating() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.kind must be private"):
+        audit_secure(users(), releases=2, of_answers=True)
+
+
+def test_a_client_with_more_examples_than_may_be_is_no_place_for_a_canary() -> None:
+    with pytest.raises(ConfigError, match="this client has more examples than 16"):
+        audit_shared_step(steps("training.batch_size=4"), releases=2)
