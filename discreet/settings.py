@@ -223,8 +223,6 @@ class RunConfig:
     engine: str = setting("auto", one_of("auto", "batched", "one_by_one", "ray"))
     output_dir: str | None = None
     resume: bool = False
-    tracking: str = setting("none", one_of("none", "mlflow", "tensorboard"))
-    tracking_uri: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)

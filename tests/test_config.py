@@ -124,7 +124,7 @@ def comments() -> dict[str, str]:
     found: dict[str, str] = {}
     sections: list[str] = []
     for line in (
-        (conf_folder() / "config.yaml").read_text().split("hydra_logging: none\n")[1].split("\nhydra:")[0].splitlines()
+        (conf_folder() / "config.yaml").read_text().split("experiment: null\n")[1].split("\nhydra:")[0].splitlines()
     ):
         setting = re.match(r"( *)(\w*):?(.*)", line)
         assert setting is not None

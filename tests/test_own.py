@@ -16,8 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.cli.predict import main as predict
-from discreet.cli.simulate import main as simulate_main
 from discreet.client.account import Refused
 from discreet.client.nodes import node_client
 from discreet.config import ConfigError, load_config
@@ -27,6 +25,8 @@ from discreet.tasks.datasets import load_task
 from discreet.tasks.models import build_model
 from discreet.tasks.targets import FolderError
 from tests.client.clients import request
+from tests.command import predict
+from tests.command import simulate as simulate_main
 from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -346,9 +346,7 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name:
 
 
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        simulate_main(["data.name=folder", "data.path=/nowhere"])
-    assert stopped.value.code == 2
+    assert simulate_main(["data.name=folder", "data.path=/nowhere"]) == 2
     assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.calibrate import main as calibrate
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT
 from discreet.config import load_config
+from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -108,7 +108,6 @@ def in_federation(config: RunConfig, canaries: int, runs: int) -> RunConfig:
         config,
         output_dir=None,
         resume=False,
-        tracking="none",
         data=replace(config.data, path=path),
         evaluation=replace(config.evaluation, kind="none"),
         operations=replace(config.operations, metrics_port=None, predictions=False),

@@ -125,7 +125,7 @@ def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
 def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
-        config = replace(config, output_dir=f"{folder}/run", resume=False, tracking="none")
+        config = replace(config, output_dir=f"{folder}/run", resume=False)
         session = prepare(config, simulated=True, held=held, resolved=config)
         start, plan = session.opened, plan_of(session.opened, chance_loss=math.inf)
         assert plan.settings.user is not None

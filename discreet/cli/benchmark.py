@@ -1,53 +1,59 @@
-"""Measures things side by side in one run, and prints a table for each section.
+"""Measures things side by side in one run, and prints a table for each section; without a SECTION, all of them.
 
 Peers that are not installed are named and skipped. Times depend on what else the machine does: the load is printed.
-"""
 
-from __future__ import annotations
+sections:
+  per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
+  loop          a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings
+  cohort        virtual clients per second, batched and one by one, beside pfl-research
+  cohort_scale  time and memory against cohort and population, up to a million virtual clients
+  ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
+  load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the server
+  secure_round  20 SuperNodes, a million parameters: a round under secure aggregation against one in the clear
 
-import argparse
-import json
-import os
-import platform
-import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Any
-
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from discreet.places import own_files
-
-SECTIONS = {
-    "per_example": "clipped per-example gradients against plain ones, and whole steps against Opacus",
-    "loop": "a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings",
-    "cohort": "virtual clients per second, batched and one by one, beside pfl-research",
-    "cohort_scale": "time and memory against cohort and population, up to a million virtual clients",
-    "ray": "chunks as tasks of a Ray cluster against forked workers: rounds and whole runs",
-    "load": "4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the server",
-    "secure_round": "20 SuperNodes, a million parameters: a round under secure aggregation against one in the clear",
-}
-
-EXAMPLES = """
 examples:
   discreet benchmark
   discreet benchmark per_example cohort --json measured.json
 """
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from discreet.config import ConfigError
+from discreet.places import own_files
+
+SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "secure_round")
 Rows = list[dict[str, Any]]
 
 
-def run_sections(names: Sequence[str]) -> dict[str, Rows]:
-    """The rows of each section, printed as they come."""
-    console, results = Console(), {}
-    for name in names:
-        rows: Callable[[], Rows] = import_module(f"benchmarks.{name}_speed").rows
-        console.rule(f"{name}: {SECTIONS[name]}")
-        results[name] = rows()
+def command(
+    sections: Annotated[list[str] | None, typer.Argument(metavar="SECTION ...")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="also write the rows to this file")] = None,
+) -> None:
+    """Measures, prints, and writes the rows of each section."""
+    if unknown := [name for name in sections or () if name not in SECTIONS]:
+        raise ConfigError(f"no section {unknown[0]}; known are {', '.join(SECTIONS)}")
+    sys.path.append(str(own_files()))  # a wheel brings the folder benchmarks there
+    console, results = Console(), dict[str, Any](machine=machine())
+    print(json.dumps(results["machine"]))
+    for name in sections or SECTIONS:
+        console.rule(name)
+        results[name] = import_module(f"benchmarks.{name}_speed").rows()
         console.print(table_of(results[name]))
-    return results
+    if json_file:
+        json_file.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def table_of(rows: Rows) -> Table:
@@ -73,28 +79,3 @@ def machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "load": os.getloadavg(),
     }
-
-
-def main(words: Sequence[str]) -> int:
-    """The command line."""
-    listed = "\n".join(f"  {name:12} {what}" for name, what in SECTIONS.items())
-    parser = argparse.ArgumentParser(
-        prog="discreet benchmark",
-        description=f"{__doc__}\nsections:\n{listed}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: all sections)")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    chosen = parser.parse_args(words)
-    sys.path.append(str(own_files()))  # a wheel brings the folder benchmarks there
-    unknown = [name for name in chosen.sections if name not in SECTIONS]
-    if unknown:
-        print(f"discreet: no section {unknown[0]}; known are {', '.join(SECTIONS)}", file=sys.stderr)
-        return 2
-    results: dict[str, Any] = {"machine": machine()}
-    print(json.dumps(results["machine"]))
-    results |= run_sections(chosen.sections or list(SECTIONS))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(results, indent=2) + "\n")
-    return 0

@@ -17,23 +17,24 @@ With --aggregation secure everybody takes part in every round, and adds a share 
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+import typer
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
-from discreet.cli.secure_price import SecurePrice
-from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, ZERO_OUT
+from discreet.federated.guarantees import EXAMPLE, LOCAL, ZERO_OUT
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
+from discreet.secure_settings import SECURE, SecureConfig
 
 PURE = "pure"
 
@@ -50,12 +51,67 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """What was given; the one of noise, epsilon and rounds that is None is asked for."""
+    """The numbers that were given. The one of noise, epsilon and rounds that is None is asked for.
+
+    Raises:
+      ValueError: it is not one of the three that is None, or a number is out of its range.
+    """
 
     delta: float
     noise: float | None
     epsilon: float | None
     rounds: int | None
+
+    def __post_init__(self) -> None:
+        given = {"--noise": self.noise, "--epsilon": self.epsilon, "--rounds": self.rounds}
+        if [*given.values()].count(None) != 1:
+            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
+        for name, value in given.items():
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a finite number above 0 (got {value})")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"--delta must be within (0, 1) (got {self.delta})")
+
+
+def command(
+    guarantee: Annotated[Literal["user", "example", "local"], typer.Argument()],
+    population: Annotated[int | None, Option(help="clients, or a client's examples")] = None,
+    cohort: Annotated[int | None, Option(help="expected clients a round, or the batch size")] = None,
+    rounds: Annotated[int | None, Option(help="rounds, or local steps")] = None,
+    noise: Annotated[float | None, Option(help="the noise multiplier: noise over sensitivity")] = None,
+    epsilon: Annotated[float | None, Option()] = None,
+    delta: Annotated[float, Option()] = 1e-5,
+    aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with the options below")] = "plain",
+    clients: Annotated[int | None, Option(help="secure: how many there are, all of which take part")] = None,
+    dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
+    colluding: Annotated[int, Option(help="secure: how many may tell the server all they know")] = 1,
+    threshold: Annotated[int | None, Option(help="secure: how many must agree to open a sum")] = None,
+    parameters: Annotated[int, Option(help="secure: of the model")] = 1_000_000,
+    examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
+) -> None:
+    """Answers in a table."""
+    question = Question(delta, noise, epsilon, rounds)
+    adjacency = "zero-out" if guarantee == EXAMPLE else "add or remove one"
+    lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
+    if aggregation == SECURE:
+        if guarantee == LOCAL or clients is None or (guarantee == EXAMPLE) != (examples is not None):
+            raise ValueError(
+                "--aggregation secure is for user with --clients, or example with --clients and --examples"
+            )
+        price = SecurePrice(clients, SecureConfig(dropouts, colluding, threshold), parameters, examples)
+        choices = secure_choices(price, adjacency=adjacency)
+        lines += price.lines(noise or answer(choices[0], question))
+    elif guarantee == LOCAL:
+        choices = LOCAL_CHOICES
+    elif population is None or cohort is None:
+        raise ValueError(f"{guarantee} needs --population and --cohort")
+    else:
+        choices = sampled_choices(population, cohort, adjacency=adjacency)
+        if guarantee == EXAMPLE:
+            holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
+            lines.append(f"{ZERO_OUT}. {holds}")
+    Console().print(table_of(choices, question))
+    print(*lines, sep="\n")
 
 
 def sampled_choices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Choice]:
@@ -137,89 +193,42 @@ def table_of(choices: Sequence[Choice], question: Question) -> Table:
     return table
 
 
-def _check_ranges(question: Question) -> None:
-    for name, value in (("--noise", question.noise), ("--epsilon", question.epsilon), ("--rounds", question.rounds)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a finite number above 0 (got {value})")
-    if not 0 < question.delta < 1:
-        raise ValueError(f"--delta must be within (0, 1) (got {question.delta})")
+@dataclass(frozen=True)
+class SecurePrice:
+    """Secure aggregation over so many clients, of a model with so many parameters.
 
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
-        prog="discreet calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("guarantee", choices=GUARANTEES)
-    made.add_argument("--population", type=int, help="clients, or a client's examples")
-    made.add_argument("--cohort", type=int, help="expected clients a round, or the batch size")
-    made.add_argument("--rounds", type=int, help="rounds, or local steps")
-    made.add_argument("--noise", type=float, help="the noise multiplier: noise over sensitivity")
-    made.add_argument("--epsilon", type=float)
-    made.add_argument("--delta", type=float, default=1e-5)
-    made.add_argument("--aggregation", choices=AGGREGATION.names, default=PLAIN)
-    secure = made.add_argument_group("with --aggregation secure")
-    secure.add_argument("--clients", type=int, help="how many there are, all of which take part")
-    secure.add_argument("--dropouts", type=int, default=1, help="how many may be missing from a round")
-    secure.add_argument("--colluding", type=int, default=1, help="how many may tell the server all they know")
-    secure.add_argument("--threshold", type=int, help="how many must agree to open a sum")
-    secure.add_argument("--parameters", type=int, default=1_000_000, help="of the model")
-    secure.add_argument("--examples", type=int, help="of a client at most, at example level")
-    return made
-
-
-def secure_price(given: argparse.Namespace) -> SecurePrice | None:
-    """What was asked about secure aggregation; None if nothing was.
+    Attributes:
+      examples: the most that a client has, at example level; None at user level.
 
     Raises:
-      ValueError: something is missing, or out of its range.
+      ConfigError: too few clients for `secure`.
+
+    >>> SecurePrice(10, SecureConfig(dropouts=2, colluding=1), 1_000_000).sum(4.0).bits
+    24
     """
-    if given.aggregation != SECURE:
-        return None
-    if (
-        given.guarantee == LOCAL
-        or given.clients is None
-        or (given.guarantee == EXAMPLE) != (given.examples is not None)
-    ):
-        raise ValueError("--aggregation secure is for user with --clients, or example with --clients and --examples")
-    secure = SecureConfig(given.dropouts, given.colluding, given.threshold)
-    return SecurePrice(given.clients, secure, given.parameters, given.examples)
 
+    clients: int
+    secure: SecureConfig
+    parameters: int
+    examples: int | None = None
 
-def choices_of(given: argparse.Namespace, price: SecurePrice | None) -> list[Choice]:
-    """The ways to sample that the command line is about.
+    def __post_init__(self) -> None:
+        self.secure.check_fits(self.clients)
 
-    Raises:
-      ValueError: something is missing, or out of its range.
-    """
-    adjacency = "zero-out" if given.guarantee == EXAMPLE else "add or remove one"
-    if price:
-        return secure_choices(price, adjacency=adjacency)
-    if given.guarantee == LOCAL:
-        return LOCAL_CHOICES
-    if None in (given.population, given.cohort):
-        raise ValueError(f"{given.guarantee} needs --population and --cohort")
-    return sampled_choices(given.population, given.cohort, adjacency=adjacency)
+    def sum(self, noise_multiplier: float) -> SecureSum:
+        """The secure sum of a round, or of a step at example level, with this noise on the sum over the clip norm."""
+        cohort = SecureCohort(self.clients, self.secure.summands(self.clients))
+        if self.examples is None:
+            return secure_sum(self.parameters, cohort, noise_multiplier=noise_multiplier)
+        return example_secure_sum(self.parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=self.examples)
 
-
-def main(words: Sequence[str]) -> int:
-    """The command line; exit code 2 if something is missing or out of range."""
-    given = parser().parse_args(words)
-    question = Question(given.delta, given.noise, given.epsilon, given.rounds)
-    try:
-        if [question.noise, question.epsilon, question.rounds].count(None) != 1:
-            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
-        _check_ranges(question)
-        price = secure_price(given)
-        choices = choices_of(given, price)
-        lines = price.lines(question.noise or answer(choices[0], question)) if price else ()
-        table = table_of(choices, question)
-    except ValueError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    Console().print(table)
-    print(f"{given.guarantee}-level, delta {given.delta:g}; noise multipliers are noise over the clip norm")
-    print(*lines, sep="\n", end="\n" if lines else "")
-    if given.guarantee == EXAMPLE and not price:
-        print(f"{ZERO_OUT}. The numbers hold for adding or removing one if --population is data.public_num_examples")
-    return 0
+    def lines(self, noise_multiplier: float) -> tuple[str, ...]:
+        """The noise that a client adds and the bytes that it sends, in words."""
+        found = self.sum(noise_multiplier)
+        return (
+            f"each of {self.clients} clients adds a discrete Gaussian of standard deviation "
+            f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of {found.clip_steps} steps); "
+            f"that of {found.summands} is accounted",
+            f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client and round; "
+            f"{self.secure.threshold_of(self.clients)} nodes must agree to open a sum",
+        )

@@ -20,14 +20,14 @@ examples:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import Option
 
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
@@ -39,6 +39,38 @@ from discreet.privacy.events import ACCOUNTANTS, event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 DEFAULT_DELTA = 1e-5
+
+
+def command(
+    action: Annotated[Literal["show", "verify", "export", "create", "adopt"], typer.Argument()],
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    delta: Annotated[float | None, Option(help="of the epsilons shown; the run's own by default, else 1e-5")] = None,
+    population: Annotated[
+        str | None, Option(metavar="NAME", help="create: the population, sampling.population_name of its runs")
+    ] = None,
+    size: Annotated[int | None, Option(help="of the population: how many clients it has")] = None,
+    replace: Annotated[
+        bool, Option("--replace", help="neighbours differ by replacing a client (sampling.kind=fixed)")
+    ] = False,
+    max_epsilon: Annotated[
+        float | None, Option(help="no run over the population may pass it, whatever its own max_epsilon is")
+    ] = None,
+) -> int:
+    """Does one action; 1 if `verify` finds a fault."""
+    if action == "create":
+        if population is None:
+            ledger, whose = DurableLedger.create(run), ""
+        elif size is None or delta is None:
+            raise ConfigError("--size and --delta must be given with --population: whose account it is, for good")
+        else:
+            people = Population(population, size, ADJACENCIES[replace], delta)
+            ledger, whose = create_account(run, people, max_epsilon=max_epsilon), f" account of {population},"
+        print(f"{run}:{whose} nothing is spent yet; head {ledger.mark().head}")
+        return 0
+    if action == "show":
+        show(run, delta=_delta(run) if delta is None else delta)
+        return 0
+    return max({"verify": verify, "export": export, "adopt": adopt}[action](ledger) for ledger in ledgers_of(run))
 
 
 def ledgers_of(run: Path) -> list[DurableLedger]:
@@ -54,8 +86,15 @@ def ledgers_of(run: Path) -> list[DurableLedger]:
     return [DurableLedger(path) for path in paths]
 
 
+def _delta(run: Path) -> float:
+    """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
+    if run.is_file() and is_account(facts := DurableLedger(run).facts()):
+        return float(facts["delta"])
+    return RunFolder(run).read_config().privacy.delta if (run / CONFIG).exists() else DEFAULT_DELTA
+
+
 def show(run: Path, *, delta: float) -> None:
-    """Prints what was spent, two lines for each guarantee and holder."""
+    """Prints the spending, two lines for each guarantee and holder."""
     print(f"epsilon at delta {delta:g}")
     for ledger in ledgers_of(run):
         if is_account(ledger.facts()):
@@ -64,27 +103,25 @@ def show(run: Path, *, delta: float) -> None:
         for guarantee in GUARANTEES:
             for holder in ledger.holders(guarantee):
                 spent = ledger.spent(guarantee, holder=holder)
-                print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_events(spent)}")
-                print(f"  {_epsilons(spent, delta)}")
+                print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_spent(spent, delta)}")
 
 
 def show_account(ledger: DurableLedger, *, delta: float) -> None:
-    """Prints what each run over a population has cost, and all of them together."""
+    """Prints the spending of each run over a population, and of all of them together."""
     facts = ledger.facts()
     print(f"population {facts['name']}: {facts['size']} clients, {facts['adjacency']}, delta {facts['delta']:g}")
     total, runs = PrivacyLedger(), list(dict.fromkeys(row.holder for row in ledger.releases()))
     for run in runs:
         spent = ledger.spent(USER, holder=run)
         total = PrivacyLedger((*total.entries, *spent.entries))
-        print(f"run {run.rpartition(' ')[0]}: {_events(spent)}")
-        print(f"  {_epsilons(spent, delta)}")
+        print(f"run {run.rpartition(' ')[0]}: {_spent(spent, delta)}")
     limit = "" if facts[LIMIT] is None else f"; no run may pass {facts[LIMIT]:g}"
-    print(f"all runs together ({len(runs)}): {total.num_releases} releases{limit}")
-    print(f"  {_epsilons(total, delta)}")
+    print(f"all runs together ({len(runs)}): {total.num_releases} releases{limit}\n  {_epsilons(total, delta)}")
 
 
-def _events(spent: PrivacyLedger) -> str:
-    return "; ".join(f"{count} x {in_words(json.loads(event_to_json(event)))}" for event, count in spent.entries)
+def _spent(spent: PrivacyLedger, delta: float) -> str:
+    events = "; ".join(f"{count} x {in_words(json.loads(event_to_json(event)))}" for event, count in spent.entries)
+    return f"{events}\n  {_epsilons(spent, delta)}"
 
 
 def in_words(event: dict[str, Any]) -> str:
@@ -124,81 +161,24 @@ def _epsilons(spent: PrivacyLedger, delta: float) -> str:
     return ", ".join([*said, *([f"pure epsilon {pure:.4g}"] if math.isfinite(pure) else [])])
 
 
-def verify(run: Path) -> int:
-    """Prints whether each ledger's chain holds; 1 if one does not."""
-    code = 0
-    for ledger in ledgers_of(run):
-        faults = ledger.verify()
-        code = code or (1 if faults else 0)
-        print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
-        print(f"  head {ledger.mark().head}")
-    return code
+def verify(ledger: DurableLedger) -> int:
+    """Says if a ledger's chain holds; 1 if it does not."""
+    faults = ledger.verify()
+    print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
+    print(f"  head {ledger.mark().head}")
+    return 1 if faults else 0
 
 
-def export(run: Path) -> None:
+def export(ledger: DurableLedger) -> int:
     """Prints every row as JSON."""
-    for ledger in ledgers_of(run):
-        for release in ledger.releases():
-            row = dataclasses.asdict(release) | {"event": json.loads(release.event), "ledger": ledger.path.name}
-            print(json.dumps(row, sort_keys=True))
+    for release in ledger.releases():
+        row = dataclasses.asdict(release) | {"event": json.loads(release.event), "ledger": ledger.path.name}
+        print(json.dumps(row, sort_keys=True))
+    return 0
 
 
-def create(path: Path) -> None:
-    """Makes a node's ledger."""
-    print(f"{path}: nothing is spent yet; head {DurableLedger.create(path).mark().head}")
-
-
-def create_for(path: Path, chosen: argparse.Namespace) -> None:
-    """Makes the account of a population."""
-    if chosen.size is None or chosen.delta is None:
-        raise ConfigError("--size and --delta must be given with --population: whose account it is, for good")
-    population = Population(chosen.population, chosen.size, ADJACENCIES[chosen.replace], chosen.delta)
-    made = create_account(path, population, max_epsilon=chosen.max_epsilon)
-    print(f"{path}: account of {chosen.population}, nothing is spent yet; head {made.mark().head}")
-
-
-def adopt(run: Path) -> None:
-    """Lets this machine go on with ledgers."""
-    for ledger in ledgers_of(run):
-        ledger.adopt()
-        print(f"{ledger.path}: goes on here after {ledger.mark().rows} rows")
-
-
-def _delta(run: Path, given: float | None) -> float:
-    """The delta that was given, or the run's or the population's own; of another ledger `DEFAULT_DELTA`."""
-    if given is not None:
-        return given
-    if run.is_file() and is_account(facts := DurableLedger(run).facts()):
-        return float(facts["delta"])
-    return RunFolder(run).read_config().privacy.delta if (run / CONFIG).exists() else DEFAULT_DELTA
-
-
-def main(words: Sequence[str]) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="discreet ledger", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("action", choices=("show", "verify", "export", "create", "adopt"))
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--delta", type=float, help="of the epsilons shown; the run's own by default, else 1e-5")
-    made = parser.add_argument_group("create, of the account of a population")
-    made.add_argument("--population", metavar="NAME", help="its name, which runs give as sampling.population_name")
-    made.add_argument("--size", type=int, help="how many clients it has")
-    made.add_argument(
-        "--replace", action="store_true", help="neighbours differ by replacing a client (sampling.kind=fixed)"
-    )
-    made.add_argument("--max-epsilon", type=float, help="no run may pass it, whatever its own max_epsilon is")
-    chosen = parser.parse_args(words)
-    try:
-        if chosen.action == "verify":
-            return verify(chosen.run)
-        if chosen.action == "show":
-            show(chosen.run, delta=_delta(chosen.run, chosen.delta))
-        elif chosen.action == "create" and chosen.population is not None:
-            create_for(chosen.run, chosen)
-        else:
-            {"export": export, "create": create, "adopt": adopt}[chosen.action](chosen.run)
-    except (LedgerError, ValueError) as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
+def adopt(ledger: DurableLedger) -> int:
+    """Lets this machine go on with a ledger."""
+    ledger.adopt()
+    print(f"{ledger.path}: goes on here after {ledger.mark().rows} rows")
     return 0

@@ -1,18 +1,19 @@
-"""The `discreet` command: what comes after it is a verb, and the words of that verb."""
+"""The `discreet` command: one Typer app. Only the verb that is asked for is imported."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import click
+import typer
 
 from discreet import __version__
 
-# What works anywhere, and what needs the conf of a project or of a checkout: a line for each verb.
 ANYWHERE = {
     "calibrate": "epsilon, noise or rounds: give two, the third is computed",
     "report": "a table of runs, and a page with pictures of them",
@@ -22,90 +23,107 @@ ANYWHERE = {
     "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
-    "run": "an experiment on Flower's simulation runtime, as `flwr run`",
-    "simulate": "an experiment in one process, and sweeps with --multirun",
-    "tune": "tries settings, keeps the best run, and accounts for the choice",
-    "audit": "tries to break the privacy claim of a run, with canaries",
-    "statistics": "what clients' data are like, noised and paid for",
-    "benchmark": "measures Discreet side by side with others",
+    "run": "an experiment on Flower's simulation runtime, as `flwr run` *",
+    "simulate": "an experiment in one process, and sweeps with --multirun *",
+    "tune": "tries settings, keeps the best run, and accounts for the choice *",
+    "audit": "tries to break the privacy claim of a run, with canaries *",
+    "statistics": "what clients' data are like, noised and paid for *",
+    "benchmark": "measures Discreet side by side with others *",
 }
-OF_SETTINGS = ("run", "simulate", "statistics", "tune")  # their words are settings
+VERBS = ANYWHERE | IN_A_PROJECT
+SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
+HELP = ("-h", "--help")
+EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 
+`discreet VERB --help` explains a verb, with examples. For instance:
 
-def usage() -> str:
-    """What `discreet --help` prints."""
-    here, there = (
-        "\n".join(f"  {verb:10} {line}" for verb, line in verbs.items()) for verbs in (ANYWHERE, IN_A_PROJECT)
-    )
-    return (
-        "usage: discreet VERB ...\n\nDifferentially private federated learning on Flower.\n\n"
-        f"anywhere:\n{here}\n\nin a project that `discreet new` made, or in a checkout of Discreet:\n{there}\n\n"
-        "`discreet VERB --help` explains a verb, with examples. For instance:\n\n"
-        "  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2\n"
-    )
+  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
+"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a verb; 2 if there is none of that name."""
-    verb, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
-    if verb in ("-h", "--help"):
-        print(usage(), end="")
-        return 0
-    if verb == "--version":
-        print(f"discreet {__version__}")
-        return 0
-    if verb not in ANYWHERE | IN_A_PROJECT:
-        known = ", ".join(ANYWHERE | IN_A_PROJECT)
-        print(f"discreet: there is no verb {verb}; there are {known} (discreet --help)", file=sys.stderr)
-        return 2
+    """Runs a verb and gives its exit code; 2, and one line that says why, if it was asked for something wrong."""
+    given = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     try:
-        return int(_imported(verb, rest).main(rest))
+        command = typer.main.get_command(_app(given))
+        with command.make_context("discreet", given[:]) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as ended:
+        return ended.exit_code
     except KeyboardInterrupt:
         return _say_ended()
+    except _told(given[0]) as error:
+        print(f"discreet: {_line(error)}", file=sys.stderr)
+        return 2
 
 
-def _imported(verb: str, rest: Sequence[str]) -> ModuleType:
-    """The module of a verb, after a look whether it may start here.
+def _app(given: Sequence[str]) -> typer.Typer:
+    """The app for these words. A verb that they do not name has its line in the help, and nothing else.
 
-    A Ctrl-C meanwhile ends this process at once: nothing has begun that would need cleaning up, and an extension that
-    is being imported may make another error, or a traceback of its own, of an exception.
+    A Ctrl-C during an import ends this process at once: nothing has begun that would need cleaning up, and an extension
+    may turn an exception during its import into another error, or print a traceback of its own.
     """
+    typer.core.HAS_RICH = False  # with it, Typer escapes brackets even in help that it prints as plain text
+    settings = {"help_option_names": [*HELP]}
+    app = typer.Typer(rich_markup_mode=None, add_completion=False, suggest_commands=False, context_settings=settings)
+    app.callback(epilog=_as_written(EPILOG))(_root)
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not if whoever started it wants Ctrl-C to be ignored
+    if before is signal.default_int_handler:  # not if this process was started with Ctrl-C ignored
         signal.signal(signal.SIGINT, _end)
     try:
-        if verb in IN_A_PROJECT and not {"-h", "--help"} & {*rest}:
-            _check(verb, rest)
-        return import_module(f"discreet.cli.{verb}")
+        if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
+            import_module("discreet.places").app_folder()
+        for verb, line in VERBS.items():
+            module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
+            command: Callable[..., object] = module.command if module else _nothing
+            app.command(verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line)(command)
     finally:
         signal.signal(signal.SIGINT, before)
+    return app
 
 
-def _check(verb: str, rest: Sequence[str]) -> None:
-    """Ends this process if the verb has no place here, or if a setting is written as an option."""
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"discreet {__version__}")
+        raise typer.Exit
+
+
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Differentially private federated learning on Flower."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _as_written(text: str) -> str:
+    """A help text that Click prints line by line, as it stands."""
+    return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.strip("\n").split("\n\n"))
+
+
+def _told(verb: str) -> tuple[type[Exception], ...]:
+    """The errors whose message is all that a person needs. They are imported if something was raised."""
     from discreet.client_settings import ConfigError
-    from discreet.places import app_folder
+    from discreet.federated.known_ledgers import LedgerError
 
-    try:
-        app_folder()
-        for word, value in zip(rest, [*rest[1:], "VALUE"], strict=True):
-            if verb in OF_SETTINGS and word.startswith("--") and (name := _setting(word)) and word != "--resume":
-                given = word.partition("=")[2] or value
-                raise ConfigError(f"{word} is no option: settings have no dashes, write {name}={given}")
-    except ConfigError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))
 
 
-def _setting(word: str) -> str | None:
+def _line(error: Exception) -> str:
+    if isinstance(error, click.NoSuchOption) and (name := _setting(error.option_name)):
+        return f"{error.option_name} is no option: settings have no dashes, write {name}=VALUE"
+    return error.format_message() if isinstance(error, click.ClickException) else str(error)
+
+
+def _setting(option: str) -> str | None:
     """The full name of the setting that an option is meant for; None if there is none, or several.
 
-    >>> _setting("--rounds"), _setting("--learning-rate=1"), _setting("--batch-size=8"), _setting("--jobs")
+    >>> _setting("--rounds"), _setting("--learning-rate"), _setting("--batch-size"), _setting("--jobs")
     ('rounds', None, 'training.batch_size', None)
     """
     from discreet.settings import rules
 
-    asked = word.removeprefix("--").partition("=")[0].replace("-", "_")
+    asked = option.removeprefix("--").replace("-", "_")
     found = [name for name, _ in rules() if f".{name}".endswith(f".{asked}")]
     return asked if asked in found else found[0] if len(found) == 1 else None
 

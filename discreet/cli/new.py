@@ -2,24 +2,24 @@
 
 FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its README says with which
 commands, and how to put your own model and data in their place.
+
+examples:
+  discreet new my-project
+  cd my-project && discreet simulate experiment=quick
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from discreet.client_settings import ConfigError
 from discreet.places import own_files
 
-EXAMPLES = """examples:
-  discreet new my-project
-  cd my-project && discreet simulate experiment=quick
-"""
 # What differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
 SETTINGS = {
     ("data", "name"): "folder",
@@ -94,20 +94,7 @@ def project_name(folder: Path) -> str:
     return name
 
 
-def main(words: Sequence[str]) -> int:
-    """Makes the project; 2 if the folder holds something."""
-    parser = argparse.ArgumentParser(
-        prog="discreet new",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the project shall lie")
-    folder: Path = parser.parse_args(words).folder.expanduser()
-    try:
-        make_project(folder, source=own_files())
-    except ConfigError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    print(f"made {folder.resolve()}: cd there, then: discreet simulate experiment=quick")
-    return 0
+def command(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
+    """Makes the project."""
+    make_project(folder.expanduser(), source=own_files())
+    print(f"made {folder.expanduser().resolve()}: cd there, then: discreet simulate experiment=quick")

@@ -3,54 +3,69 @@
 RUN is a run folder. --data is a .csv, .parquet or .npz file, or the name of a data set such as mnist, which means its
 test set. Without --data it is the test set of the run's own data. `read_inputs` in discreet/federated/predictions.py
 says which columns a file needs. Without --out the predictions go to predictions.csv in the run folder.
-"""
 
-from __future__ import annotations
-
-import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-from discreet.config import ConfigError
-from discreet.federated.prediction_tables import indicators_of, predictions_csv
-from discreet.federated.predictions import (
-    PREDICTIONS_FILE,
-    Inputs,
-    SavedModel,
-    class_names,
-    load_model,
-    own_test_set,
-    predict,
-    read_inputs,
-    write_indicators,
-)
-from discreet.federated.run_folder import replace_file
-from discreet.tasks.datasets import DATASETS, load_task
-from discreet.tasks.folder import open_table
-
-EXAMPLES = """examples:
+examples:
   discreet predict outputs/first
   discreet predict outputs/own --data new.csv --id patient --out predicted.csv
   discreet predict outputs/first --indicators
 """
 
+from __future__ import annotations
 
-def inputs_of(arguments: argparse.Namespace, saved: SavedModel) -> Inputs:
-    """What is predicted for: a file, the test set of a named data set, or that of the run.
+from pathlib import Path
+from typing import Annotated
 
-    Raises:
-      ConfigError, ValueError, OSError: it can't be read.
-    """
-    data: str | None = arguments.data
+import typer
+from typer import Option
+
+from discreet.config import ConfigError
+from discreet.federated import predictions
+from discreet.federated.prediction_tables import indicators_of, predictions_csv
+from discreet.federated.predictions import Inputs, SavedModel, class_names, load_model, own_test_set, read_inputs
+from discreet.federated.run_folder import replace_file
+from discreet.tasks.datasets import DATASETS, load_task
+from discreet.tasks.folder import open_table
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    data: Annotated[str | None, Option(metavar="FILE", help=f"a file, or one of {', '.join(DATASETS)}")] = None,
+    data_path: Annotated[str | None, Option(help="where a named data set lies, as data.path of a run")] = None,
+    id_column: Annotated[
+        str | None, Option("--id", metavar="COLUMN", help="tells the rows of FILE apart: it is copied")
+    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="where the predictions are written, as CSV")] = None,
+    indicators: Annotated[bool, Option("--indicators", help="write indicators.json of the public test set")] = False,
+    train_indicators: Annotated[
+        bool, Option("--train-indicators", help="with training data too: not private, simulations only")
+    ] = False,
+) -> None:
+    """Predicts and writes."""
+    saved = load_model(run)
+    given = _inputs(run, data, saved, data_path=data_path, id_column=id_column)
+    said = predictions.predict(saved, given.inputs)
+    ids = None if id_column is None else (id_column, ids_of(data, id_column))
+    text = predictions_csv(said, given.targets, classes=class_names(saved), target=saved.target, ids=ids)
+    out = out or run / predictions.PREDICTIONS_FILE
+    replace_file(out, text.encode())
+    print(f"{len(said)} predictions: {out.resolve()}")
+    if given.targets is not None and len(given.targets):
+        found = indicators_of(said, given.targets, saved.target).items()
+        print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
+    if indicators or train_indicators:
+        print(f"indicators: {predictions.write_indicators(run, train=train_indicators).resolve()}")
+
+
+def _inputs(run: Path, data: str | None, saved: SavedModel, *, data_path: str | None, id_column: str | None) -> Inputs:
+    """The inputs in a file, of the test set of a named data set, or of the run's own test set."""
     if data is None:
-        table = own_test_set(arguments.run)
+        table = own_test_set(run)
         return Inputs(table.inputs, table.targets)
     if data in DATASETS:
-        task = load_task(data, path=arguments.data_path)
+        task = load_task(data, path=data_path)
         same = (task.shape.num_classes, task.shape.target) == (saved.num_classes, saved.target)
         return Inputs(task.test.inputs, task.test.targets if same else None)
-    return read_inputs(Path(data), saved, id_column=arguments.id)
+    return read_inputs(Path(data), saved, id_column=id_column)
 
 
 def ids_of(data: str | None, column: str) -> list[object]:
@@ -67,52 +82,3 @@ def ids_of(data: str | None, column: str) -> list[object]:
     if column not in table:
         raise ConfigError(f"{data} has no column {column} for --id: it has {', '.join(table)}")
     return list(table[column].to_pylist())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="discreet predict",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument(
-        "--data", metavar="FILE", help=f"a .csv, .parquet or .npz file, or one of {', '.join(DATASETS)}"
-    )
-    parser.add_argument("--data-path", metavar="PATH", help="where a named data set lies, as data.path of a run")
-    parser.add_argument("--id", metavar="COLUMN", help="a column of FILE that tells its rows apart: it is copied")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the predictions are written, as CSV")
-    parser.add_argument(
-        "--indicators",
-        action="store_true",
-        help="write indicators.json of the run's public test set into the run folder",
-    )
-    parser.add_argument(
-        "--train-indicators", action="store_true", help="the same with training data: not private, simulations only"
-    )
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Predicts and writes; 2 if the run or the data can't be read."""
-    arguments = _parser().parse_args(words)
-    run: Path = arguments.run
-    out: Path = arguments.out or run / PREDICTIONS_FILE
-    try:
-        saved = load_model(run)
-        given = inputs_of(arguments, saved)
-        said = predict(saved, given.inputs)
-        ids = None if arguments.id is None else (arguments.id, ids_of(arguments.data, arguments.id))
-        text = predictions_csv(said, given.targets, classes=class_names(saved), target=saved.target, ids=ids)
-        replace_file(out, text.encode())
-        print(f"{len(said)} predictions: {out.resolve()}")
-        if given.targets is not None and len(given.targets):
-            found = indicators_of(said, given.targets, saved.target).items()
-            print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
-        if arguments.indicators or arguments.train_indicators:
-            print(f"indicators: {write_indicators(run, train=arguments.train_indicators).resolve()}")
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    return 0

@@ -1,13 +1,22 @@
-"""An experiment on Flower's simulation runtime: see `discreet.deployment.flower_run`."""
+"""Trains over Flower's simulation, and shows accuracy and epsilon at every round.
+
+Each SETTING=VALUE overrides conf/config.yaml, as Hydra reads it.
+
+examples:
+  discreet run rounds=5 privacy.user.noise_multiplier=0.8
+  discreet run experiment=silos
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from discreet.deployment.flower_run import main as flower_run
 
 
-def main(words: Sequence[str]) -> int:
-    """Checks the overrides and runs. DISCREET_PROGRAM is what a person types to run it again, if not `discreet run`."""
-    return flower_run(words, program=os.environ.get("DISCREET_PROGRAM", "discreet run"))
+def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> int:
+    """DISCREET_PROGRAM is what a person types to run it again, if that is not `discreet run`."""
+    return flower_run(overrides or [], program=os.environ.get("DISCREET_PROGRAM", "discreet run"))

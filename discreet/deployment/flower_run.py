@@ -38,15 +38,6 @@ from discreet.processes import kept, ray_environment, scratch_folder
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
 
-USAGE = """usage: {program} [OVERRIDE ...]
-
-Trains the default experiment over Flower's simulation, and shows accuracy and epsilon at every round.
-Each OVERRIDE is a Hydra override of conf/config.yaml, for instance:
-
-  {program} rounds=5 privacy.user.noise_multiplier=0.8
-  {program} experiment=silos
-"""
-
 
 @contextmanager
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
@@ -143,9 +134,6 @@ def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
       words: Hydra overrides.
       program: what a person types to run it again.
     """
-    if any(word in ("-h", "--help") for word in words):
-        print(USAGE.format(program=program))
-        return 0
     log_to(sys.stderr)
     try:
         require("ray", extra="simulation", why="Flower's simulation")

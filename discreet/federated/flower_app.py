@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +36,7 @@ from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.strategy_settings import check_search
+from discreet.federated.training_plan import OnRound, tell_nobody
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
@@ -44,7 +45,6 @@ from discreet.tasks.examples import TaskShape
 
 logger = logging.getLogger("discreet")
 
-OnRound = Callable[[Mapping[str, object]], None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 ANY_SHAPE = TaskShape((1,), 2)
@@ -259,22 +259,11 @@ class FlowerApp:
         # An untrained model is the yardstick for a loss that runs away.
         query = RATED if run.config.evaluation.private else None
         chance = float("inf") if loss is None else loss
-        plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments)
-        plan = replace(plan, also=self._told(plan.also))
+        plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments, also=self.on_round or tell_nobody)
         if evaluation.evaluate_fn is None and query is None:
             logger.warning("%s", UNSEEN)
         after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
         return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
-
-    def _told(self, tracked: OnRound) -> OnRound:
-        """Who is told of a round: the tracker, and the app's own hook."""
-
-        def also(row: Mapping[str, object]) -> None:
-            tracked(row)
-            if self.on_round is not None:
-                self.on_round(dict(row))
-
-        return also
 
 
 def _refuse_evaluation(call: StartCall, *, private: bool) -> None:

@@ -6,14 +6,14 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from torch import Tensor
 
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of
 from discreet.federated.noise_outlook import noise_outlook
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
@@ -26,7 +26,6 @@ from discreet.federated.run_folder import (
     note_interruption,
     only_writer,
 )
-from discreet.federated.tracking import Tracking, begin, require_extra
 from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource, source_of
 
@@ -40,7 +39,6 @@ class OpenedRun:
     Attributes:
       checkpoint: where the run starts, or goes on.
       source: of cohorts and noise.
-      tracking: whom the run tells of its rounds.
       account: of the population, which the ledger charges before itself.
     """
 
@@ -49,7 +47,6 @@ class OpenedRun:
     ledger: DurableLedger
     checkpoint: Checkpoint
     source: RandomSource
-    tracking: Tracking = field(default_factory=Tracking)
     account: PopulationAccount | None = None
 
 
@@ -67,7 +64,6 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
       ConfigError: the folder holds a run already, or none to go on with, or can't be used.
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
-    require_extra(config)
     folder, account = check_output(config), PopulationAccount.of(config)
     if account is not None:
         account.check()
@@ -85,8 +81,7 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
         folder.write_config(asked, name=ASKED)
     source = source_of(config.seed)
     _announce(config, folder, num_params=checkpoint.params.numel())
-    tracking = begin(config, folder, held=held)
-    return OpenedRun(config, folder, ledger, checkpoint, source, tracking, account)
+    return OpenedRun(config, folder, ledger, checkpoint, source, account)
 
 
 def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> Checkpoint:
@@ -153,7 +148,6 @@ def close_run(run: OpenedRun, outcome: Outcome, tensors: Mapping[str, Tensor], m
 def say_how_it_ended(run: OpenedRun, outcome: Outcome) -> None:
     """Writes, last of all, that the run is over, and says what it has spent."""
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
-    run.tracking.ended(run.config, run.ledger.spent(USER), outcome.checkpoint.round)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
     for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint, run.account):

@@ -17,7 +17,7 @@ from discreet.places import conf_for
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (
-    *("rounds", "device", "engine", "ray", "operations", "tracking", "tracking_uri", "data.path", "sampling.min_nodes"),
+    *("rounds", "device", "engine", "ray", "operations", "data.path", "sampling.min_nodes"),
     "privacy.user.account",  # where it lies: that it is the account of this run is checked when it is opened
     *("statistics.of", "statistics.only"),  # each time that it is asked is paid for
     *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),
@@ -66,7 +66,7 @@ def same_settings(asked: RunConfig) -> RunConfig:
     """
     folder = RunFolder(Path(str(asked.output_dir)).expanduser().resolve())
     before = folder.read_config()
-    was, now = (_flat(dataclasses.asdict(config)) for config in (folder.read_config(name=ASKED), asked))
+    was, now = (flat(dataclasses.asdict(config)) for config in (folder.read_config(name=ASKED), asked))
     for name, value in now.items():
         if name not in WHICH_RUN and not _is_changeable(name) and value != was[name]:
             raise ConfigError(f"{name}={value} can't change a run that is resumed: it has {name}={was[name]}")
@@ -74,7 +74,7 @@ def same_settings(asked: RunConfig) -> RunConfig:
 
 
 def _changed(words: Sequence[str], before: RunConfig, asked: Flat, conf: Path | None) -> RunConfig:
-    kept, wanted = _flat(dataclasses.asdict(before)), _flat(asked)
+    kept, wanted = flat(dataclasses.asdict(before)), flat(asked)
     changes: dict[str, object] = {}
     for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
         if name == TARGET:
@@ -98,7 +98,7 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
     for word in OverridesParser.create().parse_overrides(list(words)):
         key, names = word.key_or_group, known
         if key == "experiment":
-            names, key = list(_flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))), ""
+            names, key = list(flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))), ""
         for name in dict.fromkeys(names):
             if not key or name == key or name.startswith(f"{key}."):
                 yield str(word.input_line), name
@@ -131,8 +131,9 @@ def _with(before: RunConfig, changes: Mapping[str, object]) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(settings))
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found

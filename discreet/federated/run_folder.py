@@ -158,11 +158,7 @@ class RunFolder:
         replace_file(self.path / name, OmegaConf.to_yaml(described(config)).encode())
 
     def read_config(self, *, name: str = CONFIG) -> RunConfig:
-        """The configuration that the run was started with.
-
-        Raises:
-          ConfigError: there is none, or it can't be read.
-        """
+        """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""
         path = self.path / name
         if not path.exists():
             raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
@@ -170,6 +166,8 @@ class RunFolder:
             settings = OmegaConf.create(path.read_text())
             if not isinstance(settings, DictConfig):
                 raise ConfigError("it holds no settings")
+            for gone in ("tracking", "tracking_uri"):
+                settings.pop(gone, None)  # of an earlier version
             return parse_config(settings)
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error

@@ -17,7 +17,7 @@ from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.server_optimizer import server_optimizer
 from discreet.federated.session import Session
-from discreet.federated.training_plan import Plan
+from discreet.federated.training_plan import OnRound, Plan, tell_nobody
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.secure_settings import PLANNED, Sizes
@@ -97,7 +97,12 @@ def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> 
 
 
 def plan_of(
-    run: OpenedRun, *, chance_loss: float, query: Query | None = None, says: Callable[[str], str] = str
+    run: OpenedRun,
+    *,
+    chance_loss: float,
+    query: Query | None = None,
+    says: Callable[[str], str] = str,
+    also: OnRound = tell_nobody,
 ) -> Plan:
     """The plan of a run whose folder is open: see `Plan`. `query`: what clients are asked of models, if anything."""
     config, num_params = run.config, run.checkpoint.params.numel()
@@ -110,14 +115,16 @@ def plan_of(
         chance_loss=chance_loss,
         evaluation=None if query is None else evaluation_plan(config, query, num_params=num_params),
         says=says,
-        also=run.tracking.round_done,
+        also=also,
     )
 
 
-def training_run(session: Session, transport: Transport | SealedTransport) -> TrainingRun:
+def training_run(
+    session: Session, transport: Transport | SealedTransport, *, on_round: OnRound = tell_nobody
+) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
     chance = chance_loss(session.config.task, session.task)
-    plan = plan_of(session.opened, chance_loss=chance, query=session.query)
+    plan = plan_of(session.opened, chance_loss=chance, query=session.query, also=on_round)
     evaluate = session.evaluation()
     return TrainingRun(
         plan,

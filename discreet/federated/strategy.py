@@ -13,11 +13,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from discreet.config import ConfigError
-from discreet.federated.flower_app import FlowerApp, OnRound, said_in_arguments
+from discreet.federated.flower_app import FlowerApp, said_in_arguments
 from discreet.federated.opened_run import Interruptible
 from discreet.federated.ready_run import App, EvaluateFn, StartCall, TrainConfig
 from discreet.federated.server_optimizer import ServerOptimizer
 from discreet.federated.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
+from discreet.federated.training_plan import OnRound
 from discreet.federated.training_run import Outcome
 from discreet.logs import log_to
 
@@ -97,8 +98,6 @@ class DPFedAvg(Strategy):
       on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be lost any more; what
         `private_evaluation` finds comes as a row of its own.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
-      tracking: "mlflow" or "tensorboard" is told of rounds what may be published; "none" is not.
-      tracking_uri: where that is.
       resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
 
     Raises:
@@ -150,8 +149,6 @@ class DPFedAvg(Strategy):
         private_evaluation: PrivateEvaluation | None = None,
         on_round: OnRound | None = None,
         output_dir: str | None = None,
-        tracking: str = "none",
-        tracking_uri: str | None = None,
         resume: bool = False,
     ) -> None:
         given = locals()

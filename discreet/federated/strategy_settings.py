@@ -88,7 +88,7 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
     return parse_config(
         {
             "rounds": 1,
-            **{name: given[name] for name in ("seed", "output_dir", "resume", "tracking", "tracking_uri")},
+            **{name: given[name] for name in ("seed", "output_dir", "resume")},
             "data": {"name": FLOWER_APP, "num_clients": population},
             "model": {"name": FLOWER_APP},
             "sampling": {

@@ -10,9 +10,11 @@ from discreet.federated.round import CohortSampling, RoundSettings
 from discreet.privacy.randomness import RandomSource
 from discreet.settings import PrivacyConfig
 
+OnRound = Callable[[Mapping[str, object]], None]  # is told the row of metrics.csv of each round
 
-def _tell_nobody(row: Mapping[str, object]) -> None:
-    """What a run does with a row beside writing it, if it is not tracked."""
+
+def tell_nobody(row: Mapping[str, object]) -> None:
+    """The hook of a run that has none."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Plan:
     chance_loss: float
     evaluation: EvaluationPlan | None = None
     says: Callable[[str], str] = str
-    also: Callable[[Mapping[str, object]], None] = _tell_nobody
+    also: OnRound = tell_nobody
 
     def joins(self, number: int) -> bool:
         """Whether the cohort of a round also rates the model that it starts from."""

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import io
 import re
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-# Colours that matplotlib draws with, and the variables that take their places in the SVG.
-INK, MUTED, GRID, PAPER = "#00fe01", "#00fe02", "#00fe03", "#00fe04"
-SERIES = tuple(f"#00fe1{number}" for number in range(8))
-_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(SERIES)
+# The colours of the page, for light and for dark, and what matplotlib draws with in their place.
+_COLOURS = {
+    "--ink": ("#1c2024", "#e8eaed"),
+    "--muted": ("#5f6872", "#9aa4af"),
+    "--grid": ("#e3e6ea", "#333a42"),
+    "--paper": ("#ffffff", "#14171a"),
+    "--series-0": ("#2a6fcf", "#6aa8ff"),
+    "--series-1": ("#d1491f", "#ff8a5c"),
+    "--series-2": ("#0f8a66", "#3ecf9f"),
+    "--series-3": ("#8a5cd6", "#b99bff"),
+    "--series-4": ("#a36a00", "#e0b040"),
+    "--series-5": ("#c2357f", "#ff86c0"),
+    "--series-6": ("#4d6a1e", "#a9cf5f"),
+    "--series-7": ("#5b6470", "#a9b4c2"),
 }
-_LIGHT = ("#1c2024", "#5f6872", "#e3e6ea", "#ffffff", "#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00")
-_DARK = ("#e8eaed", "#9aa4af", "#333a42", "#14171a", "#6aa8ff", "#ff8a5c", "#3ecf9f", "#b99bff", "#e0b040")
-_LIGHT_REST, _DARK_REST = ("#c2357f", "#4d6a1e", "#5b6470"), ("#ff86c0", "#a9cf5f", "#a9b4c2")
+_DRAWN = {variable: f"#00fe{number:02x}" for number, variable in enumerate(_COLOURS)}
+INK, MUTED, GRID, _, *SERIES = _DRAWN.values()
 MARKERS = "os^DvPXp"  # tell the series apart for readers who can't tell the colours apart
 SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
 LEGEND_LINE = 0.17  # inches
@@ -32,6 +39,14 @@ _STYLE: Any = {
     **{"lines.linewidth": 1.6, "lines.markersize": 4, "xtick.color": MUTED, "ytick.color": MUTED},
     **{"xtick.labelcolor": INK, "ytick.labelcolor": INK},
 }
+
+
+def _theme(*, dark: bool) -> str:
+    return f":root {{ {' '.join(f'{variable}: {pair[dark]};' for variable, pair in _COLOURS.items())} }}"
+
+
+_THEMES = (_theme(dark=False), f"@media (prefers-color-scheme: dark) {{ {_theme(dark=True)} }}")
+THEMES = " ".join([":root { color-scheme: light dark; }", *_THEMES])
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,7 @@ def to_svg(figure: Any, title: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    for colour, variable in _VARIABLES.items():
+    for variable, colour in _DRAWN.items():
         text = text.replace(colour, f"var({variable})")
     # Coordinates to a hundredth of a point.
     text = re.sub(r' (d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\d\.\d\d)\d+", r"\1", found[0]), text)
@@ -92,44 +107,20 @@ def alone(picture: Picture) -> str:
 
 def log_axis(axes: Any, side: str, values: Sequence[float]) -> None:
     """Makes the `x` or `y` axis logarithmic, with plain numbers at more ticks if `values` span under two decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    positive = [value for value in values if value > 0]
-    narrow = bool(positive) and max(positive) < 100 * min(positive)
+    narrow = max(values) < 100 * min(values)
     getattr(axes, f"set_{side}scale")("log")
     axis = getattr(axes, f"{side}axis")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
-def look(number: int) -> dict[str, Any]:
-    """The colour and the marker of series `number`; beyond the eighth, a thin grey line behind the others."""
-    if number >= len(SERIES):
-        return {"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
-    return {"color": SERIES[number], "marker": MARKERS[number]}
-
-
 def draw_line(axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any) -> None:
-    """A line in the look of series `number`, with some eight markers, and a label for the legend if it has a colour."""
+    """A line in the colour of series `number`, with some eight markers; beyond the last colour, thin and grey."""
+    look: dict[str, Any] = {"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
+    if number < len(SERIES):
+        look = {"color": SERIES[number], "marker": MARKERS[number], "label": label}
     if pairs:
-        xs, ys = zip(*pairs, strict=True)
-        named = {"label": label} if number < len(SERIES) else {}
-        axes.plot(xs, ys, **{**look(number), "markevery": max(1, len(xs) // 8), **named, **more})
-
-
-def draw_spread(axes: Any, place: float, values: Sequence[float]) -> None:
-    """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
-    if len(values) > 1:
-        mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        axes.errorbar([place], [mean], yerr=[deviation], color=INK, linewidth=0.9, capsize=3, fmt="none", zorder=3)
-
-
-def _theme(colours: Sequence[str]) -> str:
-    return " ".join(f"{name}: {colour};" for name, colour in zip(_VARIABLES.values(), colours, strict=True))
-
-
-THEMES = (
-    f":root {{ color-scheme: light dark; {_theme(_LIGHT + _LIGHT_REST)} }} "
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {_theme(_DARK + _DARK_REST)} }} }}"
-)
+        axes.plot(*zip(*pairs, strict=True), **look, markevery=max(1, len(pairs) // 8), **more)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -17,15 +15,19 @@ from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import THEMES, Picture, alone
 from discreet.reporting.pictures import pictures_of
-from discreet.reporting.ratings import ratings_cost, ratings_table
 from discreet.reporting.records import RunRecord, find_runs, read_runs
-from discreet.reporting.spending import ChoiceCost, choice_costs, epsilons, spent_by_holder, worst_holder
-from discreet.reporting.table import Table, repetitions_table, runs_table, swept_line, to_csv
+from discreet.reporting.spending import (
+    ChoiceCost,
+    choice_costs,
+    epsilons,
+    ratings_cost,
+    spent_by_holder,
+    worst_holder,
+)
+from discreet.reporting.table import Table, ratings_table, repetitions_table, runs_table, swept_line
 
 REPORT_FILE = "report.html"
-TEMPLATE = "report.html.j2"
 MOST_MECHANISMS = 3  # written out in a card
-MOST_SHOWN = 4  # pictures; the others are folded
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,38 +43,36 @@ class Report:
         """A row for each run."""
         return runs_table(self.records)
 
-    def write_page(self, path: Path, *, now: datetime | None = None) -> None:
+    def write_page(self, path: Path) -> None:
         """One HTML file with everything in it."""
-        folder = FileSystemLoader(Path(__file__).parent)
         jinja = Environment(
-            loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
         )
-        replace_file(path, jinja.get_template(TEMPLATE).render(self._facts(now or datetime.now(UTC))).encode())
-
-    def _facts(self, now: datetime) -> dict[str, Any]:
-        """Everything that the template names."""
-        return {
-            "title": _title(self.records),
-            "now": now,
-            "records": self.records,
-            "warnings": list(_warnings(self.records)),
-            "table": self.table,
-            "swept": swept_line(self.records),
-            "repetitions": repetitions_table(self.records),
-            "ratings": ratings_table(self.records[0]) if len(self.records) == 1 else None,
-            "ratings_cost": list(ratings_cost(self.records[0])) if len(self.records) == 1 else [],
-            "cards": list(_cards(self.records)),
-            "shown": self.pictures[:MOST_SHOWN],
-            "folded": self.pictures[MOST_SHOWN:],
-            "costs": [_cost_row(cost) for cost in self.costs],
-            "settings": [(name, str(value)) for name, value in self.records[0].settings.items()],
-            "themes": THEMES,
-            "short": _short,
-        }
+        single = self.records[0] if len(self.records) == 1 else None
+        text = jinja.get_template(f"{REPORT_FILE}.j2").render(
+            title=_title(self.records),
+            now=datetime.now(UTC),
+            records=self.records,
+            warnings=list(_warnings(self.records)),
+            table=self.table,
+            swept=swept_line(self.records),
+            repetitions=repetitions_table(self.records),
+            ratings=single and ratings_table(single),
+            ratings_cost=list(ratings_cost(single)) if single else [],
+            cards=list(_cards(self.records)),
+            pictures=self.pictures,
+            costs=self.costs,
+            themes=THEMES,
+        )
+        replace_file(path, text.encode())
 
     def write_table(self, path: Path) -> None:
         """A CSV file."""
-        replace_file(path, to_csv(self.table).encode())
+        replace_file(path, self.table.to_csv().encode())
 
     def write_pictures(self, folder: Path) -> list[Path]:
         """Each picture as an SVG file of its own, named by its title."""
@@ -105,19 +105,14 @@ def _title(records: Sequence[RunRecord]) -> str:
 
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
+    number = len(records)
     if seeded := sum(record.protects_nobody for record in records):
         yield (
-            f"The noise of {_how_many(seeded, len(records))} was drawn from a seed and can be drawn again: it protects "
-            "nobody, whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
+            f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn again: it protects nobody, "
+            "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
         )
     if running := sum(record.privacy is None for record in records):
-        yield f"{_how_many(running, len(records))} had not ended when this was written.".capitalize()
-
-
-def _how_many(some: int, number: int) -> str:
-    if some == number:
-        return "this run" if number == 1 else "every run here"
-    return f"{some} of the {number} runs"
+        yield f"{running} of {number} runs had not ended when this was written."
 
 
 def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
@@ -131,7 +126,7 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
     for (name, *words), pairs in distinct.items():
         some = "" if len(pairs) == len(records) else f" ({len(pairs)} of {len(records)} runs)"
         facts = [("epsilon", _epsilon_words(name, [record for _, record in pairs]))] if words else []
-        facts += [("all runs", said) for said in _account_words(record for _, record in pairs) if name == USER]
+        facts += [("all runs", said) for said in _account_words([record for _, record in pairs]) if name == USER]
         facts += zip(("protects", "adjacency", "trusted"), words, strict=False)
         mechanisms = list(dict.fromkeys(each.mechanism for each, _ in pairs))
         if more := len(mechanisms[MOST_MECHANISMS:]):
@@ -140,40 +135,27 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
         yield {"title": f"{name}-level{some}", "facts": facts, "more": folded}
 
 
-def _account_words(records: Iterable[RunRecord]) -> Iterator[str]:
+def _account_words(records: Sequence[RunRecord]) -> Iterator[str]:
     """The spending of each population that runs charge an account of, when the last of them ended."""
-    last: dict[str, Mapping[str, Any]] = {}
-    for record in records:
-        account = (record.privacy or {}).get("account")
-        if account and account["releases"] >= last.get(name := account["population"]["name"], account)["releases"]:
-            last[name] = account
+    accounts = [account for record in records if (account := (record.privacy or {}).get("account"))]
+    last = {account["population"]["name"]: account for account in sorted(accounts, key=lambda each: each["releases"])}
     for name, account in last.items():
-        found = "; ".join(f"{_short(value)} ({accountant})" for accountant, value in account["epsilon"].items())
-        yield f"on {name}, {account['runs']} of them, at delta {account['population']['delta']:g}: {found}"
+        delta = account["population"]["delta"]
+        yield f"on {name}, {account['runs']} of them, at delta {delta:g}: {_each(account['epsilon'])}"
 
 
 def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
-    delta = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
+    deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     if len(records) > 1:
         values = [record.epsilon(guarantee) for record in records]
         ends = dict.fromkeys((f"{min(values):.4g}", f"{max(values):.4g}"))
-        return f"{' to '.join(ends)} at delta {delta}"
-    record = records[0]
-    spent = spent_by_holder(record, guarantee)
-    worst = worst_holder(spent, record.config.privacy.delta)
+        return f"{' to '.join(ends)} at delta {deltas}"
+    spent, privacy = spent_by_holder(records[0], guarantee), records[0].config.privacy
+    worst = worst_holder(spent, privacy.delta)
     if worst is None:
-        return f"{record.epsilon(guarantee):.4g} at delta {delta} ({record.config.privacy.accountant})"
-    found = epsilons(spent[worst], record.config.privacy.delta)
-    return f"at delta {delta}: " + "; ".join(f"{value:.4g} ({name})" for name, value in found.items())
+        return f"at delta {deltas}: {records[0].epsilon(guarantee):.4g} ({privacy.accountant})"
+    return f"at delta {deltas}: {_each(epsilons(spent[worst], privacy.delta))}"
 
 
-def _cost_row(cost: ChoiceCost) -> tuple[str, ...]:
-    drawn = "; ".join(f"{value:.4g} ({name})" for name, value in cost.drawn.items())
-    together = f"not stated: {cost.why_not}"
-    if cost.all_runs is not None:
-        together, drawn = f"{cost.all_runs:.4g} ({cost.num_runs} runs)", drawn or f"does not apply: {cost.why_not}"
-    return cost.guarantee, f"{cost.one_run:.4g}", together, drawn, f"{cost.delta:g}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else str(value)
+def _each(found: Mapping[str, float]) -> str:
+    return "; ".join(f"{value:.4g} ({name})" for name, value in found.items())

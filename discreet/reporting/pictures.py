@@ -4,12 +4,11 @@ against each number that was tried."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from statistics import fmean
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, draw_spread, log_axis, to_svg
-from discreet.reporting.ratings import known_points, names_in
+from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, log_axis, to_svg
 from discreet.reporting.records import (
     SCORE,
     Group,
@@ -25,14 +24,6 @@ from discreet.reporting.spending import epsilon_curves, guarantee_names
 
 MOST_EFFECTS = 6  # pictures of what a setting does
 WIDE = 10.0  # largest over smallest value from which an axis is logarithmic
-# Settings that follow from one another: along a line of one of them the others may move too.
-MOVE_TOGETHER = (
-    *(
-        tuple(f"privacy.{level}.{name}" for name in ("noise_multiplier", "max_epsilon", "target_epsilon", "epsilon"))
-        for level in ("user", "example", "local")
-    ),
-    ("data.num_clients", "privacy.delta"),
-)
 _MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
 _RATED = "Bars are one standard error of what clients said, by the noise and the chance of who was asked."
 _CLIPPING = (
@@ -48,15 +39,12 @@ _FRONTIER = (
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     """Every picture that the runs have numbers for, in the order of the page."""
     groups, guarantees = coloured(records), guarantee_names(records)
-    numbers = names_in(records) if len(records) == 1 else []
     return [
-        *_per_round(groups, SCORE),
-        *(_rated(records[0], name) for name in numbers if name != records[0].score_name),
+        _score(groups),
         *(_epsilon(groups, name) for name in guarantees),
         *(_trade_off(groups, name) for name in guarantees),
         *_effects(records, groups),
         *_clip_norm(groups),
-        *_per_round(groups, "loss"),
     ]
 
 
@@ -69,55 +57,47 @@ def coloured(records: Sequence[RunRecord]) -> list[Group]:
     return [*(group for group in groups if group in best), *(group for group in groups if group not in best)]
 
 
-def _per_round(groups: Sequence[Group], column: str) -> Iterator[Picture]:
-    if not any(record.series(column) for group in groups for record in group.records):
-        return
-    word = score_word(record for group in groups for record in group.records) if column == SCORE else column
-    rated = {record.is_rated for group in groups for record in group.records}
-    by = {frozenset({True}): "clients", frozenset({False}): "public test set"}.get(
-        frozenset(rated), "test set or clients"
-    )
-    title = f"{word.capitalize()} after each round"
-    with canvas() as (figure, (axes,)):
-        _draw_groups(axes, groups, column)
+def _picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
+    """A picture that a function draws on its axes; the function gives the note."""
+    with canvas(rows=rows) as (figure, axes):
+        note = draw(*axes)
+        return Picture(title, to_svg(figure, title), note)
+
+
+def _score(groups: Sequence[Group]) -> Picture:
+    records = [record for group in groups for record in group.records]
+    word, rated = score_word(records), {record.is_rated for record in records}
+
+    def draw(axes: Any) -> str:
+        _draw_groups(axes, groups, SCORE)
         if True in rated:
             draw_errors(axes, groups[0].records[0], word)
-        axes.set_ylabel(f"{word}, by {by}" if by == "clients" else f"{word}, {by}")
-        _count_rounds(axes, groups)
+        by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
+        axes.set_ylabel(f"{word}, {by}")
+        _count_rounds(axes, records)
         repeated = any(len(group.records) > 1 for group in groups)
-        yield Picture(title, to_svg(figure, title), " ".join([_RATED] * (True in rated) + [_MEANS] * repeated))
+        return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
+
+    return _picture(f"{word.capitalize()} after each round", draw)
 
 
 def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> None:
-    """A line a group; an axis of values that diverge is logarithmic, so that they do not press the others flat."""
     for number, group in enumerate(groups):
         draw_line(axes, group.mean_series(column), number, group.label)
-    found = [value for group in groups for record in group.records for _, value in record.series(column)]
-    if column in ("loss", "clip_norm") and found and min(found) > 0 and max(found) > WIDE * min(found):
-        log_axis(axes, "y", found)
-
-
-def _rated(record: RunRecord, name: str) -> Picture:
-    title = f"{name.replace('_', ' ').capitalize()} after each rating, by clients"
-    with canvas() as (figure, (axes,)):
-        draw_line(axes, [(point.round, point.rated.value) for point in known_points(record, name)], 0, name)
-        draw_errors(axes, record, name)
-        _count_rounds(axes, group_runs([record]))
-        return Picture(title, to_svg(figure, title), _RATED)
 
 
 def draw_errors(axes: Any, record: RunRecord, name: str) -> None:
     """Bars of one standard error to either side of each rating by a number."""
-    points = known_points(record, name)
-    rounds, values = [point.round for point in points], [point.rated.value for point in points]
-    axes.errorbar(rounds, values, yerr=[point.rated.error for point in points], color=SERIES[0], alpha=0.5, fmt="none")
+    points = [(number, each) for number, each in record.ratings if each.name == name and each.known]
+    rounds, values = [number for number, _ in points], [each.value for _, each in points]
+    axes.errorbar(rounds, values, yerr=[each.error for _, each in points], color=SERIES[0], alpha=0.5, fmt="none")
 
 
-def _count_rounds(axes: Any, groups: Sequence[Group]) -> None:
+def _count_rounds(axes: Any, records: Sequence[RunRecord]) -> None:
     """Ticks at whole rounds; the last tick is the last round that was done."""
     from matplotlib.ticker import MaxNLocator
 
-    last = max(record.rounds[-1]["round"] or 1.0 for group in groups for record in group.records)
+    last = max(record.rounds[-1]["round"] or 1.0 for record in records)
     ticks = [float(tick) for tick in MaxNLocator(6, integer=True).tick_values(1, last) if 1 <= tick < 0.93 * last]
     axes.set_xlabel("round")
     axes.set_xticks([*ticks, last], [f"{tick:g}" for tick in (*ticks, last)])
@@ -125,63 +105,73 @@ def _count_rounds(axes: Any, groups: Sequence[Group]) -> None:
 
 def _epsilon(groups: Sequence[Group], guarantee: str) -> Picture:
     """Epsilon by every accountant if there is one setting; by the runs' own accountants if there are several."""
-    title = f"Epsilon after each round: {guarantee}-level"
-    configs = [record.config.privacy for group in groups for record in group.records]
-    deltas = ", ".join(sorted({f"{privacy.delta:g}" for privacy in configs}))
-    with canvas() as (figure, (axes,)):
-        if len(groups) == 1:
-            for number, (name, curve) in enumerate(epsilon_curves(groups[0].records[0], guarantee).items()):
-                draw_line(axes, curve, number, name)
-            note = f"At delta {deltas}, by every accountant: all of them hold."
-        else:
-            for number, group in enumerate(groups):
-                draw_line(axes, group.records[0].series(f"epsilon_{guarantee}"), number, group.label)
-            note = f"At delta {deltas}, by {', '.join(sorted({privacy.accountant for privacy in configs}))}."
+    records = [record for group in groups for record in group.records]
+    by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
+    curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
+    if len(groups) == 1:
+        curves, by = epsilon_curves(records[0], guarantee), "every accountant: all of them hold"
+
+    def draw(axes: Any) -> str:
+        for number, (name, curve) in enumerate(curves.items()):
+            draw_line(axes, curve, number, name)
         axes.set_ylabel("epsilon")
         axes.set_ylim(bottom=0)
-        _count_rounds(axes, groups)
-        return Picture(title, to_svg(figure, title), note)
+        _count_rounds(axes, records)
+        return f"At delta {', '.join(sorted({f'{record.config.privacy.delta:g}' for record in records}))}, by {by}."
+
+    return _picture(f"Epsilon after each round: {guarantee}-level", draw)
 
 
 def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
     shown = [group for group in groups if group.records[0].config.privacy.user.enabled]
-    if not shown:
-        return
-    clips = [group.records[0].config.privacy.user.clip for group in shown]
-    title = "Clip norm, and the fraction of updates below it"
-    with canvas(rows=2) as (figure, (upper, lower)):
+
+    def draw(upper: Any, lower: Any) -> str:
         _draw_groups(upper, shown, "clip_norm")
         _draw_groups(lower, shown, "fraction_below")
+        norms = [norm for group in shown for record in group.records for _, norm in record.series("clip_norm")]
+        if norms and 0 < WIDE * min(norms) < max(norms):
+            log_axis(upper, "y", norms)
         upper.set_ylabel("clip norm")
         lower.set_ylabel("fraction below")
+        clips = [group.records[0].config.privacy.user.clip for group in shown]
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
-        _count_rounds(lower, groups)
-        yield Picture(title, to_svg(figure, title), _CLIPPING)
+        _count_rounds(lower, [record for group in groups for record in group.records])
+        return _CLIPPING
+
+    if shown:
+        yield _picture("Clip norm, and the fraction of updates below it", draw, rows=2)
 
 
 def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
     score = score_word(record for group in groups for record in group.records)
-    title = f"{score.capitalize()} against epsilon: {guarantee}-level"
-    paying = [group for group in groups if group.records[0].series(f"epsilon_{guarantee}")]
-    with canvas() as (figure, (axes,)):
-        for number, group in enumerate(groups):
-            if len(groups) == 1:
-                scores, spent = dict(group.mean_series(SCORE)), group.mean_series(f"epsilon_{guarantee}")
-                draw_line(axes, [(epsilon, scores[at]) for at, epsilon in spent if at in scores], 0, group.label)
-            elif group in paying:
-                draw_line(axes, [(group.epsilon(guarantee), group.score)], number, group.label, linestyle="none")
-                draw_spread(axes, group.epsilon(guarantee), group.values(SCORE))
-        note = "One run, round by round: what more rounds bring, and what they cost."
-        if len(groups) > 1:
-            points = [(group.epsilon(guarantee), group.score) for group in paying]
-            best = [points[index] for index in frontier(points)]
-            xs, ys = [epsilon for epsilon, _ in best], [score for _, score in best]
-            axes.plot(xs, ys, color=INK, linewidth=0.9, drawstyle="steps-post", marker="o", fillstyle="none")
-            note = f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}".strip()
+    points = [(group.epsilon(guarantee), group.score) for group in groups]
+
+    def draw(axes: Any) -> str:
         axes.set_xlabel("epsilon")
         axes.set_ylabel(score)
-        return Picture(title, to_svg(figure, title), note)
+        if len(groups) == 1:
+            scores, spent = dict(groups[0].mean_series(SCORE)), groups[0].mean_series(f"epsilon_{guarantee}")
+            draw_line(axes, [(epsilon, scores[at]) for at, epsilon in spent if at in scores], 0, groups[0].label)
+            return "One run, round by round: what more rounds bring, and what they cost."
+        for number, (group, point) in enumerate(zip(groups, points, strict=True)):
+            if math.isfinite(point[0]):
+                draw_line(axes, [point], number, group.label, linestyle="none")
+                _draw_spread(axes, point[0], group)
+        best = [points[index] for index in frontier(points)]
+        ringed = {"color": INK, "linewidth": 0.9, "marker": "o", "fillstyle": "none", "drawstyle": "steps-post"}
+        axes.plot(*zip(*best, strict=True), **ringed)
+        return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}".strip()
+
+    return _picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
+
+
+def _draw_spread(axes: Any, place: float, group: Group) -> None:
+    """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
+    values = group.scores
+    if len(values) > 1:
+        spread = statistics.stdev(values)
+        axes.errorbar([place], [group.score], yerr=[spread], color=INK, linewidth=0.9, capsize=3, fmt="none", zorder=3)
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -190,7 +180,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     A point is beaten by one that costs no more and is worth no less, and is better in one of the two. Equal points
     are both kept; points with a cost or a value that is not finite are left out.
 
-    >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9)])
+    >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9), (math.inf, 1.0), (0.5, math.nan)])
     [0, 2]
     """
     usable = [index for index, point in enumerate(points) if all(map(math.isfinite, point))]
@@ -231,23 +221,25 @@ def _number(group: Group, name: str) -> float | None:
 def _effect(groups: Sequence[Group], name: str, tried: Sequence[str]) -> Picture:
     """A line joins groups that are alike in everything else that was tried."""
     score, short = score_word(record for group in groups for record in group.records), short_names(tried)
-    title = f"{score.capitalize()} against {short[name]}"
-    together = {other for family in MOVE_TOGETHER if name in family for other in family} | {name}
+    numbers = [(group, value) for group in groups if (value := _number(group, name)) is not None]
     lines: dict[str, list[tuple[float, float]]] = {}
-    with canvas() as (figure, (axes,)):
-        for group in groups:
-            record, value = group.records[0], _number(group, name)
-            if value is not None:
-                same = [other for other in tried if other not in together and matters(record, other)]
-                label = ", ".join(f"{short[other]} {setting_text(record.settings.get(other))}" for other in same)
-                lines.setdefault(label, []).append((value, fmean(group.values(SCORE))))
-                draw_spread(axes, value, group.values(SCORE))
+    for group, value in numbers:
+        settings = group.records[0].settings
+        same = [other for other in tried if other != name and matters(group.records[0], other)]
+        label = ", ".join(f"{short[other]} {setting_text(settings.get(other))}" for other in same)
+        lines.setdefault(label, []).append((value, group.score))
+
+    def draw(axes: Any) -> str:
         for number, (label, pairs) in enumerate(lines.items()):
             draw_line(axes, sorted(pairs), number if len(lines) <= len(SERIES) else len(SERIES), label)
-        values = sorted({value for pairs in lines.values() for value, _ in pairs})
-        if values[0] > 0 and values[-1] >= WIDE * values[0]:
+        for group, value in numbers:
+            _draw_spread(axes, value, group)
+        values = sorted(value for _, value in numbers)
+        if 0 < WIDE * values[0] <= values[-1]:
             log_axis(axes, "x", values)
         axes.set_xlabel(short[name])
         axes.set_ylabel(score)
         note = f"A line joins runs that are alike in everything else that was tried. {_draw_baseline(axes, groups)}"
-        return Picture(title, to_svg(figure, title), note.strip())
+        return note.strip()
+
+    return _picture(f"{score.capitalize()} against {short[name]}", draw)

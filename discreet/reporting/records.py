@@ -1,9 +1,10 @@
-"""Run folders as values, and the settings in which runs differ: tables and pictures are made from these."""
+"""Run folders as values, and the settings in which runs differ."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,14 @@ from typing import Any
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
+from discreet.federated.resuming import flat
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings import described
-from discreet.tasks.scores import main_score, rated_in
+from discreet.tasks.scores import Rated, main_score, rated_in
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
-NOT_TRIED = (
-    *("output_dir", "resume", "seed", "data.path", "device", "engine", "tracking", "tracking_uri"),
-    "privacy.user.account",
-)
+NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
 
 
@@ -31,8 +30,7 @@ class RunRecord:
     """One run, read from its folder.
 
     Attributes:
-      name: how the report calls it.
-      path: its folder.
+      name: that of the report.
       config: the resolved configuration.
       settings: dotted name to value, as the user asked for them: a target epsilon if one chose the noise.
       rounds: the rows of metrics.csv; never empty.
@@ -55,35 +53,33 @@ class RunRecord:
 
     @property
     def protects_nobody(self) -> bool:
-        """Whether its noise can be drawn again from a seed."""
+        """True if its noise can be drawn again from a seed."""
         return self.config.seed is not None
 
     @property
+    def ratings(self) -> list[tuple[int, Rated]]:
+        """(round, number) of every number that clients gave of its models."""
+        return [(int(row["round"] or 0), each) for row in self.rounds for each in rated_in(row)]
+
+    @property
     def is_rated(self) -> bool:
-        """Whether clients have rated a model of this run."""
-        return self.config.evaluation.private and any(rated_in(row) for row in self.rounds)
+        """True if its scores are those that clients gave."""
+        return self.config.evaluation.private and bool(self.ratings)
 
     @property
     def score_name(self) -> str:
         """The column by which its models are compared: the name "score" stands for it in the methods below."""
         return main_score(self.rounds[0])
 
-    def _column(self, name: str) -> str:
-        return self.score_name if name == SCORE else name
-
     def series(self, name: str) -> Pairs:
         """(round, value) of a column of metrics.csv, without values that are missing or not finite."""
-        name = self._column(name)
+        name = self.score_name if name == SCORE else name
         pairs = [(row["round"], row.get(name)) for row in self.rounds]
         return [(number, value) for number, value in pairs if number and value is not None and math.isfinite(value)]
 
-    def last(self, name: str) -> float | None:
-        """The value of a column after the last round, or None."""
-        return self.rounds[-1].get(self._column(name))
-
     def of_model(self, name: str) -> float | None:
         """The value of a column after the round that the run's model is of; None if that is the untrained one."""
-        return model_row(self.privacy, self.rounds).get(self._column(name))
+        return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
 
     def total(self, name: str) -> float:
         """The sum of a column."""
@@ -91,7 +87,7 @@ class RunRecord:
 
     def epsilon(self, guarantee: str) -> float:
         """After the last round, by the run's own accountant; infinity if the guarantee is off."""
-        value = self.last(f"epsilon_{guarantee}")
+        value = self.rounds[-1].get(f"epsilon_{guarantee}")
         return math.inf if value is None else value
 
 
@@ -129,18 +125,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     Raises:
       ConfigError: a folder's configuration can't be read, or no run has finished a round.
     """
-    records = [record for folder, name in zip(folders, _names(folders), strict=True) if (record := _read(folder, name))]
+    shared = os.path.commonpath([folder.parent for folder in folders])
+    records = [record for folder in folders if (record := _read(folder, folder.relative_to(shared).as_posix()))]
     if not records:
         raise ConfigError("none of the runs has finished a round")
     return records
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    parts = [folder.parts for folder in folders]
-    shared = 0
-    while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
-        shared += 1
-    return ["/".join(part[shared:]) for part in parts]
 
 
 def _read(folder: Path, name: str) -> RunRecord | None:
@@ -150,7 +139,7 @@ def _read(folder: Path, name: str) -> RunRecord | None:
         return None
     asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
     privacy, selection = _json(folder / "privacy.json"), _json(folder / "selection.json")
-    return RunRecord(name, folder, config, flat_settings(asked), rounds, privacy, selection)
+    return RunRecord(name, folder, config, flat(described(asked)), rounds, privacy, selection)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -161,22 +150,6 @@ def _json(path: Path) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else None
-
-
-def flat_settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted name.
-
-    >>> flat_settings(RunConfig())["privacy.user.clip.norm"]
-    0.3
-    """
-
-    def walk(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for name, value in node.items():
-            flat |= walk(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        return flat
-
-    return walk(described(config), "")
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
@@ -226,15 +199,15 @@ class Group:
     label: str
     records: tuple[RunRecord, ...]
 
-    def values(self, column: str) -> list[float]:
-        """The value of a column in each run: score and loss of its model, otherwise after its last round."""
-        of_model = column in (SCORE, "loss")
-        return [(record.of_model(column) if of_model else record.last(column)) or 0.0 for record in self.records]
+    @property
+    def scores(self) -> list[float]:
+        """The score of the model of each run."""
+        return [record.of_model(SCORE) or 0.0 for record in self.records]
 
     @property
     def score(self) -> float:
-        """The mean over the runs of the score of their models."""
-        return statistics.fmean(self.values(SCORE))
+        """The mean of the scores."""
+        return statistics.fmean(self.scores)
 
     def epsilon(self, guarantee: str) -> float:
         """The largest epsilon of the runs."""
@@ -261,7 +234,7 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 
 
 def matters(record: RunRecord, name: str) -> bool:
-    """Whether a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
+    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
     privacy = record.config.privacy
     if name.startswith("privacy.user.") and name != "privacy.user.enabled":
         adaptive = ("target_quantile", "learning_rate", "count_stddev")

@@ -1,14 +1,16 @@
-"""What runs have spent, by every accountant, from the ledgers in their folders, and what picking one of them costs."""
+"""The spending of runs by every accountant, from their ledgers; the price of ratings, and of choosing among runs."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.federated.guarantees import GUARANTEES, USER
+from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_releases
 from discreet.privacy.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
 from discreet.privacy.events import PLD, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
@@ -39,14 +41,14 @@ SAME_DATA = ("name", "path", "num_clients", "partition", "alpha", "partition_see
 
 
 def accountants_of(record: RunRecord) -> Mapping[str, Accountant]:
-    """What computes the epsilons of a run; PrimiHub's orders only for the experiment that repeats its system."""
+    """The accountants of a run; PrimiHub's orders only for the experiment that repeats its system."""
     config = record.config
     repeated = (config.data.name, config.privacy.noise) == ("breast_cancer", "secure_sum")
     return ACCOUNTANTS | PRIMIHUB if repeated and config.privacy.example.enabled else ACCOUNTANTS
 
 
 def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
-    """What the data of each holder have paid for a guarantee; the user level has one holder, "".
+    """The spending of each holder's data for a guarantee; the user level has one holder, "".
 
     Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep.
     """
@@ -55,7 +57,7 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
 
 def worst_holder(spent: Spent, delta: float) -> str | None:
     """The holder with the largest epsilon, or None if nobody has paid."""
-    ranked = {entries: ACCOUNTANTS[RDP](entries, delta) for entries in _distinct(spent.values())}
+    ranked = {entries: ACCOUNTANTS[RDP](entries, delta) for entries in {tuple(each) for each in spent.values()}}
     return max(spent, key=lambda holder: ranked[tuple(spent[holder])], default=None)
 
 
@@ -127,9 +129,28 @@ def _some_rounds(record: RunRecord) -> list[int]:
     return [numbers[round(last * point / (MOST_POINTS - 1))] for point in range(MOST_POINTS)]
 
 
+def ratings_cost(record: RunRecord) -> Iterator[str]:
+    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its delta."""
+    config, times = record.config, len({number for number, _ in record.ratings})
+    privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
+    account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
+    if privacy.user.enabled and privacy.user.noise_multiplier is not None:
+        unrated = replace(config, rounds=len(record.rounds), evaluation=replace(config.evaluation, kind="none"))
+        without = account(user_releases(unrated, privacy.user.noise_multiplier), privacy.delta)
+        yield f"{USER}-level: epsilon {record.epsilon(USER):.4g} with {ratings}, {without:.4g} without, {how}."
+    noised = LaplaceDpEvent if privacy.local.kind == "laplace" else GaussianDpEvent
+    for guarantee in (EXAMPLE, LOCAL):
+        if math.isfinite(record.epsilon(guarantee)):
+            alone = account([(noised(config.evaluation.noise_multiplier), times)], privacy.delta)
+            yield (
+                f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that has spent most; its "
+                f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."
+            )
+
+
 @dataclass(frozen=True)
 class ChoiceCost:
-    """What picking one of several runs by its result costs, which is a release too: epsilons by RDP at one delta.
+    """The price of picking one of several runs by its result, which is a release too: epsilons by RDP at one delta.
 
     Attributes:
       guarantee: `user`, `example` or `local`.
@@ -152,6 +173,16 @@ class ChoiceCost:
     drawn: Mapping[str, float]
     why_not: str
 
+    def __str__(self) -> str:
+        drawn = "; ".join(f"{name} {value:.4g}" for name, value in self.drawn.items())
+        if_drawn = f"if their number had been drawn at random: {drawn}" if drawn else self.why_not
+        all_runs = "not stated" if self.all_runs is None else f"{self.all_runs:.4g}"
+        one = "one" if self.all_runs != math.inf else "the dearest of the others"
+        return (
+            f"{self.guarantee}-level, choosing the best: epsilon {all_runs} for all {self.num_runs} runs, "
+            f"{self.one_run:.4g} for {one} (rdp, delta {self.delta:g}); {if_drawn}"
+        )
+
 
 def choice_costs(records: Sequence[RunRecord]) -> list[ChoiceCost]:
     """The cost of choosing among the runs, for each guarantee that at least one of them gives.
@@ -165,18 +196,20 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> ChoiceCost:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_holder(record, guarantee) for record in paying]
-    one = _largest((entries for run in spent for entries in run.values()), delta)
+    all_runs: float | None = None
+    drawn: Mapping[str, float] = {}
     if why_not := _why_not_together(records, paying, spent):
-        return ChoiceCost(guarantee, delta, len(records), one, None, {}, why_not)
-    if without := len(records) - len(paying):
+        pass
+    elif without := len(records) - len(paying):
+        all_runs = math.inf
         why_not = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
-        return ChoiceCost(guarantee, delta, len(records), one, math.inf, {}, why_not)
-    together = [
-        PrivacyLedger(tuple(entry for run in spent for entry in run.get(holder, ()))).entries
-        for holder in set[str]().union(*spent)
-    ]
-    drawn, why_not = _if_drawn(spent, guarantee, delta)
-    return ChoiceCost(guarantee, delta, len(paying), one, _largest(together, delta), drawn, why_not)
+    else:
+        holders = set[str]().union(*spent)
+        together = (tuple(entry for run in spent for entry in run.get(holder, ())) for holder in holders)
+        all_runs = _largest(together, delta)
+        drawn, why_not = _if_drawn(spent, guarantee, delta)
+    one_run = _largest((entries for run in spent for entries in run.values()), delta)
+    return ChoiceCost(guarantee, delta, len(records), one_run, all_runs, drawn, why_not)
 
 
 def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
@@ -189,10 +222,10 @@ def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord],
     return ""
 
 
-def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dict[str, float], str]:
+def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[Mapping[str, float], str]:
     if guarantee != USER:
         return {}, "every update of every run reaches the server, which is not trusted here, so the runs add up"
-    candidates = list(_distinct(entries for run in spent for entries in run.values()))
+    candidates = list({tuple(entries) for run in spent for entries in run.values()})
     trials = [TrialCount(name, float(len(spent))) for name in SHAPES]
     try:
         return {count.distribution: selection_epsilon(candidates, trials=count, delta=delta) for count in trials}, ""
@@ -201,8 +234,5 @@ def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> tuple[dic
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:
-    return max((ACCOUNTANTS[RDP](entries, delta) for entries in _distinct(spent)), default=0.0)
-
-
-def _distinct(spent: Iterable[Entries]) -> set[Entries]:
-    return {tuple(entries) for entries in spent}
+    distinct = {PrivacyLedger(tuple(entries)).entries for entries in spent}
+    return max((ACCOUNTANTS[RDP](entries, delta) for entries in distinct), default=0.0)

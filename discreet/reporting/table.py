@@ -1,4 +1,4 @@
-"""The runs as rows: for the terminal, for a CSV file, for the page."""
+"""Runs, repetitions and ratings as rows: for the terminal, for a CSV file, for the page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from discreet.federated.csv_text import csv_text
 from discreet.federated.guarantees import GUARANTEES
 from discreet.reporting.records import (
-    SCORE,
-    Group,
     RunRecord,
     group_runs,
     matters,
@@ -54,47 +52,45 @@ class Table:
         left = [name for name, end in zip(self.columns[2:], ends[2:], strict=True) if end - 2 > width]
         return self.without(left), left
 
+    def to_csv(self) -> str:
+        """CSV with a header."""
+        return csv_text([self.columns, *self.rows])
+
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
-    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest."""
+    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest.
+
+    A score that clients gave in one of the runs is followed by its standard error.
+    """
     tried = tried_settings(records)
     short = short_names(tried)
-    given = score_columns(record.rounds[-1] for record in records)
-    scores = [name for each in given for name in (each, *_error_of(each, records))]
-    columns = ("run", *scores, *_SPENT, *(short[name] for name in tried), *_REST)
-    rows = ((record.name, *_results(record, scores), *_tried(record, tried), *_rest(record)) for record in records)
-    return Table(columns, tuple(rows))
+    given = {name for record in records for row in record.rounds for name, value in row.items() if value is not None}
+    scores = [
+        name
+        for score in score_columns(record.rounds[-1] for record in records)
+        for name in (score, f"{score}{ERROR}")
+        if name == score or name in given
+    ]
+    spent = tuple(f"epsilon {name}" for name in GUARANTEES)
+    rest = ("loss", "rounds", "delta", "accountant", "clip norm", "replies", "seconds", "noise")
+    columns = ("run", *scores, *spent, *(short[name] for name in tried), *rest)
+    return Table(columns, tuple(_row(record, scores, tried) for record in records))
 
 
-_SPENT = tuple(f"epsilon {name}" for name in GUARANTEES)
-_REST = ("loss", "rounds", "delta", "accountant", "clip norm", "replies", "seconds", "noise")
-
-
-def _error_of(name: str, records: Sequence[RunRecord]) -> list[str]:
-    """The column of a score's standard error, if clients gave the score in one of the runs."""
-    error = f"{name}{ERROR}"
-    return [error] if any(row.get(error) is not None for record in records for row in record.rounds) else []
-
-
-def _tried(record: RunRecord, tried: Sequence[str]) -> list[str]:
-    return [setting_text(record.settings.get(name)) if matters(record, name) else "" for name in tried]
-
-
-def _results(record: RunRecord, scores: Sequence[str]) -> tuple[str, ...]:
-    spent = (_number(record.epsilon(name), ".4g") for name in GUARANTEES)
-    return (*(_number(record.of_model(name), ".4f") for name in scores), *spent)
-
-
-def _rest(record: RunRecord) -> tuple[str, ...]:
+def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> tuple[str, ...]:
     privacy = record.config.privacy
     return (
+        record.name,
+        *(_number(record.of_model(name), ".4f") for name in scores),
+        *(_number(record.epsilon(name), ".4g") for name in GUARANTEES),
+        *(setting_text(record.settings.get(name)) if matters(record, name) else "" for name in tried),
         _number(record.of_model("loss"), ".4f"),
         f"{len(record.rounds)}/{record.config.rounds}",
         f"{privacy.delta:g}",
         privacy.accountant,
-        _number(record.last("clip_norm"), ".4g"),
-        _number(record.total("replies") / len(record.rounds), ".1f"),
-        _number(record.total("seconds"), ".1f"),
+        _number(record.rounds[-1].get("clip_norm"), ".4g"),
+        f"{record.total('replies') / len(record.rounds):.1f}",
+        f"{record.total('seconds'):.1f}",
         f"seed {record.config.seed}" if record.protects_nobody else "secure",
     )
 
@@ -112,19 +108,22 @@ def swept_line(records: Sequence[RunRecord]) -> str:
 
 def repetitions_table(records: Sequence[RunRecord]) -> Table | None:
     """A row for each setting that was run more than once, with the spread; None if none was."""
-    repeated = [group for group in group_runs(records) if len(group.records) > 1]
-    if not repeated:
-        return None
+    rows = []
+    for group in group_runs(records):
+        if len(scores := group.scores) > 1:
+            numbers = (group.score, statistics.stdev(scores), min(scores), max(scores))
+            rows.append((group.label, str(len(scores)), *(f"{value:.4f}" for value in numbers)))
     columns = ("setting", "runs", f"{score_word(records)}, mean", "standard deviation", "lowest", "highest")
-    return Table(columns, tuple(_spread(group) for group in repeated))
+    return Table(columns, tuple(rows)) if rows else None
 
 
-def _spread(group: Group) -> tuple[str, ...]:
-    values = group.values(SCORE)
-    numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
-    return (group.label, str(len(values)), *(f"{value:.4f}" for value in numbers))
-
-
-def to_csv(table: Table) -> str:
-    """The table as CSV with a header."""
-    return csv_text([table.columns, *table.rows])
+def ratings_table(record: RunRecord) -> Table | None:
+    """Every rating of a run with its standard errors; None if clients rated nothing."""
+    rows = []
+    for number, rated in record.ratings:
+        told = ("not known: the noise leaves nothing to read", "", "")
+        if rated.known:
+            told = (f"{rated.value:.4f}", f"{rated.error:.4f}", _number(rated.by_noise, ".4f"))
+        rows.append((str(number), rated.name, *told))
+    columns = ("round", "number", "value", "standard error", "standard error by noise alone")
+    return Table(columns, tuple(rows)) if rows else None

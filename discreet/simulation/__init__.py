@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
-def simulate(*settings: str) -> Path:
+def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | None = None) -> Path:
     """Trains in this process, as the command `discreet simulate` does.
 
     Args:
       settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or `"output_dir=outputs/first"`.
+      on_round: is called with the row of metrics.csv of each round, once the round can't be lost any more. If it fails
+        the run ends, and goes on with `"resume=true"`.
 
     Returns:
       The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a row for each round,
@@ -21,8 +24,9 @@ def simulate(*settings: str) -> Path:
     # Imported here: nobody waits for them who imports one module of this package.
     from discreet.federated.resuming import run_config
     from discreet.federated.run_folder import with_output_folder
+    from discreet.federated.training_plan import tell_nobody
     from discreet.simulation.in_process import simulate as train
 
     config = with_output_folder(run_config(settings))
-    train(config)
+    train(config, on_round=on_round or tell_nobody)
     return Path(str(config.output_dir))

@@ -23,6 +23,7 @@ from discreet.federated.private_statistics import needs_normaliser
 from discreet.federated.run_plan import training_run
 from discreet.federated.sealed_sum import InTheClear, SealedTransport, part_of
 from discreet.federated.session import Session, checked, finish, prepare
+from discreet.federated.training_plan import OnRound, tell_nobody
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.secure_grid import SecureSum
@@ -69,9 +70,20 @@ class InProcessTransport:
                 yield Failure(client_id, "refused", str(refusal))
 
 
-def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: TextIO | None = None) -> Outcome:
-    """One whole run in this process, by the engine that `engine` names. `progress` is a terminal to show it on;
-    `resolved` is the configuration with its noise resolved, if that was done before.
+def simulate(
+    config: RunConfig,
+    *,
+    resolved: RunConfig | None = None,
+    progress: TextIO | None = None,
+    on_round: OnRound = tell_nobody,
+) -> Outcome:
+    """One whole run in this process, by the engine that `engine` names.
+
+    Args:
+      config: of the run.
+      resolved: the configuration with its noise resolved, if that was done before.
+      progress: a terminal to show it on.
+      on_round: is called with the row of metrics.csv of each round.
 
     Raises:
       ConfigError, LedgerError: before anything has started.
@@ -84,7 +96,8 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         session = normalised(session, lambda query: data_answers(query, session.config, session.task))
         transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
-        outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
+        rounds = training_run(session, transport, on_round=on_round)
+        outcome = rounds.run(session.opened.checkpoint, progress=progress if text else None)
         finish(session, outcome)
     return outcome
 

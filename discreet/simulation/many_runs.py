@@ -105,14 +105,3 @@ def check_parallel(configs: Sequence[RunConfig]) -> None:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
     if any(config.device != "cpu" and not config.ray.num_gpus for config in configs):
         raise ConfigError("device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU")
-
-
-def number_of_jobs(text: str) -> int:
-    """The number that --jobs was given.
-
-    Raises:
-      ConfigError: it is none, or below 1.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--jobs must be a whole number, at least 1 (got {text})")
-    return int(text)

@@ -45,7 +45,6 @@ def settings(*words: str) -> RunConfig:
             "normaliser.means=[0.5,1e-7]",
             "normaliser.deviations=[1,2]",
             'data.path="it\'s a folder"',
-            "tracking=mlflow",
         ),
     ],
     ids=["plain", "lists and quotes"],
@@ -57,8 +56,8 @@ def test_a_configuration_as_overrides_is_read_back_whole(words: tuple[str, ...])
 
 def test_what_would_leave_traces_elsewhere_is_switched_off(tmp_path: Path) -> None:
     account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people")
-    found = in_federation(settings(*account, "tracking=mlflow", f"output_dir={tmp_path}"), 20, 1)
-    assert (found.privacy.user.account, found.tracking, found.output_dir) == (None, "none", None)
+    found = in_federation(settings(*account, f"output_dir={tmp_path}"), 20, 1)
+    assert (found.privacy.user.account, found.output_dir) == (None, None)
 
 
 @pytest.mark.parametrize(

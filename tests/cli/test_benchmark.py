@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import per_example_speed as per_example
-from discreet.cli.benchmark import SECTIONS, main, table_of
+from discreet.cli.benchmark import SECTIONS, table_of
+from discreet.cli.main import main
 
 
 def test_sections_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(per_example, "rows", lambda: [{"what": "something", "ms": 1.5}])
-    assert main(["per_example", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["benchmark", "per_example", "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["per_example"] == [{"what": "something", "ms": 1.5}]
     assert written["machine"]["cores"] >= 1
 
 
 def test_an_unknown_section_is_said_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["weather"]) == 2
+    assert main(["benchmark", "weather"]) == 2
     said = capsys.readouterr().err
     assert all(name in said for name in SECTIONS)
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from discreet.cli import ledger, report, status
+from discreet.cli.main import main
 from tests.made_runs import make_run
 
-READERS: dict[str, tuple[Callable[[Sequence[str]], int], Sequence[str]]] = {
-    "report": (report.main, ()),
-    "status": (status.main, ()),
-    "ledger": (ledger.main, ("show",)),
-}
+READERS = (("report",), ("status",), ("ledger", "show"))
 DAMAGES = {
     "no YAML": ("config.yaml", "rounds: [1"),
     "no mapping": ("config.yaml", "- 1\n- 2\n"),
@@ -28,17 +23,16 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", READERS, ids=" ".join)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_broken_file_of_a_run_is_one_line(
-    reader: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reader: tuple[str, ...], damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, content = DAMAGES[damage]
     make_run(tmp_path / "run", "privacy.user.noise_multiplier=1")
     (tmp_path / "run" / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    main, words = READERS[reader]
-    code, error = main([*words, str(tmp_path / "run")]), capsys.readouterr().err
-    if reader == "ledger" and file == "metrics.csv":  # of no use to it
+    code, error = main([*reader, str(tmp_path / "run")]), capsys.readouterr().err
+    if reader[0] == "ledger" and file == "metrics.csv":  # of no use to it
         assert (code, error) == (0, "")
         return
     assert code == 2

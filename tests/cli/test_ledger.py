@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, get_epsilon_gaussian
 
-from discreet.cli.ledger import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
+from tests.command import ledger as main
 
 
 @pytest.fixture

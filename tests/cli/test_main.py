@@ -19,30 +19,43 @@ VERBS = ANYWHERE | IN_A_PROJECT
 LOADED = "import sys; from discreet.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
 
 
-def test_every_verb_is_a_file_and_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(f"  {verb:10} {line}" in lines for verb, line in VERBS.items())
-    assert {path.stem for path in CLI.glob("*.py")} - {"__init__", "main", "secure_price"} == set(VERBS)
+def test_every_verb_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{verb} {line}" in shown for verb, line in VERBS.items())
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code: object = main([verb, "--help"])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 0
+    assert main([verb, "--help"]) == 0
     assert f"  discreet {verb} " in capsys.readouterr().out
 
 
-def test_no_words_are_a_question_for_help_and_a_verb_that_is_not_there_is_named(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["simulated"], "No such command 'simulated'. Did you mean 'simulate'?"),
+        (
+            ["ledger", "shwo", "run"],
+            "Invalid value for 'ACTION:",
+        ),
+        (["status"], "Missing argument 'RUN'."),
+        (["status", "run", "--jsno"], "No such option '--jsno'. Did you mean '--json'?"),
+        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer."),
+        (["run", "--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
+        (
+            ["tune", "--batch-size=8"],
+            "--batch-size is no option: settings have no dashes, write training.batch_size=",
+        ),
+    ],
+)
+def test_words_that_are_wrong_are_refused_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([]) == 0
-    assert capsys.readouterr().out.startswith("usage: discreet VERB")
-    assert main(["simulated"]) == 2
-    assert capsys.readouterr().err.startswith("discreet: there is no verb simulated; there are calibrate, report, ")
+    assert main(words) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"discreet: {said}")
+    assert refused.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["--help"], ["status", "no/such/run"]])
@@ -83,36 +96,6 @@ def test_a_ctrl_c_while_a_command_imports_is_one_line(verb: str, module: str, tm
 def test_a_ctrl_c_in_a_verb_that_has_nothing_to_tidy_up_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status, "main", lambda words: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(status, "status_lines", lambda run: signal.raise_signal(signal.SIGINT))
     assert main(["status", "no/such/run"]) == 130
     assert capsys.readouterr().err == "discreet: ended by Ctrl-C\n"
-
-
-def test_scripts_run_is_the_verb_run_under_its_own_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = (CLI.parent.parent / "scripts" / "run").read_text().splitlines()[-1]
-    name, _, command = script.partition(" exec python -m discreet ")
-    monkeypatch.setenv(*name.split("="))
-    assert main([command.split()[0], "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: scripts/run [OVERRIDE ...]")
-
-
-@pytest.mark.parametrize("verb", ["run", "simulate", "statistics", "tune"])
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=5"),
-        (
-            ["seed=7", "--batch-size=8"],
-            "--batch-size=8 is no option: settings have no dashes, write training.batch_size=8",
-        ),
-        (["--rounds"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
-    ],
-)
-def test_a_setting_that_is_written_as_an_option_is_named_as_a_setting(
-    verb: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([verb, *words])
-    assert (ended.value.code, capsys.readouterr().err) == (2, f"discreet: {said}\n")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.new import SETTINGS, main
+from discreet.cli.new import SETTINGS
 from discreet.config import load_config
 from discreet.tasks.datasets import load_task
+from tests.command import new as main
 from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,7 +12,6 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from discreet.cli.predict import main
 from discreet.config import load_config
 from discreet.federated.prediction_tables import indicators_of
 from discreet.federated.predictions import (
@@ -26,6 +25,7 @@ from discreet.federated.predictions import (
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import FolderError
+from tests.command import predict as main
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)
 NAMES = [str(name) for name in load_breast_cancer().feature_names]

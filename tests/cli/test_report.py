@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.report import main
+from tests.command import report as main
 from tests.made_runs import make_run
 
 NOISE = "privacy.user.noise_multiplier"

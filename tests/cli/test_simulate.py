@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from discreet.cli.simulate import main, sweep_of
+from discreet.cli.sweep import sweep_of
 from discreet.config import ConfigError, load_config
 from discreet.federated import guarantees
 from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
 from discreet.federated.training_run import TrainingRun
 from discreet.simulation.in_process import simulate
+from tests.command import simulate as main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]
@@ -28,11 +29,11 @@ def command(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_help_shows_every_setting() -> None:
-    done = command("--help")
-    assert done.returncode == 0
-    assert "target_quantile: 0.5" in done.stdout
-    assert "round_timeout" in done.stdout
+def test_cfg_job_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "privacy.user.clip.target_quantile=0.7"]) == 0
+    shown = capsys.readouterr().out
+    assert "target_quantile: 0.7" in shown
+    assert "round_timeout" in shown
 
 
 def test_a_sweep_leaves_one_run_folder_for_each_job(tmp_path: Path) -> None:
@@ -44,15 +45,14 @@ def test_a_sweep_leaves_one_run_folder_for_each_job(tmp_path: Path) -> None:
     assert all((path / "privacy.json").exists() for path in runs)
 
 
-def sweep(*words: str) -> None:
-    main(["--multirun", *words])
+def sweep(*words: str) -> int:
+    return main(["--multirun", *words])
 
 
 def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        sweep(f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm")
+    assert sweep(f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
     assert not any(tmp_path.iterdir())
@@ -87,8 +87,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
 
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
     monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4")
+    assert sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4") == 130
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]
     assert list(map(len, lines)) == [3, 2]
@@ -117,7 +116,7 @@ def test_a_sweep_that_is_not_the_one_in_the_folder_is_refused(
     plan = {"hydra": {"overrides": {"hydra": [], "task": ["rounds=1,2"]}}}
     OmegaConf.save(OmegaConf.create(plan), tmp_path / "multirun.yaml")
     with pytest.raises(ConfigError) as error:
-        sweep_of(["--multirun", *(word.format(tmp_path) for word in words)])
+        sweep_of([word.format(tmp_path) for word in words], multirun=True)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

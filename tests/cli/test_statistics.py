@@ -73,8 +73,3 @@ def test_what_it_can_not_do_is_said_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_its_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statistics", "--help"]) == 0
-    assert "discreet statistics data.name=" in capsys.readouterr().out

@@ -10,8 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from discreet.cli import tune
-from discreet.cli.ledger import main as ledger_command
-from discreet.cli.tune import MOST_CANDIDATES, candidates_of, main
+from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import cost_of, publish, require_room
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
@@ -24,32 +23,30 @@ from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
 from discreet.simulation.in_process import simulate
+from tests.command import ledger as ledger_command
+from tests.command import tune as main
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
 NOISE = "privacy.user.noise_multiplier"
 
 
-def test_a_comma_lists_what_is_tried() -> None:
-    assert candidates_of(["rounds=3", "a.b=1,2", "c=x,y"]) == [
-        ["rounds=3", f"a.b={b}", f"c={c}"] for b in (1, 2) for c in ("x", "y")
-    ]
-
-
-def test_a_list_in_brackets_is_one_value() -> None:
-    assert candidates_of(["privacy.local.schedule=[1,2]"]) == [["privacy.local.schedule=[1,2]"]]
+def test_a_comma_lists_what_is_tried_and_a_list_in_brackets_is_one_value() -> None:
+    found = candidates_of(["rounds=3,4", "data.num_clients=7,9", "privacy.local.schedule=[1,2]"])
+    assert [(each.rounds, each.data.num_clients) for each in found] == [(3, 7), (3, 9), (4, 7), (4, 9)]
+    assert {tuple(each.privacy.local.schedule) for each in found} == {(1.0, 2.0)}
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (["x=interval(0,1)"], "no list of values"),
-        ([f"x=range(0,{MOST_CANDIDATES + 1})"], "combinations"),
-        (["x=[1"], r"x=\[1: "),
+        ("rounds=interval(1,2)", "does not support"),
+        (f"rounds=range(1,{MOST_CANDIDATES + 2})", "combinations"),
+        ("rounds=[1", r"^rounds=\[1 is no NAME=VALUE"),
     ],
 )
-def test_what_is_no_list_is_refused(words: list[str], message: str) -> None:
+def test_what_is_no_list_is_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        candidates_of(words)
+        candidates_of([word])
 
 
 def test_the_cost_is_the_published_one() -> None:
@@ -111,7 +108,7 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
         ran.append(accuracies[len(ran) % 4])
 
     monkeypatch.setattr(tune, "simulate", simulated)
-    monkeypatch.setattr(tune, "_score", lambda _: ran[-1])
+    monkeypatch.setattr(tune, "score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
     assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
     assert ran == accuracies

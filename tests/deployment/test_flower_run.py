@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.cli import statistics
 from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_home import flower_environment, free_port
@@ -25,7 +24,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 from discreet.processes import SCRATCH, below
 from discreet.simulation.in_process import simulate
-from tests.federated.test_tracking import tensorboard_scalars
+from tests.command import statistics
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,15 +62,6 @@ def test_the_default_experiment_learns_digits_within_its_budget(tmp_path: Path) 
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 8
 
 
-@slow
-def test_a_run_on_flowers_runtime_is_tracked(tmp_path: Path) -> None:
-    words = [*SMALL[:2], "data.name=diabetes", "model.name=linear", "rounds=2", "privacy.user.noise_multiplier=0.5"]
-    assert main([*words, "tracking=tensorboard", f"output_dir={tmp_path / 'run'}"]) == 0
-    told, rows = tensorboard_scalars(tmp_path / "run" / "tensorboard"), RunFolder(tmp_path / "run").read_metrics()
-    for name in ("loss", "r2", "mae", "epsilon_user"):
-        assert [value for _, value in told[name]] == pytest.approx([row[name] for row in rows])
-
-
 @pytest.mark.parametrize(
     ("engine", "guarantees"),
     [
@@ -107,7 +97,7 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
 def test_nodes_that_are_only_asked_give_what_discreet_statistics_gives(tmp_path: Path) -> None:
     words = [*SMALL, "rounds=1", "seed=31481", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.1"]
     assert main([*words, "statistics.only=true", f"output_dir={tmp_path / 'flower'}"]) == 0
-    assert statistics.main([*words, f"output_dir={tmp_path / 'alone'}"]) == 0
+    assert statistics([*words, f"output_dir={tmp_path / 'alone'}"]) == 0
     there, here = (json.loads((tmp_path / name / "statistics.json").read_text()) for name in ("flower", "alone"))
     assert there == here
     ledger = DurableLedger(tmp_path / "flower" / "ledger.db")

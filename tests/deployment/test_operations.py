@@ -17,7 +17,6 @@ import pytest
 from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
-from discreet.cli.status import main as status_main
 from discreet.cli.status import status_facts, status_lines
 from discreet.client_settings import ConfigError
 from discreet.config import load_config
@@ -39,6 +38,7 @@ from discreet.federated.training_run import after_round
 from discreet.logs import FIELDS, log_to
 from discreet.simulation.in_process import simulate
 from discreet.tasks.scores import SCORES
+from tests.command import status as status_main
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.new import main as new
 from discreet.deployment.local_federation import demonstration, federation_of
 from discreet.federated.run_folder import state_of
+from tests.command import new
 
 pytestmark = pytest.mark.slow
 

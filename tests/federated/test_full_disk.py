@@ -15,12 +15,12 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.app import Context, RecordDict
 
-from discreet.cli.simulate import main as simulate
 from discreet.config import load_config
 from discreet.federated import durable_ledger, known_ledgers, run_end, run_folder, serving
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.known_ledgers import STATE_VARIABLE
 from discreet.federated.run_folder import RunFolder, state_of
+from tests.command import simulate
 
 SETTINGS = (
     *("data.num_clients=5", "privacy.delta=0.01", "model.name=logistic_regression", "rounds=3", "seed=40127"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from discreet.cli.ledger import main as ledger_command
 from discreet.client.nodes import node_client
 from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
@@ -21,6 +20,7 @@ from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from tests.client.clients import EXAMPLE, config, request
+from tests.command import ledger as ledger_command
 
 SMALL = (
     *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone"),

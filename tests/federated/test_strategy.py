@@ -21,7 +21,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
 
 import discreet
-from discreet.cli import ledger, report, status
 from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.predictions import load_model
@@ -29,6 +28,7 @@ from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.strategy import DPFedAvg
 from discreet.reporting.records import read_runs
+from tests.command import ledger, report, status
 from tests.federated.flower_apps import (
     NODES,
     START,
@@ -259,10 +259,10 @@ def test_the_run_folder_is_one_that_status_report_and_ledger_accept(
 ) -> None:
     folder = tmp_path / "run"
     result = run(folder)
-    assert status.main([str(folder)]) == 0
-    assert report.main([str(folder)]) == 0
-    assert ledger.main(["show", str(folder)]) == 0
-    assert ledger.main(["verify", str(folder)]) == 0
+    assert status([str(folder)]) == 0
+    assert report([str(folder)]) == 0
+    assert ledger(["show", str(folder)]) == 0
+    assert ledger(["verify", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "round      2 of 2" in said
     assert "2 x Gaussian of noise multiplier 1" in said

@@ -15,8 +15,9 @@ from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import canvas
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import draw_errors, pictures_of
-from discreet.reporting.ratings import ratings_cost, ratings_table
 from discreet.reporting.records import RunRecord, read_runs
+from discreet.reporting.spending import ratings_cost
+from discreet.reporting.table import ratings_table
 from tests.made_runs import make_run
 
 WORDS = (
@@ -27,8 +28,8 @@ ERRORS = (0.05, 0.04)  # in all, by noise
 SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2)
 
 
-def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS), **more: float) -> RunFolder:
-    """Two rounds, each rated: the last one by `last`, a value with both errors, and with `more` columns."""
+def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)) -> RunFolder:
+    """Two rounds, each rated: the last one by `last`, a value with both errors."""
     folder = make_run(path, *WORDS, *words)
     folder.ledger(folder.read_config()).charge(
         [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
@@ -36,7 +37,7 @@ def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, 
     (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)
     names = ("accuracy", "accuracy_error", "accuracy_error_by_noise")
     first |= dict(zip(names, (0.5, *ERRORS), strict=True))
-    second |= dict(zip(names, last, strict=True)) | more | {"epsilon_user": spent.get_epsilon(1e-3)}
+    second |= dict(zip(names, last, strict=True)) | {"epsilon_user": spent.get_epsilon(1e-3)}
     folder.replace_metrics([first, second])
     return folder
 
@@ -109,15 +110,9 @@ def test_the_bars_reach_one_standard_error_to_either_side(tmp_path: Path) -> Non
         assert [tuple(path.vertices[:, 1]) for path in bars.get_paths()][1] == pytest.approx((0.65, 0.75))
 
 
-def test_each_number_over_clients_has_a_picture_of_its_own(tmp_path: Path) -> None:
-    more = {f"clients_mean{end}": 0.2 for end in ("", "_error", "_error_by_noise")}
-    titles = [picture.title for picture in pictures_of([record_of(rated_run(tmp_path / "run", **more))])]
-    assert "Clients mean after each rating, by clients" in titles
-
-
 def test_no_picture_calls_what_clients_said_a_public_test_set(tmp_path: Path) -> None:
     rated, public = rated_run(tmp_path / "a"), make_run(tmp_path / "b", "privacy.user.noise_multiplier=3")
-    for folders, said in (([rated], 0), ([public], 2)):
+    for folders, said in (([rated], 0), ([public], 1)):
         report = report_of([folder.path for folder in folders])
         assert sum(picture.svg.count(", public test set<") for picture in report.pictures) == said
     both = report_of([rated.path, public.path])

@@ -14,8 +14,6 @@ pytest.importorskip("ray")
 import ray
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from discreet.cli import tune
-from discreet.cli.simulate import main
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
@@ -27,6 +25,8 @@ from discreet.simulation.job import Job
 from discreet.simulation.many_runs import Tally, run_all
 from discreet.simulation.ray_cluster import versions
 from discreet.simulation.runs_on_ray import Place, Ticket
+from tests.command import simulate as main
+from tests.command import tune
 from tests.simulation.crash import plant
 
 SMALL = (
@@ -116,7 +116,7 @@ def test_trials_side_by_side_give_the_choice_of_trials_one_after_the_other(
     for number in "12":
         output = tmp_path / number
         words = (*SMALL, "seed=5501", "server.learning_rate=0.5,1,2")
-        assert tune.main(["--output", str(output), "--jobs", number, *words]) == 0
+        assert tune(["--output", str(output), "--jobs", number, *words]) == 0
         assert [path.name for path in output.iterdir()] == ["chosen"]
         checkpoint = RunFolder(output / "chosen").load_checkpoint()
         assert checkpoint is not None

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.cli.predict import main as predict
 from discreet.client.nodes import node_client
 from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
@@ -26,6 +25,7 @@ from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.model_check import check_fits
 from discreet.tasks.targets import SEQUENCES, FolderError, Target
 from tests.client.clients import request
+from tests.command import predict
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
 from tests.simulation.crash import crash
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.cli.predict import main as predict
 from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import FolderError
+from tests.command import predict
 
 SMALL = (
     "rounds=2",

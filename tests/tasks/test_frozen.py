@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from discreet.cli.predict import main as predict
 from discreet.client import nodes
 from discreet.client.local_privacy import LocalPrivacy, release_step
 from discreet.config import ConfigError, load_config
@@ -28,6 +27,7 @@ from discreet.tasks.model_check import check_model
 from discreet.tasks.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import OFF, client, clipped, config, examples, request
+from tests.command import predict
 from tests.replay import replay
 from tests.test_neighbour_replay import wild_examples, with_example
 

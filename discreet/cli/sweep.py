@@ -1,0 +1,159 @@
+"""Sweeps: the runs that lists of values make, as Hydra composes them, and the file with which they go on."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from discreet.config import ConfigError, RunConfig, hydra_on_conf, load_config
+from discreet.deployment.interruption import override
+from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
+from discreet.simulation.in_process import check, simulate
+from discreet.simulation.job import Job
+
+logger = logging.getLogger("discreet")
+
+PLAN = "multirun.yaml"
+NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")
+PARAMS = "hydra.sweeper.params"
+RAY = "ray."
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Several runs.
+
+    Attributes:
+      folder: of the whole sweep, absolute.
+      settings: the overrides that it was started with, with their lists.
+      hydra: Hydra's own settings that it was started with: lists, as `hydra.sweeper.params.rounds="1,2"`.
+      runs: the overrides of each run, without lists.
+    """
+
+    folder: Path
+    settings: tuple[str, ...]
+    hydra: tuple[str, ...]
+    runs: tuple[tuple[str, ...], ...]
+
+    def name(self, number: int) -> str:
+        """`run 3 of 11 (rounds=40)`: its number, from 1, and the settings in which it differs from other runs."""
+        same = set.intersection(*map(set, self.runs))
+        own = ", ".join(word for word in self.runs[number - 1] if word not in same)
+        return f"run {number} of {len(self.runs)}" + (f" ({own})" if own else "")
+
+    def go_on(self, at_a_time: int) -> str:
+        """The command that goes on with it."""
+        jobs = [] if at_a_time == 1 else ["--jobs", str(at_a_time)]
+        there = override("hydra.sweep.dir", self.folder)
+        return shlex.join(["discreet", "simulate", "--multirun", *jobs, "resume=true", there])
+
+    def save(self) -> None:
+        """Makes the folder and, unless it is there, the file that says what the sweep was started with, as Hydra's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / PLAN).exists():
+            plan = {"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}}
+            replace_file(self.folder / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
+
+    def jobs(self) -> list[Job]:
+        """Every run, checked.
+
+        Raises:
+          ConfigError: the fault of the first run that has one.
+        """
+        found = []
+        for number, overrides in enumerate(self.runs):
+            folder, name = RunFolder(self.folder / str(number)), self.name(number + 1)
+            try:
+                config = load_config(overrides, of_sweep=True)
+                if config.output_dir is not None:
+                    raise ConfigError("output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER")
+                resolved = check(config)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
+            found.append(Job(name, folder, config, partial(_run, config, resolved, folder, name)))
+        return found
+
+
+def _run(config: RunConfig, resolved: RunConfig, files: RunFolder, name: str) -> None:
+    if state_of(files) in OVER and (files.path / "privacy.json").exists():
+        logger.info("%s has ended already, and is kept", name)
+        return
+    logger.info("%s", name)
+    begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
+    mine = replace(config, output_dir=str(files.path), resume=begun)
+    simulate(mine, resolved=replace(mine, privacy=resolved.privacy), progress=sys.stdout)
+
+
+def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
+    """The sweep that overrides ask for: with `multirun`, or because their experiment is one. None for a single run.
+
+    With `resume=true` it is the sweep in hydra.sweep.dir, with the settings that it was started with.
+
+    Raises:
+      ConfigError: the settings can't be composed, or there is no such sweep to go on with.
+    """
+    asked, is_sweep = composed(overrides)
+    if not (multirun or is_sweep):
+        return None
+    if "resume=true" in overrides:
+        return _resumed(asked, named=any(word.startswith("hydra.sweep.dir=") for word in overrides))
+    if (asked.folder / PLAN).exists():
+        raise ConfigError(f"hydra.sweep.dir={asked.folder} holds a sweep already: resume=true goes on with it")
+    return asked
+
+
+def composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
+    """The sweep that overrides make, and if they ask for one by hydra.mode."""
+    with hydra_on_conf(overrides):
+        composer = GlobalHydra.instance().hydra
+        assert composer is not None
+        plan = composer.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False).hydra
+        for word in plan.overrides.hydra:
+            if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
+                raise ConfigError(f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time")
+        listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
+        settings, of_hydra = (
+            tuple(word for word in given if not word.startswith(NOT_PART))
+            for given in (plan.overrides.task, plan.overrides.hydra)
+        )
+        parser = OverridesParser.create(config_loader=composer.config_loader)
+        (runs,) = BasicSweeper.split_arguments(parser.parse_overrides([*listed, *settings]), None)
+        folder = Path(plan.sweep.dir).expanduser().resolve()
+        return Sweep(folder, settings, of_hydra, tuple(map(tuple, runs))), plan.mode == RunMode.MULTIRUN
+
+
+def _resumed(asked: Sweep, *, named: bool) -> Sweep:
+    """The sweep in a folder, on the Ray cluster that is asked for now."""
+    path = asked.folder / PLAN
+    if not named or not path.exists():
+        where = f"{asked.folder} holds none" if named else "name its folder"
+        raise ConfigError(f"resume=true of a sweep goes on with the one in hydra.sweep.dir=FOLDER: {where}")
+    try:
+        plan = OmegaConf.load(path)
+        before, _ = composed([*plan.hydra.overrides.hydra, *plan.hydra.overrides.task])
+    except (OmegaConfBaseException, YAMLError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    cluster = tuple(word for word in asked.settings if word.startswith(RAY))
+    if len(cluster) < len(asked.settings) and _elsewhere(asked.runs) != _elsewhere(before.runs):
+        given = " ".join(before.settings)
+        raise ConfigError(f"the sweep in {asked.folder} was started with {given}: give the same settings or none")
+    runs = tuple((*run, *cluster) for run in (_elsewhere(before.runs) if cluster else before.runs))
+    return replace(before, folder=asked.folder, runs=runs)
+
+
+def _elsewhere(runs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Runs without the settings of the cluster that they are computed on, which is not part of what they are."""
+    return [tuple(word for word in run if not word.startswith(RAY)) for run in runs]

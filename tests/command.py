@@ -1,0 +1,19 @@
+"""Verbs of the command `discreet`, as functions of their words that give the exit code."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from discreet.cli.main import main
+
+
+def _run(verb: str, words: list[str]) -> int:
+    return main([verb, *words])
+
+
+audit, calibrate, ledger, new, predict = (
+    partial(_run, verb) for verb in ("audit", "calibrate", "ledger", "new", "predict")
+)
+report, simulate, statistics, status, tune = (
+    partial(_run, verb) for verb in ("report", "simulate", "statistics", "status", "tune")
+)
