@@ -73,7 +73,7 @@ def _end(living: Callable[[], list[int]]) -> None:
 
 
 def listens(ancestor: int, port: int) -> bool:
-    """Whether a process, or one below it, listens on a TCP port; True if the system has no /proc to say so."""
+    """True if a process, or one below it, listens on a TCP port; also if the system has no /proc to say so."""
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     rows = [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}

@@ -1,1 +1,1 @@
-"""What runs a real federation: SuperLink, SuperNodes, the gate, certificates."""
+"""A real federation: SuperLink, SuperNodes, the gate, certificates."""

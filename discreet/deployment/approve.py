@@ -1,4 +1,4 @@
-"""Which code a node may run: `python -m discreet.deployment.approve` puts this checkout's app in a folder for it.
+"""The code that a node may run: `python -m discreet.deployment.approve` puts this checkout's app in a folder for it.
 
 A SuperLink sends its nodes the code of each run. A node whose folder of apps can't be written runs what its owner put
 there, and refuses everything else: see docker-compose.node.yml.
@@ -21,9 +21,8 @@ from discreet.places import app_folder
 
 def build_app(folder: Path, *, source: Path | None = None) -> Path:
     """An app (None: that of `app_folder()`) as one file (a FAB) in `folder`, as `flwr run` would send it."""
-    environment = flower_environment(folder)
     command = ["flwr", "build", "--app", str(source or app_folder())]
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=folder, env=flower_environment(folder), check=True, stdout=subprocess.DEVNULL)
     (built,) = folder.glob("*.fab")
     return built
 
@@ -39,12 +38,7 @@ def approve(app: Path, folder: Path) -> str:
 def main(words: Sequence[str]) -> int:
     """Approves, and prints the hash to compare with the server's people."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.approve", description=__doc__)
-    parser.add_argument(
-        "app",
-        type=Path,
-        nargs="?",
-        help="a .fab file from the server's people (default: the app of this folder)",
-    )
+    parser.add_argument("app", type=Path, nargs="?", help="a .fab file of the server's people (default: this folder's)")
     parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
     arguments = parser.parse_args(words)
     arguments.folder.mkdir(parents=True, exist_ok=True)

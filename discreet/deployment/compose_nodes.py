@@ -26,18 +26,17 @@ VOLUMES = ("ledger", "known")  # of a node: what it has spent, and how far that 
 
 
 def more_nodes(count: int) -> dict[str, Any]:
-    """The override for `count` nodes in all; empty sections for no more than are there.
-
-    Raises:
-      ValueError: below 1.
-    """
-    if count < 1:
-        raise ValueError(f"the number of nodes must be at least 1 (got {count})")
+    """The override for `count` nodes in all; empty sections for no more than are there."""
     compose = yaml.safe_load(COMPOSE.read_text())
     numbers = range(THERE, count)
-    template = json.dumps(compose["services"]["node-0"])
-    services = {f"node-{number}": json.loads(_renamed(template, number)) for number in numbers}
+    # The policy stays that of node-0: one more file for each node would be the same.
+    template = json.dumps(compose["services"]["node-0"]).replace("policies/node-0.json", "policies/POLICY")
+    services = {}
     for number in numbers:
+        text = template
+        for name in (*VOLUMES, "node"):
+            text = text.replace(f"{name}-0", f"{name}-{number}")
+        services[f"node-{number}"] = json.loads(text.replace("policies/POLICY", "policies/node-0.json"))
         services[f"node-{number}"]["environment"]["PARTITION"] = str(number)
     secret = compose["secrets"]["node-0.key"]["file"]
     return {
@@ -47,27 +46,12 @@ def more_nodes(count: int) -> dict[str, Any]:
     }
 
 
-def _renamed(template: str, number: int) -> str:
-    # The policy stays that of node-0: one more file for each node would be the same.
-    kept = template.replace("policies/node-0.json", "policies/NODE.json")
-    for name in (*VOLUMES, "node"):
-        kept = kept.replace(f"{name}-0", f"{name}-{number}")
-    return kept.replace("policies/NODE.json", "policies/node-0.json")
-
-
 def main(words: Sequence[str]) -> int:
     """Prints the override."""
-    parser = argparse.ArgumentParser(
-        prog="python -m discreet.deployment.compose_nodes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("count", type=int, help="how many nodes in all")
-    try:
-        print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")
-    except ValueError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.compose_nodes", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("count", type=int, help="the number of nodes in all")
+    print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")
     return 0
 
 

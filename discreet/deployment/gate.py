@@ -65,8 +65,7 @@ FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-fo
 HEAD_SECONDS, BODY_SECONDS = 10.0, 30.0  # for TLS, and for the head of a call; for its body, beside its share of
 SLOWEST = 2**14  # bytes a second
 MOST_FILES = 2**16
-MEBIBYTE = 2**20
-DEFAULT_MEBIBYTES = 256
+LARGEST_BODY = 2**28  # bytes of one call
 LARGE = PIECE = 2**16  # bytes
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 Held = SpooledTemporaryFile[bytes]
@@ -207,24 +206,17 @@ def _open_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m discreet.deployment.gate", description="Passes on what nodes may call."
-    )
+def main(words: Sequence[str]) -> int:
+    """Serves until it is told to end."""
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.gate", description=__doc__)
     parser.add_argument("--upstream", required=True, help="the SuperLink, for instance https://superlink:8000")
     parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9092)
-    parser.add_argument("--largest-mebibytes", type=int, default=DEFAULT_MEBIBYTES, help="of one call")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Serves until it is told to end."""
-    arguments = _parser().parse_args(words)
+    arguments = parser.parse_args(words)
     log_to(sys.stdout)
     verify = ssl.create_default_context(cafile=arguments.secrets / "ca.crt")
-    gate = make_gate(arguments.upstream, verify=verify, largest_body=arguments.largest_mebibytes * MEBIBYTE)
+    gate = make_gate(arguments.upstream, verify=verify, largest_body=LARGEST_BODY)
     _open_many_files()
     logger.info("the gate to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
     uvicorn.run(

@@ -1,4 +1,4 @@
-"""What a hospital gives its own node, from its own file of the UCI heart disease data: docs/results.md.
+"""The data and the policy of a hospital's own node, from its own file of the UCI heart disease data: docs/results.md.
 
     python -m discreet.deployment.heart_nodes processed.va.data --out nodes
 
@@ -48,20 +48,16 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
 
 def main(words: Sequence[str]) -> int:
     """Makes a folder for each file that is named; 2 if one can't be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m discreet.deployment.heart_nodes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.heart_nodes", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("files", type=Path, nargs="+", help="processed.NAME.data")
     parser.add_argument("--out", type=Path, required=True, help="the folder with a folder for each hospital")
     parser.add_argument("--max-epsilon", type=float, default=8.0, help="of one patient, over all runs (default: 8)")
     parser.add_argument("--max-delta", type=float, default=1e-3, help="the delta of that epsilon (default: 0.001)")
     arguments = parser.parse_args(words)
-    limits = {"max_epsilon": arguments.max_epsilon, "max_delta": arguments.max_delta}
     try:
         for file in arguments.files:
-            print(write_node(file, arguments.out, **limits))
+            print(write_node(file, arguments.out, max_epsilon=arguments.max_epsilon, max_delta=arguments.max_delta))
     except (FileNotFoundError, ValueError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""What a command does that is asked to end before it is done: files that say so, and one line that tells how to go on.
+"""The end of a command before it is done: files that say so, and one line that tells how to go on.
 
 It is asked by Ctrl-C, by SIGTERM, by the loss of its terminal, or by whoever reads its output and leaves (`| head`).
 """
@@ -66,10 +66,13 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             raise
         if isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-        said = str(error) or type(error).__name__
-        reason = "nobody reads the output any more" if isinstance(error, BrokenPipeError) else said
-        logger.warning("%s", tell(reason))
-        _drop_output()
+        gone = isinstance(error, BrokenPipeError)
+        logger.warning("%s", tell("nobody reads the output any more" if gone else str(error) or type(error).__name__))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # output that nobody can read would make a traceback of its own when Python ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(_exit_code(error)) from None
     finally:
         for number, handler in before.items():
@@ -80,15 +83,6 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, AskedToEnd):
         return 128 + error.number
     return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else 1
-
-
-def _drop_output() -> None:
-    """Output that nobody can read any more would make a traceback of its own when Python ends."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
@@ -111,7 +105,7 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
 
 
 def not_begun(reason: str) -> str:
-    """What there is to tell as long as there is no run folder."""
+    """The line as long as there is no run folder."""
     return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
 
 

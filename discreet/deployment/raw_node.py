@@ -15,11 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-)
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -38,8 +34,7 @@ def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour, 
     """
     ended, connected = threading.Event(), threading.Event()
     private = load_ssh_private_key(key.read_bytes(), None)
-    if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise TypeError(f"{key} must be the key of a node, on an elliptic curve (got {type(private).__name__})")
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
 
     def serve() -> None:
         keys = (private, private.public_key())
@@ -72,8 +67,7 @@ def _answer_one(connection: tuple[Any, ...], behaviour: Behaviour) -> None:
     names = [part.object_id for part in iterate_object_tree(tree)]
     contents = pull_objects(names, pull_object_fn=lambda name: pull_object(run_id, name))
     message = inflate_object_from_contents(message_id, contents)
-    if not isinstance(message, Message):
-        raise TypeError(f"a node is sent messages, not {type(message).__name__}")
+    assert isinstance(message, Message)
     message.metadata.__dict__["_message_id"] = message_id
     confirm(run_id, message_id)
     content = behaviour(message)

@@ -57,36 +57,6 @@ def environment() -> dict[str, str]:
     return RETURNED_FROM | os.environ | {"PATH": path}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.superlink", description=__doc__)
-    parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
-    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
-    parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
-    return parser
-
-
-def _wait_until_healthy(
-    process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path
-) -> bool:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
-        # Another SuperLink that was left on the port answers, too, until this one finds the port taken.
-        if listens(process.pid, port) and healthy(f"https://127.0.0.1:{port}/health", authority=authority):
-            return True
-    return False
-
-
-def _register_all(keys: Path) -> None:
-    for public_key in sorted(keys.glob("*.pub")):
-        if register_node(public_key, connection=CONNECTION):
-            logger.info("registered the node key %s", public_key.name)
-        else:
-            logger.info("the node key %s is known", public_key.name)
-
-
 def server_apps(ancestor: int) -> list[int]:
     """The ServerApp processes below a process."""
     return below(ancestor, b"flwr-serverapp")
@@ -111,6 +81,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.superlink", description=__doc__)
+    parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
+    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
+    parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
     arguments = _parser().parse_args(words)
@@ -128,23 +109,37 @@ def main(words: Sequence[str]) -> int:
     # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
     process = subprocess.Popen(tied(command), start_new_session=True, env=environment())
     try:
-        _serve(process, arguments, asked)
+        if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
+            _register(arguments)
+            _watch(process, asked)
+        else:
+            logger.error("the SuperLink did not start")
     finally:
         if process.poll() is None:
             end(process)
     return 0 if asked.is_set() else process.returncode or 1
 
 
-def _serve(process: subprocess.Popen[bytes], arguments: argparse.Namespace, asked: threading.Event) -> None:
-    authority = arguments.secrets / "ca.crt"
-    if not _wait_until_healthy(process, asked, port=arguments.port, authority=authority):
-        logger.error("the SuperLink did not start")
-        return
+def _answers(process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
+        # Another SuperLink that was left on the port answers, too, until this one finds the port taken.
+        if listens(process.pid, port) and healthy(f"https://127.0.0.1:{port}/health", authority=authority):
+            return True
+    return False
+
+
+def _register(arguments: argparse.Namespace) -> None:
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=authority)
-    _register_all(arguments.keys or arguments.secrets / "public")
+    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=arguments.secrets / "ca.crt")
+    for public_key in sorted((arguments.keys or arguments.secrets / "public").glob("*.pub")):
+        new = register_node(public_key, connection=CONNECTION)
+        logger.info("%s the node key %s", "registered" if new else "known already:", public_key.name)
     if arguments.ready:
         arguments.ready.touch()
+
+
+def _watch(process: subprocess.Popen[bytes], asked: threading.Event) -> None:
     started = below(process.pid, STARTER)
     while process.poll() is None and not asked.wait(WATCH_SECONDS):
         if started and not below(process.pid, STARTER):

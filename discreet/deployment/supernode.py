@@ -1,8 +1,8 @@
 """A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
 
 Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
-process becomes `flower-supernode` (`flower_fixes/commands.py`), with TLS and the node's own key. Beside it
-stands another one that has what a ClientApp needs loaded (`flower_fixes/warm_clients.py`).
+process becomes `flower-supernode` (`flower_fixes/commands.py`), with TLS and the node's own key. Beside it stand the
+preforked clients (`flower_fixes/warm_clients.py`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
-from discreet.client.node_data import NodeDataError, load_node_data
+from discreet.client.node_data import load_node_data
 from discreet.client.policy import policy_from
 from discreet.deployment.flower_fixes import commands, hand_over
 from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
-from discreet.masking.identity import IdentityError
 from discreet.processes import tied
 
 logger = logging.getLogger("discreet.node")
@@ -39,7 +39,7 @@ class NodeError(ValueError):
 
 
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
-    """What Flower passes on to each ClientApp of this node.
+    """The node configuration, which Flower passes on to each ClientApp of this node.
 
     Raises:
       NodeError: no data, or two kinds of them.
@@ -55,56 +55,48 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         config |= {"partition-id": arguments.partition, "num-partitions": arguments.of}
     if arguments.policy is not None:
         config["policy"] = str(arguments.policy.resolve())
-    return config | membership(arguments)
+    if arguments.peers is not None:
+        state = arguments.masking_state or arguments.ledger.with_suffix(".masking")
+        paths = {KEY: arguments.key, PEERS: arguments.peers, STATE: state}
+        config |= {NAME: arguments.name or arguments.key.stem}
+        config |= {key: str(path.resolve()) for key, path in paths.items()}
+    return config
 
 
-def membership(arguments: argparse.Namespace) -> dict[str, str | int]:
-    """What the node needs for secure aggregation, if it was given a list of its peers: its key is that of `--key`."""
-    if arguments.peers is None:
-        return {}
-    state = arguments.ledger.with_suffix(".masking") if arguments.masking_state is None else arguments.masking_state
-    paths = {KEY: arguments.key, PEERS: arguments.peers, STATE: state}
-    return {NAME: arguments.name or arguments.key.stem, **{key: str(path.resolve()) for key, path in paths.items()}}
+@contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Names the option that an error of the block is about."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise NodeError(f"{option}: {error}") from error
 
 
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     """Everything that can be wrong on the node itself.
 
     Raises:
-      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a pause
-        that is too short or too long.
+      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a key that
+        is not in the list of peers, a pause that is too short or too long.
     """
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise NodeError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
-    try:
+    with _about("--policy"):
         declared = policy_from(config).public_num_examples
-    except (OSError, ValueError) as error:
-        raise NodeError(f"--policy: {error}") from error
     if declared is not None:
         logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
     if arguments.peers is not None:
-        check_membership(config)
-    try:
+        with _about("--peers"):
+            files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
+            count = len(Membership.read(files).directory.keys)
+        logger.info("secure aggregation: this node is %s among %d", files.name, count)
+    with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
-    except LedgerError as error:
-        raise NodeError(f"--ledger: {error}") from error
     if arguments.data is not None and arguments.task is not None:
-        try:
+        with _about("--data"):
             examples = load_node_data(arguments.data, arguments.task)
-        except NodeDataError as error:
-            raise NodeError(f"--data: {error}") from error
         logger.info("%d examples of %s", len(examples), arguments.task)
-
-
-def check_membership(config: dict[str, str | int]) -> None:
-    """Raises NodeError if the node's key and the list of its peers are not what secure aggregation needs."""
-    files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
-    try:
-        found = Membership.read(files)
-    except IdentityError as error:
-        raise NodeError(f"--peers: {error}") from error
-    logger.info("secure aggregation: this node is %s among %d", files.name, len(found.directory.keys))
 
 
 def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:
@@ -126,10 +118,8 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
 
 
 def start_warm_clients() -> None:
-    """Starts `warm_clients` unless one is named by the environment already, and has Flower find it.
-
-    It ends with this process, and what this process becomes.
-    """
+    """Starts the preforked clients unless the environment names some, and has Flower find them. They end with this
+    process, and with what it becomes."""
     if SOCKET_VARIABLE not in os.environ:
         path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
         subprocess.Popen(tied(commands.clients_command(path)))
@@ -172,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks, and becomes a SuperNode; 2 where something is wrong."""
+    """Checks, and becomes a SuperNode; 2 if something is wrong."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     try:

@@ -33,14 +33,14 @@ def copy_of(app: Path, folder: Path, *, private: bool) -> Path:
 
 
 def run_simulated(app: Path, folder: Path, *, nodes: int, config: str) -> str:
-    """What the app says in Flower's simulation; its ServerApp runs in `folder`."""
+    """The output of the app in Flower's simulation; its ServerApp runs in `folder`."""
     with simulation_superlink(folder) as (address, home, _):
         resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
         return _run(app, home, address, "--federation-config", resources, "--run-config", config)
 
 
 def run_with_processes(app: Path, folder: Path, *, nodes: int, config: str) -> str:
-    """What the app says with a SuperLink and SuperNodes on loopback; its ServerApp runs in `folder`."""
+    """The output of the app with a SuperLink and SuperNodes on loopback; its ServerApp runs in `folder`."""
     home = folder / "home"
     home.mkdir()
     with ExitStack() as held:

@@ -33,7 +33,7 @@ IGNORED = shutil.ignore_patterns(
 
 @dataclass(frozen=True)
 class Engine:
-    """How `docker` is called. `private`: started by these tests; its images are built without an image registry."""
+    """A caller of `docker`. `private`: started by these tests; its images are built without an image registry."""
 
     environment: Mapping[str, str]
     private: bool

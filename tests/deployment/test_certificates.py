@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -43,13 +42,6 @@ def test_the_server_certificate_is_valid_for_its_names(secrets: Path, host: str)
     assert verifier.verify(certificate(secrets / "server.crt"), [])
     with pytest.raises(VerificationError):
         builder.build_server_verifier(x509.DNSName("other.example.org")).verify(certificate(secrets / "server.crt"), [])
-
-
-def test_another_authority_does_not_vouch_for_the_server(secrets: Path, tmp_path: Path) -> None:
-    make_authority(tmp_path / "other")
-    builder = PolicyBuilder().store(Store([certificate(tmp_path / "other" / "ca.crt")]))
-    with pytest.raises(VerificationError):
-        builder.build_server_verifier(x509.DNSName("localhost")).verify(certificate(secrets / "server.crt"), [])
 
 
 def test_openssl_agrees_where_it_is_installed(secrets: Path) -> None:
@@ -120,8 +112,3 @@ def test_the_authority_key_is_not_given_to_the_container_user(tmp_path: Path) ->
     owners = {path.name: path.stat().st_uid for path in tmp_path.rglob("*")}
     assert owners["ca.key"] == 0
     assert {owner for name, owner in owners.items() if name != "ca.key"} == {10001}
-
-
-def test_the_command_runs() -> None:
-    words = [sys.executable, "-m", "discreet.deployment.certificates", "--help"]
-    assert b"authority" in subprocess.run(words, capture_output=True, check=True).stdout

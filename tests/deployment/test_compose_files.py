@@ -1,4 +1,4 @@
-"""What the compose files promise, read from them: nothing runs with rights it does not need, no secret is baked in."""
+"""Promises of the compose files, read from them: nothing runs with rights it does not need, no secret is baked in."""
 
 from __future__ import annotations
 
@@ -91,9 +91,3 @@ def test_the_demonstration_policies_accept_the_demonstration(path: Path) -> None
     assert run.privacy.example.noise_multiplier >= policy.min_noise_multiplier
     assert run.privacy.delta <= policy.max_delta
     assert policy.require == ("example",)
-
-
-def test_fewer_nodes_than_are_there_add_none() -> None:
-    assert more_nodes(2)["services"] == {}
-    with pytest.raises(ValueError, match="at least 1"):
-        more_nodes(0)

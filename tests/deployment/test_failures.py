@@ -1,4 +1,4 @@
-"""What happens to a federation: nodes that send garbage, nothing or too late, die or join in the middle; SIGTERM."""
+"""A federation with nodes that send garbage, nothing or too late, die or join in the middle; SIGTERM."""
 
 from __future__ import annotations
 

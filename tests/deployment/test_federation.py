@@ -29,7 +29,7 @@ NONE = ("privacy.user.enabled=false", "training.batch_size=512", "model.name=lin
 
 
 def own_data(folder: Path) -> Path:
-    """What partition 0 holds, as the data folder that node 0 serves instead."""
+    """Partition 0 as the data folder that node 0 serves instead."""
     folder.mkdir()
     examples = share_of(load_config(FOUR).data, 0)
     rows = (examples.inputs.reshape(len(examples), -1).numpy() * 16).astype(int)

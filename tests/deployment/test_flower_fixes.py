@@ -112,7 +112,8 @@ def test_clients_are_not_kept_warm_if_that_is_off_or_flower_starts_them_differen
         monkeypatch.setenv(SWITCH, "-warm_clients")
     else:
         monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
-    warm_clients.main(["--socket", str(tmp_path / "clients")])
+    monkeypatch.setattr("sys.argv", ["clients", str(tmp_path / "clients")])
+    warm_clients.main()
     assert not (tmp_path / "clients").exists()
 
 

@@ -201,21 +201,6 @@ def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
         subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
 
 
-@slow
-def test_a_wrong_setting_of_a_plain_flwr_run_is_one_line_and_asks_nobody(tmp_path: Path) -> None:
-    port = str(free_port())
-    environment = flower_environment(tmp_path / "home") | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
-    command = ["flwr", "run", ".", "--stream", "--run-config", 'overrides="privacy.delta=1"']
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
-        assert "discreet: privacy.delta must be within (0, 1) (got 1.0)" in done.stdout
-        assert "round 1" not in done.stdout
-    finally:
-        subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
-
-
 @pytest.mark.parametrize("program", [main, local_federation.main], ids=["run", "local_federation"])
 @pytest.mark.parametrize(
     ("word", "said"),

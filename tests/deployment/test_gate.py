@@ -30,7 +30,7 @@ Calls = list[tuple[str, str, bytes, dict[str, str]]]
 async def through_the_gate(
     calls: Calls, ask: Callable[[httpx.AsyncClient], object], *, largest_body: int = 1000
 ) -> httpx.Response:
-    """What a caller gets when the SuperLink behind the gate writes down each call."""
+    """The answer to a caller when the SuperLink behind the gate writes down each call."""
 
     async def note(request: Request) -> Response:
         calls.append((request.method, request.url.path, await request.body(), dict(request.headers)))
@@ -166,7 +166,7 @@ class Slow:
         return _with_state(make_gate("http://superlink", verify=False, largest_body=2**21), behind)
 
     def caller(self) -> httpx.AsyncClient:
-        """Who calls through a gate of its own."""
+        """A caller through a gate of its own."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate()), base_url="http://gate/v1/fleet")
 
 

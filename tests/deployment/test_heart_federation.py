@@ -20,7 +20,7 @@ STRICT = "switzerland"
 
 
 def spent_by_dp_accounting(rounds: int) -> float:
-    """What a hospital has spent on a patient: steps over all patients, without sampling."""
+    """The epsilon of a hospital for a patient: steps over all patients, without sampling."""
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(NOISE), rounds)
     return float(PLDAccountant().compose(event).get_epsilon(1e-3))
 

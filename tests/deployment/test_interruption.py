@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import ConfigError, load_config
+from discreet.config import load_config
 from discreet.deployment import interruption
 from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import RUN_SECONDS, wait_until
@@ -157,12 +157,6 @@ def test_a_run_that_somebody_else_writes_stays_what_it_is(tmp_path: Path, monkey
     with only_writer(folder.path), pytest.raises(SystemExit), resumable(folder, "scripts/run"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert state_of(folder) == "running"
-
-
-def test_a_folder_in_use_is_refused_with_where_to_look_for_the_run(tmp_path: Path) -> None:
-    told = pytest.raises(ConfigError, match=r"is in use: .*`flwr list` shows .*`flwr stop` ends one")
-    with only_writer(tmp_path), told, only_writer(tmp_path, patience=0.0):
-        pass
 
 
 def test_a_run_whose_files_are_complete_is_not_interrupted(tmp_path: Path) -> None:

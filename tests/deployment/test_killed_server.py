@@ -80,12 +80,12 @@ def killed_at(place: str, federation: Federation, *words: str) -> None:
 
 
 def releases(path: Path) -> int:
-    """How many sums a ledger has paid for."""
+    """The number of sums that a ledger has paid for."""
     return DurableLedger(path).spent("user").num_releases
 
 
 def states(folder: Path) -> dict[str, NodeState]:
-    """What a node remembers, by the name of the run of a server's process."""
+    """The state of a node, by the name of the run of a server's process."""
     found = {path.stem: FolderStore(folder).load(path.stem) for path in folder.glob("*.state")}
     return {run: read_state(state) for run, state in found.items() if state is not None}
 

@@ -21,7 +21,6 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder, state_of
 from discreet.federated.run_lost import RunLostError
-from examples.million import million
 from tests.scripts.living import MARK, default_signals, marked
 
 
@@ -112,8 +111,3 @@ def test_kill_9_of_a_federation_on_this_machine_leaves_no_process(tmp_path: Path
     with federation_in_training(RunFolder(tmp_path / "run"), mark) as process:
         process.kill()
         wait_until(lambda: marked(mark) == [], START_SECONDS, "every process has ended")
-
-
-def test_the_model_under_load_has_a_million_parameters() -> None:
-    size = sum(parameter.numel() for parameter in million((1, 8, 8), 10).parameters())
-    assert 0.999e6 < size <= 1e6

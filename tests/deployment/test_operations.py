@@ -1,4 +1,4 @@
-"""How a run is watched: its log, its status, its metrics; and that only one server writes it."""
+"""Watching a run: its log, its status, its metrics; and that only one server writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from prometheus_client import generate_latest
 from discreet.cli.status import status_facts, status_lines
 from discreet.client_settings import ConfigError
 from discreet.config import load_config
-from discreet.deployment.compose_nodes import main as compose_nodes
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
 from discreet.deployment.healthy import main as healthy_main
@@ -29,7 +27,6 @@ from discreet.federated.run_folder import (
     RunFolder,
     RunStatus,
     only_writer,
-    read_status,
     write_status,
 )
 from discreet.federated.serving import config_of
@@ -57,19 +54,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder(folder)
 
 
-@pytest.mark.parametrize("main", [healthy_main, compose_nodes])
-def test_help_is_an_answer_and_no_error(
-    main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = main(["--help"])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    said = capsys.readouterr()
-    assert (code, said.err) == (0, "")
-    assert said.out.startswith("usage: python -m discreet.deployment.")
-
-
 def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:
     logging.getLogger("discreet.test").info("round %d", 3, extra={FIELDS: {"epsilon": float("inf"), "round": 3}})
     line = json.loads(written.getvalue())
@@ -84,16 +68,6 @@ def test_json_lines_stay_one_line_with_an_exception_and_line_breaks(written: io.
         logging.getLogger("discreet.test").exception("it\nfailed")
     (line,) = written.getvalue().splitlines()
     assert "ValueError: a\nb" in json.loads(line)["exception"]
-
-
-def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "json")
-    assert load_config().operations.log_format == "json"
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "xml")
-    with pytest.raises(ValueError, match="log_format must be one of text, json"):
-        log_to(io.StringIO())
-    with pytest.raises(ConfigError, match=r"operations\.log_format must be one of text, json"):
-        load_config()
 
 
 @pytest.mark.parametrize("wrong", ["operations.metrics_port=0", "operations.metrics_port=65536"])
@@ -131,15 +105,6 @@ def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
     third = after_round(second, number=3, nodes=4, failures={}, last_failure=None)
     assert third.failures == {"late": 3, "refused": 1}
     assert (third.nodes, third.last_failure, third.last_failure_round) == (4, "client 8 refused", 2)
-
-
-def test_a_status_file_that_is_not_one_is_no_status(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert read_status(folder) is None
-    write_status(folder, RunStatus("running", 3))
-    assert read_status(folder) is not None
-    (tmp_path / "status.json").write_text('{"state": "confused"}')
-    assert read_status(folder) is None
 
 
 def metrics_of(folder: RunFolder, budget: float | None = None) -> list[str]:
@@ -182,12 +147,6 @@ def test_metrics_are_served_while_the_run_goes_on_and_not_after_it(done: RunFold
             assert b"discreet_round 2.0" in answer.read()
         assert healthy(f"{url}/metrics", authority=None)
     assert not healthy(f"{url}/metrics", authority=None)
-
-
-def test_metrics_are_off_by_default(done: RunFolder) -> None:
-    assert load_config().operations.metrics_port is None
-    with serving_metrics(done.path, port=None, host="127.0.0.1") as served:
-        assert served is None
 
 
 def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
@@ -240,3 +199,13 @@ def test_a_healthcheck_needs_every_file(done: RunFolder, tmp_path: Path) -> None
         assert healthy_main([url]) == 0
     assert healthy_main([url]) == 1
     assert healthy_main([]) == 2
+
+
+def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCREET_LOG_FORMAT", "json")
+    assert load_config().operations.log_format == "json"
+    monkeypatch.setenv("DISCREET_LOG_FORMAT", "xml")
+    with pytest.raises(ValueError, match="log_format must be one of text, json"):
+        log_to(io.StringIO())
+    with pytest.raises(ConfigError, match=r"operations\.log_format must be one of text, json"):
+        load_config()

@@ -1,4 +1,4 @@
-"""What a SuperNode does when ClientApps end without a reply, or leave one that nobody waits for."""
+"""A SuperNode gets over ClientApps that end without a reply, or leave one that nobody waits for."""
 
 from __future__ import annotations
 

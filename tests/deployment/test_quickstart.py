@@ -34,7 +34,7 @@ def difference(before: Path, after: Path) -> list[str]:
 
 
 def epsilon_of(folder: RunFolder, probability: float) -> float:
-    """What the run cost, by dp_accounting alone, from its settings and the number of its rounds."""
+    """The epsilon of a run by dp_accounting alone, from its settings and the number of its rounds."""
     noise = folder.read_config().privacy.user.noise_multiplier
     assert noise is not None
     event = GaussianDpEvent(noise) if probability == 1 else PoissonSampledDpEvent(probability, GaussianDpEvent(noise))

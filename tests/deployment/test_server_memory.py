@@ -1,4 +1,4 @@
-"""What a SuperLink holds does not go with its nodes; with Flower's own it does."""
+"""A SuperLink's memory does not grow with its nodes; with Flower's own it does."""
 
 from __future__ import annotations
 

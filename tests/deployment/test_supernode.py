@@ -100,15 +100,6 @@ def test_a_node_says_at_its_start_that_its_owner_has_declared_a_number_of_exampl
     assert len(executed) == 1
 
 
-def test_a_policy_that_is_not_understood_stops_the_node(
-    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "policy.json").write_text('{"max-epsilom": 3}')
-    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 2
-    assert "max-epsilom" in capsys.readouterr().out
-    assert executed == []
-
-
 def test_a_ledger_that_was_changed_stops_the_node(
     tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,10 +134,19 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
-    *_, module, word, option, path = started[0]
-    assert (module, word, option) == ("discreet.deployment.flower_fixes.commands", "clients", "--socket")
+    *_, module, word, path = started[0]
+    assert (module, word) == ("discreet.deployment.flower_fixes.commands", "clients")
     assert os.environ[SOCKET_VARIABLE] == path
     found = shutil.which("flwr-clientapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"
     assert len(executed) == 3
+
+
+def test_a_policy_that_is_not_understood_stops_the_node(
+    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.json").write_text('{"max-epsilom": 3}')
+    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 2
+    assert "max-epsilom" in capsys.readouterr().out
+    assert executed == []

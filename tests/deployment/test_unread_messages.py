@@ -59,7 +59,7 @@ class Link(LinkState):
         return message.object_id if stored else ""
 
     def take(self, node: int) -> Message:
-        """What a node does when it is asked: it confirms that it has the message."""
+        """A node that is asked confirms that it has the message."""
         (message,) = self.state.get_message_ins(node, limit=1)
         self.store.delete(message.metadata.message_id)
         return message

@@ -1,4 +1,4 @@
-"""What has ClientApps ready does what Flower's command does, and that command runs where it is not there."""
+"""Preforked clients do what Flower's command does, and that command runs if they are not there."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def command(name: str, *words: str) -> list[str]:
 
 def clients_command(path: Path) -> list[str]:
     """The command line of the preforked clients. OpenBLAS starts no thread, whose locks a fork would leave."""
-    return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", "--socket", str(path))]
+    return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
 def _superlink() -> None:

@@ -32,18 +32,13 @@ from discreet.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 IDLE_SHARE = 0.2  # of the time without work
-LOOP = start_client_internal.start_client_internal
-REPLIES = (
-    *(LOOP, start_client_internal._push_messages, start_client_internal._insert_message),
-    *(InMemoryNodeState, MessageEntry),
-)
+LOOP, push_what_lies_there = start_client_internal.start_client_internal, start_client_internal._push_messages
+REPLIES = (LOOP, push_what_lies_there, start_client_internal._insert_message, InMemoryNodeState, MessageEntry)
 REPLIES_EXPECTED, PAUSES_EXPECTED = "f0e6ead2168d", "9e89a6eb68fb"
 AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 Send = Callable[[Message, ObjectTree, float], tuple[set[str], str]]
 PushObject = Callable[[int, str, str, bytes], None]
-
-push_what_lies_there = start_client_internal._push_messages
 
 
 class LostReplyError(Exception):
@@ -92,7 +87,10 @@ def push_messages(state: InMemoryNodeState, object_store: ObjectStore, send: Sen
         elif at_work:
             time.sleep(LOOK_SECONDS)
             if time.monotonic() > watch:
-                _look_for_the_starter()
+                if os.path.isdir("/proc/self") and not below(os.getpid(), STARTER):
+                    raise StarterEndedError(
+                        f"this node's {STARTER.decode()} has ended: no ClientApp would start any more"
+                    )
                 watch = time.monotonic() + WATCH_SECONDS
         else:
             for entry in waiting:
@@ -112,12 +110,6 @@ def _at_work(state: InMemoryNodeState) -> bool:
     return bool(state.get_tasks(statuses=AT_WORK))
 
 
-def _look_for_the_starter() -> None:
-    parent = os.getpid()
-    if os.path.isdir("/proc/self") and not below(parent, STARTER):
-        raise StarterEndedError(f"this node's {STARTER.decode()} has ended: no ClientApp would start any more")
-
-
 def _start_again_or_give_up(
     entry: MessageEntry, state: InMemoryNodeState, object_store: ObjectStore, started_again: set[str]
 ) -> None:
@@ -131,9 +123,7 @@ def _start_again_or_give_up(
 
 
 class Pauses:
-    """`time` as the loop of a SuperNode uses it: sleeps less than it is told if there was work a moment ago, and for
-    `longest` seconds if there was none for long.
-    """
+    """`time` for the loop of a SuperNode: sleeps less if there was work a moment ago, `longest` if there was none."""
 
     def __init__(
         self,

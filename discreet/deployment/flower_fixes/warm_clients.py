@@ -7,7 +7,6 @@ it. No module of the app is loaded beforehand: what runs is the code that came w
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import json
@@ -16,7 +15,6 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -122,13 +120,9 @@ def _run() -> int:
     return 0
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Loads, listens, and serves; returns at once if it does not apply, and Flower starts ClientApps itself."""
-    parser = argparse.ArgumentParser(
-        prog="python -m discreet.deployment.flower_fixes.commands clients", description=__doc__
-    )
-    parser.add_argument("--socket", type=Path, required=True, help="where to listen; its folder is nobody else's")
-    arguments = parser.parse_args(words)
+def main() -> None:
+    """Loads, listens at the path that is the command's last word, and serves; returns at once if it does not apply, and
+    Flower starts ClientApps itself."""
     if applies("warm_clients", *REPLACED, expected=EXPECTED):
         load()
-        serve(arguments.socket)
+        serve(Path(sys.argv[-1]))
