@@ -19,15 +19,14 @@ from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
     empty_sum,
-    initial_state,
 )
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
@@ -203,7 +202,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
         else:
             reply = client(share, source=own).answer(asked, params)
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
-    state = ServerState(0, params, torch.zeros_like(params), C)
+    state = State(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, ServerSGD(), UserPrivacy(Z, vector.event, count_stddev=4.0), secure=vector)
     return list(secure_round(state, Sealed(lambda: vector.centred(total), 3), how, charge=lambda _: None))
 
@@ -227,7 +226,7 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
     for number, share in enumerate(shares):
         reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
         updates.append(ClientUpdate(reply.update, reply.below))
-    state = ServerState(0, params, torch.zeros_like(params), C)
+    state = State(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
     state, metrics = dp_fedavg_round(state, updates, how, source=source.child("server"), charge=lambda _: None)
     return [state, replace(metrics, replies=0)]

@@ -24,9 +24,10 @@ from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
 from discreet.federated.private_statistics import data_shape, statistics_noise
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate, CohortSampling, RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.round import ClientUpdate, CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
+from discreet.federated.state import initial_state
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, source_of

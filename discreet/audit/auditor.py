@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from discreet.audit.canaries import Canaries
 from discreet.federated.round import CohortSum, RoundSettings
-from discreet.federated.run_folder import Checkpoint
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State
 from discreet.privacy.quantile import BIT_SENSITIVITY
 
 Scores = NDArray[np.float64]
@@ -40,14 +39,14 @@ class Auditor:
     """
 
     def __init__(
-        self, settings: RoundSettings, canaries: Canaries, others: Callable[[], CohortSum], start: Checkpoint
+        self, settings: RoundSettings, canaries: Canaries, others: Callable[[], CohortSum], start: State
     ) -> None:
         assert settings.user is not None
         self.settings, self.user, self.canaries, self.others = settings, settings.user, canaries, others
         self.before, self.after = start, start
         self.rounds: list[Scores] = []
 
-    def evaluate(self, after: Checkpoint) -> Unscored:
+    def evaluate(self, after: State) -> Unscored:
         """Takes down the state after a round."""
         self.before, self.after = self.after, after
         return Unscored()
@@ -74,15 +73,7 @@ class Auditor:
         return signs * released / self.user.count_stddev**2
 
 
-class HasVelocity(Protocol):
-    """A state of the server's optimizer: a checkpoint, or what a round makes of it."""
-
-    @property
-    def velocity(self) -> Tensor:
-        """The first moment, (num_params,)."""
-
-
-def noised_sum(settings: RoundSettings, before: HasVelocity, after: HasVelocity) -> Tensor:
+def noised_sum(settings: RoundSettings, before: State, after: State) -> Tensor:
     """What a round released of its updates, (num_params,) float64, from the first moment of the server's optimizer."""
     optimizer = settings.optimizer
     keep, share = (

@@ -36,10 +36,11 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply, decode_request, encode_reply
 from discreet.federated.round import empty_sum
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
+from discreet.federated.state import State
 from discreet.privacy.randomness import secure_source
 from discreet.settings import client_settings
 from discreet.tasks.model_check import num_params_of
@@ -187,12 +188,12 @@ def _connected(federation: Federation, canaries: Canaries, index: int, *, pause:
 
 
 @contextmanager
-def kept_checkpoints(run: RunFolder, folder: Path) -> Iterator[list[Checkpoint]]:
+def kept_checkpoints(run: RunFolder, folder: Path) -> Iterator[list[State]]:
     """Each checkpoint that a run writes while the block runs, in order; the list is filled when the block ends.
 
     A thread looks for a new file and links it into `folder`: one that is replaced a moment later is still whole.
     """
-    ended, kept, found = threading.Event(), list[RunFolder](), list[Checkpoint]()
+    ended, kept, found = threading.Event(), list[RunFolder](), list[State]()
 
     def look() -> None:
         last = 0
@@ -223,11 +224,11 @@ def _link(run: RunFolder, folder: Path, kept: list[RunFolder], last: int) -> int
     return os.stat(new.checkpoint_path).st_ino
 
 
-def scored(run: RunFolder, releases: Sequence[Checkpoint], canaries: Canaries) -> SeenRun:
+def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
     """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
     config = run.read_config()
     settings, zeros = round_settings(config), torch.zeros_like(releases[0].params)
-    start = Checkpoint(0, zeros, zeros, config.privacy.user.clip.norm)
+    start = State(0, zeros, zeros, config.privacy.user.clip.norm)
     auditor = Auditor(settings, canaries, lambda: empty_sum(len(zeros), auditor.before.clip_norm, settings.user), start)
     for after, row in zip(releases, run.read_metrics(), strict=True):
         auditor.evaluate(after)

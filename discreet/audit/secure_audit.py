@@ -22,10 +22,11 @@ from discreet.client.noised_vector import Values, noised_vector
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
-from discreet.federated.round import RoundSettings, ServerState, initial_state
+from discreet.federated.round import RoundSettings
 from discreet.federated.run_plan import evaluation_plan, round_settings
 from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.session import checked, evaluation_query
+from discreet.federated.state import State, initial_state
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
@@ -131,7 +132,7 @@ class MaskedRound:
     asked: Asked
     told: tuple[TrainRequest, Values]
     rests: tuple[TrainRequest, Values]
-    start: ServerState
+    start: State
     direction: Tensor
 
     @classmethod

@@ -22,10 +22,11 @@ from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.messages import TrainRequest
-from discreet.federated.round import RoundSettings, ServerState, initial_state
+from discreet.federated.round import RoundSettings
 from discreet.federated.run_plan import round_settings
 from discreet.federated.secure_round import secure_round
 from discreet.federated.session import checked, sizes_of
+from discreet.federated.state import State, initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
@@ -87,7 +88,7 @@ class SharedStep:
     settings: RoundSettings
     request: TrainRequest
     values: tuple[Values, Values]
-    start: ServerState
+    start: State
 
     @classmethod
     def of(cls, config: RunConfig, task: Task, settings: RoundSettings, *, client: int) -> SharedStep:

@@ -31,10 +31,11 @@ from discreet.federated.private_evaluation import Unrated
 from discreet.federated.query import Query
 from discreet.federated.ready_run import EvaluateFn, ReadyRun, StartCall
 from discreet.federated.resuming import same_settings
-from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, replace_file
+from discreet.federated.run_folder import RunFolder, check_output, replace_file
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.simulated_clients import set_up_simulation
+from discreet.federated.state import State
 from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
@@ -152,7 +153,7 @@ class ServerEvaluation:
             self.found[number] = metrics
         return scores_of(metrics)
 
-    def after(self, checkpoint: Checkpoint) -> Scores:
+    def after(self, checkpoint: State) -> Scores:
         """Of the model after a round."""
         return self.of(checkpoint.round, self.layout.record(checkpoint.params))
 

@@ -19,13 +19,13 @@ from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
 from discreet.federated.run_folder import (
     ASKED,
-    Checkpoint,
     RunFolder,
     change_state,
     check_output,
     note_interruption,
     only_writer,
 )
+from discreet.federated.state import State, initial_state
 from discreet.federated.tracking import Tracking, begin, require_extra
 from discreet.federated.training_run import Outcome
 from discreet.privacy.randomness import RandomSource, source_of
@@ -47,7 +47,7 @@ class OpenedRun:
     config: RunConfig
     folder: RunFolder
     ledger: DurableLedger
-    checkpoint: Checkpoint
+    checkpoint: State
     source: RandomSource
     tracking: Tracking = field(default_factory=Tracking)
     account: PopulationAccount | None = None
@@ -89,10 +89,10 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
     return OpenedRun(config, folder, ledger, checkpoint, source, tracking, account)
 
 
-def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> Checkpoint:
+def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> State:
     checkpoint = folder.load_checkpoint() if config.resume else None
     if checkpoint is None:
-        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
+        checkpoint = initial_state(params, clip_norm=first_clip_norm(config))
     if config.resume:
         # The rows of rounds that are done again.
         folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,8 @@ from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
-from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
+from discreet.federated.server_optimizer import ServerOptimizer
+from discreet.federated.state import State
 from discreet.privacy.clipped_sum import ClippedSum
 from discreet.privacy.clipping import GridSum
 from discreet.privacy.cohorts import fixed_size_cohort, poisson_cohort
@@ -144,25 +145,6 @@ class CohortSum:
         return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
 
 
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """What the server carries from round to round.
-
-    Attributes:
-      round: how many rounds are done.
-      params: (num_params,), float32.
-      velocity, second_moment, noise_energy: of the server's optimizer, float32, see `server_optimizer.OptimizerState`.
-      clip_norm: C_t for the next round; infinity if user-level privacy is off.
-    """
-
-    round: int
-    params: Tensor
-    velocity: Tensor
-    clip_norm: float
-    noise_energy: float = 0.0
-    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
-
-
 @dataclass(frozen=True)
 class UserPrivacy:
     """How a round is made private for a whole client.
@@ -221,7 +203,7 @@ class RoundSettings:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
             raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
 
-    def clip_norm_of(self, state: ServerState) -> float:
+    def clip_norm_of(self, state: State) -> float:
         """What bounds a client's part in the sum of a round."""
         return state.clip_norm if self.norm is None else self.norm
 
@@ -274,13 +256,13 @@ class RoundMetrics:
 
 
 def dp_fedavg_round(
-    state: ServerState,
+    state: State,
     updates: Iterable[ClientUpdate | PartialSum],
     settings: RoundSettings,
     *,
     source: RandomSource,
     charge: Callable[[DpEvent], None],
-) -> tuple[ServerState, RoundMetrics]:
+) -> tuple[State, RoundMetrics]:
     """Clips, adds up, noises and applies the updates of one cohort.
 
     Guarantee (`settings.user` given): for neighbouring cohorts that differ in one client, the sum before noise differs
@@ -320,21 +302,10 @@ def dp_fedavg_round(
     return replace(after, clip_norm=estimator.estimate), metrics
 
 
-def server_step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
+def server_step(state: State, total: Tensor, settings: RoundSettings) -> State:
     """The server's optimizer, which sees no more than the noised mean."""
     change = (total / settings.expected_cohort).to(state.params.dtype)
-    before = OptimizerState(state.round, state.velocity, state.second_moment, state.noise_energy)
-    after, move = server_optimizer.apply(
-        settings.optimizer, before, change, noise_energy=_noise_energy(state, settings)
-    )
-    return ServerState(
-        round=after.steps,
-        params=state.params + move,
-        velocity=after.velocity,
-        clip_norm=state.clip_norm,
-        noise_energy=after.noise_energy,
-        second_moment=after.second_moment,
-    )
+    return server_optimizer.apply(settings.optimizer, state, change, noise_energy=_noise_energy(state, settings))
 
 
 def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:
@@ -346,7 +317,7 @@ def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> Co
     return CohortSum(num_params, clip_norm, grid)
 
 
-def norm_estimator(state: ServerState, settings: RoundSettings) -> QuantileEstimator:
+def norm_estimator(state: State, settings: RoundSettings) -> QuantileEstimator:
     """What moves the clip norm after a round with noised bits: a function of public constants and of the round."""
     user = settings.user
     assert user is not None
@@ -363,7 +334,7 @@ def norm_estimator(state: ServerState, settings: RoundSettings) -> QuantileEstim
     )
 
 
-def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
+def _noise_energy(state: State, settings: RoundSettings) -> float:
     """The expected squared norm of a round's noise, on the average."""
     noise, size = settings.noise_multiplier, state.params.numel()
     if noise == 0:
@@ -383,9 +354,3 @@ def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:
         return float(grid.to_float(noised, torch.float64)[0])
     total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
     return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
-
-
-def initial_state(params: Tensor, *, clip_norm: float) -> ServerState:
-    """The state before the first round."""
-    params = params.detach().to(torch.float32)
-    return ServerState(0, params, torch.zeros_like(params), clip_norm)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -18,14 +18,14 @@ from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
-from discreet.federated.reported_epsilons import finite_epsilons, largest_reported, with_reported
-from discreet.federated.round import RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
+from discreet.federated.round import RoundMetrics, RoundSettings, dp_fedavg_round
 from discreet.federated.round_line import round_line
-from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
+from discreet.federated.run_folder import RunFolder, RunStatus, read_status, write_status
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
 from discreet.federated.secure_round import secure_answers, secure_round
+from discreet.federated.state import State
 from discreet.federated.training_plan import Plan
-from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.federated.transport import Failure, Replies, RoundReport, Transport, finite_epsilons
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.scores import main_score
@@ -60,12 +60,12 @@ class Outcome:
       best: of a run that was lost: its model in place of the last one; None otherwise.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: State
     stopped: str | None
-    best: Checkpoint | None = None
+    best: State | None = None
 
     @property
-    def model(self) -> Checkpoint:
+    def model(self) -> State:
         """What the run is to publish as its model."""
         return self.best or self.checkpoint
 
@@ -88,7 +88,7 @@ class TrainingRun:
         *,
         ledger: DurableLedger,
         transport: Transport | SealedTransport,
-        evaluate: Callable[[Checkpoint], Scores],
+        evaluate: Callable[[State], Scores],
     ) -> None:
         check_sealed(transport, secure=plan.settings.secure is not None)
         self.plan, self.folder, self.ledger = plan, folder, ledger
@@ -109,7 +109,7 @@ class TrainingRun:
         """Logs what is about to run."""
         logger.info("%d rounds, expected cohort %g", self.plan.rounds, self.plan.settings.expected_cohort)
 
-    def run(self, checkpoint: Checkpoint, *, progress: TextIO | None = None) -> Outcome:
+    def run(self, checkpoint: State, *, progress: TextIO | None = None) -> Outcome:
         """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
 
         A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
@@ -127,7 +127,7 @@ class TrainingRun:
             outcome = self._run_rounds(checkpoint)
         return replace(outcome, checkpoint=self.rate(outcome.checkpoint, is_last=True))
 
-    def _look_at_account(self, checkpoint: Checkpoint) -> None:
+    def _look_at_account(self, checkpoint: State) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
         settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
         if self.ledger.account is not None:
@@ -140,7 +140,7 @@ class TrainingRun:
             )
             logger.info("%s", self.plan.says(self.ledger.account.outlook(charges, ratings)))
 
-    def rate(self, last: Checkpoint, *, is_last: bool) -> Checkpoint:
+    def rate(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
         words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
         plan = self.plan.evaluation
@@ -154,7 +154,7 @@ class TrainingRun:
             logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(reason)))
             return last
 
-    def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> Checkpoint:
+    def _rate(self, plan: EvaluationPlan, last: State) -> State:
         self.wait_for_members()
         source = self.plan.source.child("evaluation", last.round)
         report = RoundReport(finite=finite_epsilons(self.plan.privacy))
@@ -162,16 +162,14 @@ class TrainingRun:
         replies = self._ask(last, cohort, RATE)
         sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
         report.log_failures()
-        rated = with_reported(last, report)
+        rated = report.added_to(last)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilons(rated))
         return rated
 
-    def _ask(
-        self, last: Checkpoint, cohort: Sequence[int], work: Work
-    ) -> Iterable[TrainReply | Replies | Failure] | Sealed:
+    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[TrainReply | Replies | Failure] | Sealed:
         """What the clients of a cohort say of a model, or the sealed sum of it."""
         ask = self.transport.ask_sealed if isinstance(self.transport, SealedTransport) else self.transport.ask
         return ask(round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=work)
@@ -182,7 +180,7 @@ class TrainingRun:
         replies: Iterable[TrainReply | Replies | Failure] | Sealed,
         report: RoundReport,
         *,
-        last: Checkpoint,
+        last: State,
         source: RandomSource,
     ) -> Sums:
         charge = partial(self._charge, last.round, USER)
@@ -192,7 +190,7 @@ class TrainingRun:
         assert plan.event is not None
         return secure_answers(replies, plan.joined, event=plan.event, charge=charge)
 
-    def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
+    def _run_rounds(self, checkpoint: State) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
             if checkpoint.round >= self.plan.rounds:
                 return Outcome(checkpoint, None)
@@ -216,7 +214,7 @@ class TrainingRun:
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
-    def _next_round(self, checkpoint: Checkpoint) -> tuple[Checkpoint, RoundReport]:
+    def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
         self.wait_for_members()
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
         replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
@@ -243,7 +241,7 @@ class TrainingRun:
         """Until there are clients that can be asked. The time that it takes is no round's."""
         self.members = self.transport.members()
 
-    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
+    def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
         return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
@@ -263,12 +261,12 @@ class TrainingRun:
 
     def finish_round(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: State,
         replies: Iterable[TrainReply | Replies | Failure] | Sealed,
         *,
         cohort_size: int,
         started: float | None = None,
-    ) -> tuple[Checkpoint, RoundReport]:
+    ) -> tuple[State, RoundReport]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
         report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.plan.privacy))
@@ -278,7 +276,7 @@ class TrainingRun:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
         for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
             logger.warning("%s", self.plan.says(note))
-        after = _after(checkpoint, state, report)
+        after = report.added_to(state)
         evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
@@ -290,29 +288,31 @@ class TrainingRun:
         return after, report
 
     def _round(
-        self, checkpoint: Checkpoint, replies: Iterable[TrainReply | Replies | Failure] | Sealed, report: RoundReport
-    ) -> tuple[ServerState, RoundMetrics]:
-        number, state = checkpoint.round + 1, _state(checkpoint)
+        self, checkpoint: State, replies: Iterable[TrainReply | Replies | Failure] | Sealed, report: RoundReport
+    ) -> tuple[State, RoundMetrics]:
+        number = checkpoint.round + 1
         settings = self.plan.settings_of(number)
         guarantee = settings.charged[0] if settings.charged else USER
         charge = partial(self._charge, number, guarantee)
         if isinstance(replies, Sealed):
             report.miss(replies.failures)
-            done = secure_round(state, replies, settings, charge=charge)
+            done = secure_round(checkpoint, replies, settings, charge=charge)
             if guarantee == EXAMPLE:  # what every client's own account says too: the event is the same for all of them
                 report.epsilons["epsilon_example"] = self._epsilon(self.ledger.spent(EXAMPLE))
             return done
         accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
-        return dp_fedavg_round(state, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge)
+        return dp_fedavg_round(
+            checkpoint, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge
+        )
 
     def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
         self.ledger.charge([Charge(number, guarantee, "", event)])
 
-    def _draw(self, checkpoint: Checkpoint) -> RandomSource:
+    def _draw(self, checkpoint: State) -> RandomSource:
         return self.plan.source.child("round", checkpoint.round + 1)
 
     def _report(
-        self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float
+        self, after: State, metrics: RoundMetrics, report: RoundReport, started: float
     ) -> tuple[Scores, dict[str, object]]:
         """Evaluates, and writes metrics, status and log. Returns the row too."""
         evaluation = self.evaluate(after)
@@ -343,13 +343,13 @@ class TrainingRun:
         report.log_failures()
         return evaluation, row
 
-    def _epsilons(self, after: Checkpoint) -> dict[str, float]:
+    def _epsilons(self, after: State) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
         privacy, off = self.plan.privacy, math.inf
         return {
             "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
-            "epsilon_example": largest_reported(after, "epsilon_example") if privacy.example.enabled else off,
-            "epsilon_local": largest_reported(after, "epsilon_local") if privacy.local.kind != "none" else off,
+            "epsilon_example": after.largest_reported("epsilon_example") if privacy.example.enabled else off,
+            "epsilon_local": after.largest_reported("epsilon_local") if privacy.local.kind != "none" else off,
         }
 
 
@@ -364,11 +364,6 @@ def after_round(
     return replace(status, nodes=nodes, failures=total, last_failure=last_failure, last_failure_round=number)
 
 
-def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Checkpoint:
-    moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
-    return replace(with_reported(before, report), **moved)
-
-
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:
     """What the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
     return score or 0.0, -(loss or 0.0)
@@ -376,7 +371,3 @@ def _score(loss: float | None, score: float | None) -> tuple[float, float]:
 
 def _is_finite(loss: float | None) -> bool:
     return loss is not None and math.isfinite(loss)
-
-
-def _state(checkpoint: Checkpoint) -> ServerState:
-    return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})

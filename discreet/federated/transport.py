@@ -6,13 +6,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
 from discreet.federated.round import ClientUpdate, PartialSum
+from discreet.federated.state import State
+from discreet.settings import PrivacyConfig
 
 logger = logging.getLogger("discreet")
 
@@ -47,6 +49,16 @@ class Replies:
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+
+
+def finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
+    """The epsilons that clients report and that this run keeps finite."""
+    finite = {
+        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
+        "epsilon_local": privacy.local.kind != "none",
+        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
+    }
+    return tuple(name for name, is_finite in finite.items() if is_finite)
 
 
 class Transport(Protocol):
@@ -99,6 +111,11 @@ class RoundReport:
             self._fail(failure)
             if failure.kind == "refused":
                 self.refused.add(failure.client)
+
+    def added_to(self, state: State) -> State:
+        """The state with what clients have reported. A client that sits out a round still has what it spent before."""
+        spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
+        return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
+from discreet.federated.run_folder import RunFolder, read_status
 from discreet.federated.run_plan import training_run
 from discreet.federated.session import Session, finish, prepare
+from discreet.federated.state import State
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
@@ -53,7 +54,7 @@ def session(folder: Path, *words: str) -> Session:
     return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
 
 
-def run(folder: Path, transport: Scripted, *words: str) -> Checkpoint:
+def run(folder: Path, transport: Scripted, *words: str) -> State:
     ready = session(folder, *words)
     outcome = training_run(ready, transport).run(ready.opened.checkpoint)
     assert outcome.stopped is None

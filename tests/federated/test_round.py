@@ -16,16 +16,15 @@ from discreet.config import load_config
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
-    initial_state,
 )
 from discreet.federated.run_plan import round_settings
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.session import checked, sizes_of
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -40,13 +39,13 @@ def settings(
     return RoundSettings(cohort, ServerSGD(), user)
 
 
-def state(size: int, clip_norm: float) -> ServerState:
+def state(size: int, clip_norm: float) -> State:
     return initial_state(torch.zeros(size), clip_norm=clip_norm)
 
 
 def run(
-    before: ServerState, updates: list[ClientUpdate], how: RoundSettings, *, seed: int = 71993
-) -> tuple[ServerState, list[DpEvent]]:
+    before: State, updates: list[ClientUpdate], how: RoundSettings, *, seed: int = 71993
+) -> tuple[State, list[DpEvent]]:
     charged: list[DpEvent] = []
     after, _ = dp_fedavg_round(before, updates, how, source=seeded_source(seed), charge=charged.append)
     return after, charged
@@ -106,7 +105,7 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
     extra = torch.tensor(values, dtype=torch.float16 if half else torch.float32)
     others = [ClientUpdate(torch.tensor([0.3, -0.2, 5.0]), below=True)]
     how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
-    start = ServerState(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
+    start = State(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
     without, _ = run(start, others, how)
     with_it, _ = run(start, [*others, ClientUpdate(extra, below=True)], how)
     assert (with_it.params - without.params).norm().item() <= clip_norm * (1 + 1e-9)
@@ -115,7 +114,7 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
 def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
     updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
     how = RoundSettings(7.0, ServerSGD(), None)
-    before = ServerState(0, torch.ones(50), torch.zeros(50), math.inf)
+    before = State(0, torch.ones(50), torch.zeros(50), math.inf)
     after, charged = run(before, [ClientUpdate(update, below=True) for update in updates], how)
     assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
     assert charged == []
@@ -153,7 +152,7 @@ def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
 
 def test_momentum_is_carried_between_rounds() -> None:
     how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), None)
-    before = ServerState(0, torch.zeros(1), torch.zeros(1), math.inf)
+    before = State(0, torch.zeros(1), torch.zeros(1), math.inf)
     push = [ClientUpdate(torch.ones(1), below=True)]
     once, _ = run(before, push, how)
     twice, _ = run(once, push, how)

@@ -10,12 +10,11 @@ import torch
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
-    initial_state,
 )
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -24,7 +23,7 @@ PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))
 SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
 
 
-def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> list[ServerState]:
+def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> list[State]:
     states, source = [initial_state(torch.zeros(SIZE), clip_norm=C)], seeded_source(52387)
     for index in range(number):
         after, _ = dp_fedavg_round(states[-1], updates, how, source=source.child(index), charge=lambda _: None)
@@ -32,7 +31,7 @@ def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> l
     return states
 
 
-def step(states: list[ServerState]) -> torch.Tensor:
+def step(states: list[State]) -> torch.Tensor:
     return states[-1].params - states[-2].params
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.noise_outlook import noise_outlook
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_plan import training_run
 from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport, vector_of
 from discreet.federated.session import Session, prepare
+from discreet.federated.state import State
 from discreet.federated.training_run import Outcome
 from discreet.federated.transport import Failure, Replies, Transport
 from discreet.masking.agreement import Terms
@@ -118,7 +119,7 @@ class Masked:
         return self.vector.centred(torch.from_numpy(exchange.total))
 
 
-def last_of(folder: Path, words: Sequence[str], kind: Any) -> Checkpoint:
+def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
     config = load_config([*SECURE, *words, f"output_dir={folder}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
