@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.config import RunConfig, load_config
-from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import dp_fedavg_round
+from discreet.federated.run_context import first_clip_norm
 from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.state import State, initial_state
 from discreet.federated.transport import RoundReport

@@ -167,21 +167,17 @@ def _one_run(config: RunConfig, audit: UserAudit) -> SeenRun:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         config = replace(config, output_dir=f"{folder}/run", resume=False, tracking="none")
         session = prepare(config, simulated=True, held=held, resolved=config)
-        plan, honest, start = plan_of(session.opened, chance_loss=math.inf), _honest(config, audit), session.opened
+        honest, start = _honest(config, audit), session.context
+        num_params = start.state.params.numel()
+        plan = plan_of(config, num_params=num_params, chance_loss=math.inf)
         assert plan.settings.user is not None
-        canaries = draw_canaries(audit.canaries, start.checkpoint.params.numel(), start.source.child("canaries"))
+        canaries = draw_canaries(audit.canaries, num_params, start.source.child("canaries"))
         inner = virtual_clients(session, held) if honest else None
         replaced = config.sampling.kind == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
-        auditor = Auditor(plan.settings, canaries, lambda: transport.others, start.checkpoint)
-        run = TrainingRun(
-            replace(plan, also=auditor.row),
-            session.folder,
-            ledger=start.ledger,
-            transport=transport,
-            evaluate=auditor.evaluate,
-        )
-        run.run(start.checkpoint)
+        auditor = Auditor(plan.settings, canaries, lambda: transport.others, start.state)
+        run = TrainingRun(start, plan, transport=transport, evaluate=auditor.evaluate, also=auditor.row)
+        run.run()
         return SeenRun(auditor.rounds, canaries.included, start.ledger.spent(USER))
 
 

@@ -57,4 +57,4 @@ def asked(words: Sequence[str]) -> str:
         session = prepare(config, simulated=True, held=held)
         config, task = session.config, load_task(config.data.name, path=config.data.path)
         answers = data_answers(data_query(STATISTICS, config, task), config, task)
-        return written_statistics(session.opened, task, answers)
+        return written_statistics(session.context, task, answers)

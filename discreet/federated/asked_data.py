@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from discreet.federated.messages import Work
-from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.private_statistics import data_query, needs_normaliser, normaliser_in, with_normaliser
 from discreet.federated.query import NORMALISE, Query
 from discreet.federated.round import ClientUpdate, PartialSum
+from discreet.federated.run_context import first_clip_norm
 from discreet.federated.session import Session
 from discreet.federated.transport import RoundReport, Transport
 
@@ -43,5 +43,5 @@ def normalised(session: Session, answers: Answers) -> Session:
     config, task = session.config, session.task
     if not needs_normaliser(config):
         return session
-    config = with_normaliser(session.opened, task, answers(data_query(NORMALISE, config, task)))
-    return replace(session, opened=replace(session.opened, config=config), task=normaliser_in(config).task(task))
+    config = with_normaliser(session.context, task, answers(data_query(NORMALISE, config, task)))
+    return replace(session, context=replace(session.context, config=config), task=normaliser_in(config).task(task))

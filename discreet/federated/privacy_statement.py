@@ -11,8 +11,7 @@ from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.federated.population_account import PopulationAccount
-from discreet.federated.state import State
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome, State
 from discreet.privacy.accountants import ACCOUNTANTS
 from discreet.privacy.events import event_to_json
 from discreet.privacy.grid import LARGEST_SCALE

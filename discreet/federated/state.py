@@ -49,3 +49,23 @@ def initial_state(params: Tensor, *, clip_norm: float) -> State:
     """The state before the first round."""
     params = params.detach().float()
     return State(0, params, params.new_zeros(params.shape), clip_norm)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last state, why it stopped if it did, and its model.
+
+    Attributes:
+      checkpoint: after the last round, with all that was spent.
+      stopped: why the run ended other than by its last planned round, in words; None if it did not.
+      best: of a run that was lost: its model in place of the last one; None otherwise.
+    """
+
+    checkpoint: State
+    stopped: str | None
+    best: State | None = None
+
+    @property
+    def model(self) -> State:
+        """What the run is to publish as its model."""
+        return self.best or self.checkpoint

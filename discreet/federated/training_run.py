@@ -6,13 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
-from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
@@ -20,11 +20,12 @@ from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, Evaluati
 from discreet.federated.progress import Progress
 from discreet.federated.round import RoundMetrics, RoundSettings, dp_fedavg_round
 from discreet.federated.round_line import round_line
-from discreet.federated.run_folder import RunFolder, RunStatus, read_status, write_status
+from discreet.federated.run_context import RunContext
+from discreet.federated.run_folder import RunStatus, read_status, write_status
+from discreet.federated.run_plan import Plan
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
 from discreet.federated.secure_round import secure_answers, secure_round
-from discreet.federated.state import State
-from discreet.federated.training_plan import Plan
+from discreet.federated.state import Outcome, State
 from discreet.federated.transport import Failure, Replies, RoundReport, Transport, finite_epsilons
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
@@ -32,6 +33,8 @@ from discreet.tasks.scores import main_score
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+OnRound = Callable[[Mapping[str, object]], None]
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
 
@@ -50,78 +53,59 @@ class Scores(Protocol):
         """By their names in `discreet.tasks.scores.SCORES`; the higher the `main_score`, the better."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: its last state, why it stopped if it did, and its model.
-
-    Attributes:
-      checkpoint: after the last round, with all that was spent.
-      stopped: why the run ended other than by its last planned round, in words; None if it did not.
-      best: of a run that was lost: its model in place of the last one; None otherwise.
-    """
-
-    checkpoint: State
-    stopped: str | None
-    best: State | None = None
-
-    @property
-    def model(self) -> State:
-        """What the run is to publish as its model."""
-        return self.best or self.checkpoint
-
-
 class TrainingRun:
     """Runs the rounds of a plan in a run folder.
 
     Args:
-      plan: what to do.
-      folder: where everything is written.
-      ledger: of the server.
+      context: the run.
+      plan: its public constants.
       transport: asks the clients; for sealed sums under secure aggregation, and only then.
       evaluate: loss and scores of the model after a round, on the server's public test set.
+      also: is told the row of metrics.csv of each round.
     """
 
     def __init__(
         self,
+        context: RunContext,
         plan: Plan,
-        folder: RunFolder,
         *,
-        ledger: DurableLedger,
         transport: Transport | SealedTransport,
         evaluate: Callable[[State], Scores],
+        also: OnRound | None = None,
     ) -> None:
         check_sealed(transport, secure=plan.settings.secure is not None)
-        self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.transport, self.evaluate = transport, evaluate
-        self.progress = Progress(None, plan.rounds)
-        before = read_status(folder) or RunStatus("running", plan.rounds)
-        self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
+        self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
+        self.folder, self.ledger = context.folder, context.ledger
+        self.rounds, self.privacy = context.config.rounds, context.config.privacy
+        self.told: tuple[OnRound, ...] = (context.tracking.round_done, *([also] if also else []))
+        self.progress = Progress(None, self.rounds)
+        before = read_status(self.folder) or RunStatus("running", self.rounds)
+        self.status = replace(before, state="running", rounds=self.rounds, reason=None)
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
-        self.abandoned, before_now = 0, folder.read_metrics()
+        self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
         self.clip_watch = ClipWatch(plan.settings.user, [share for share in shares if share is not None])
         rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
 
-    def announce(self) -> None:
-        """Logs what is about to run."""
-        logger.info("%d rounds, expected cohort %g", self.plan.rounds, self.plan.settings.expected_cohort)
-
-    def run(self, checkpoint: State, *, progress: TextIO | None = None) -> Outcome:
-        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
+    def run(self, *, progress: TextIO | None = None) -> Outcome:
+        """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
+        lost.
 
         A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
         whoever called this has written its last files: see `discreet.federated.session.finish`. `progress` is the
         terminal to show on how far the run is.
         """
+        checkpoint = self.context.state
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
+        logger.info("%d rounds, expected cohort %g", self.rounds, self.plan.settings.expected_cohort)
         if self.plan.evaluation:
             self.plan.evaluation.announce()
-        self.progress = Progress(progress, self.plan.rounds)
+        self.progress = Progress(progress, self.rounds)
         self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
             outcome = self._run_rounds(checkpoint)
@@ -129,16 +113,16 @@ class TrainingRun:
 
     def _look_at_account(self, checkpoint: State) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
-        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
+        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.rounds)]
         if self.ledger.account is not None:
             charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
-            plan, planned = self.plan.evaluation, self.plan.rounds
+            plan, planned = self.plan.evaluation, self.rounds
             ratings = (
                 [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))]
                 if plan and plan.event
                 else []
             )
-            logger.info("%s", self.plan.says(self.ledger.account.outlook(charges, ratings)))
+            logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
 
     def rate(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
@@ -151,13 +135,13 @@ class TrainingRun:
                 self._check_event(plan.event, "rating the model")
             return self._rate(plan, last)
         except (BudgetSpentError, RoundAbandoned) as reason:
-            logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(reason)))
+            logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
 
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
         self.wait_for_members()
-        source = self.plan.source.child("evaluation", last.round)
-        report = RoundReport(finite=finite_epsilons(self.plan.privacy))
+        source = self.context.source.child("evaluation", last.round)
+        report = RoundReport(finite=finite_epsilons(self.privacy))
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
@@ -166,7 +150,7 @@ class TrainingRun:
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilons(rated))
+        plan.write(self.folder, last.round, sums, also=self._tell, spent=self._epsilons(rated))
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[TrainReply | Replies | Failure] | Sealed:
@@ -192,13 +176,13 @@ class TrainingRun:
 
     def _run_rounds(self, checkpoint: State) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
-            if checkpoint.round >= self.plan.rounds:
+            if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
                 self.check_budget(self.plan.settings_of(checkpoint.round + 1))
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
-                return Outcome(checkpoint, self.plan.says(str(spent)))
+                return Outcome(checkpoint, self.context.says(str(spent)))
             except RoundAbandoned as loss:
                 if self._gives_up(checkpoint.round + 1, loss):
                     return Outcome(
@@ -221,7 +205,7 @@ class TrainingRun:
         return self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
 
     def _epsilon(self, spent: PrivacyLedger) -> float:
-        return spent.epsilon(self.plan.privacy.delta, self.plan.privacy.accountant)
+        return spent.epsilon(self.privacy.delta, self.privacy.accountant)
 
     def check_budget(self, settings: RoundSettings) -> None:
         """Looks one round ahead.
@@ -235,7 +219,7 @@ class TrainingRun:
             self._check_event(event, "the next round", guarantee)
 
     def _check_event(self, event: DpEvent, what: str, guarantee: str = USER) -> None:
-        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.plan.privacy)
+        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.privacy)
 
     def wait_for_members(self) -> None:
         """Until there are clients that can be asked. The time that it takes is no round's."""
@@ -269,13 +253,13 @@ class TrainingRun:
     ) -> tuple[State, RoundReport]:
         """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
         started = time.monotonic() if started is None else started
-        report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.plan.privacy))
+        report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.privacy))
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
-            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
+            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
         for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
-            logger.warning("%s", self.plan.says(note))
+            logger.warning("%s", self.context.says(note))
         after = report.added_to(state)
         evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
@@ -284,7 +268,7 @@ class TrainingRun:
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
-        self.plan.also(row)  # after the checkpoint: a hook that fails costs no round
+        self._tell(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
     def _round(
@@ -305,11 +289,15 @@ class TrainingRun:
             checkpoint, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge
         )
 
+    def _tell(self, row: Mapping[str, object]) -> None:
+        for each in self.told:
+            each(row)
+
     def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
         self.ledger.charge([Charge(number, guarantee, "", event)])
 
     def _draw(self, checkpoint: State) -> RandomSource:
-        return self.plan.source.child("round", checkpoint.round + 1)
+        return self.context.source.child("round", checkpoint.round + 1)
 
     def _report(
         self, after: State, metrics: RoundMetrics, report: RoundReport, started: float
@@ -339,13 +327,13 @@ class TrainingRun:
         )
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(report.failures)}
-        logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
+        logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})
         report.log_failures()
         return evaluation, row
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
-        privacy, off = self.plan.privacy, math.inf
+        privacy, off = self.privacy, math.inf
         return {
             "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
             "epsilon_example": after.largest_reported("epsilon_example") if privacy.example.enabled else off,

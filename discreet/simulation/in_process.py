@@ -19,10 +19,9 @@ from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
 from discreet.federated.private_statistics import needs_normaliser
-from discreet.federated.run_plan import training_run
 from discreet.federated.sealed_sum import InTheClear, SealedTransport, part_of
-from discreet.federated.session import Session, checked, finish, prepare
-from discreet.federated.training_run import Outcome
+from discreet.federated.session import Session, checked, finish, prepare, training_run
+from discreet.federated.state import Outcome
 from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.secure_grid import SecureSum
 from discreet.setting_checks import check_value
@@ -84,7 +83,7 @@ def simulate(config: RunConfig, *, resolved: RunConfig | None = None, progress: 
         session = normalised(session, lambda query: data_answers(query, session.config, session.task))
         transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
-        outcome = training_run(session, transport).run(session.opened.checkpoint, progress=progress if text else None)
+        outcome = training_run(session, transport).run(progress=progress if text else None)
         finish(session, outcome)
     return outcome
 

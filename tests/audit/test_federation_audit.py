@@ -137,7 +137,7 @@ FAULTS = {  # in files that only the server runs: those of the bundle must be th
 _Whole = Gaussian
 def Gaussian(noise_multiplier, *, draws=1): return _Whole(noise_multiplier / 2, draws=draws)
 """,
-    "opened_run.py": """
+    "run_context.py": """
 
 def source_of(seed): return RandomSource(bytes(range(32)), is_secure=True)
 """,

@@ -18,8 +18,7 @@ from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.run_folder import RunFolder, read_status
-from discreet.federated.run_plan import training_run
-from discreet.federated.session import Session, finish, prepare
+from discreet.federated.session import Session, finish, prepare, training_run
 from discreet.federated.state import State
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
@@ -56,7 +55,7 @@ def session(folder: Path, *words: str) -> Session:
 
 def run(folder: Path, transport: Scripted, *words: str) -> State:
     ready = session(folder, *words)
-    outcome = training_run(ready, transport).run(ready.opened.checkpoint)
+    outcome = training_run(ready, transport).run()
     assert outcome.stopped is None
     return outcome.checkpoint
 
@@ -172,7 +171,7 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
         return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
 
     ready = session(tmp_path / "run", *EXAMPLE_ON)
-    outcome = training_run(ready, Scripted(reports)).run(ready.opened.checkpoint)
+    outcome = training_run(ready, Scripted(reports)).run()
     finish(ready, outcome)
     example = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][1]
     # Where nobody has a finite one, there is nothing to publish but infinity.
@@ -260,12 +259,12 @@ def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
     monkeypatch.setitem(models.MODELS, "tied", flat(Tied()))
     ready = session(tmp_path / "run", "model.name=tied", "rounds=1")
     size = 64 * 64 + 2 * 64 + 650
-    assert ready.opened.checkpoint.params.shape == (size,)
+    assert ready.context.state.params.shape == (size,)
 
     def moves(number: int, client: int) -> TrainReply:
         return TrainReply(number, torch.full((size,), 0.001), below=True)
 
-    after = training_run(ready, Scripted(moves)).run(ready.opened.checkpoint).checkpoint
+    after = training_run(ready, Scripted(moves)).run().checkpoint
     models.load_parameters(ready.model, after.params)
     tied = ready.model[1]  # type: ignore[index]
     assert tied.first.weight is tied.second.weight

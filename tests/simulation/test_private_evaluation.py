@@ -19,7 +19,7 @@ from discreet.federated.guarantees import USER
 from discreet.federated.query import Query
 from discreet.federated.round import ClientUpdate
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import seeded_source
 from discreet.settings import client_settings
