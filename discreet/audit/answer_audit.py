@@ -22,9 +22,10 @@ from discreet.audit.canary_scores import Claim, Experiment, Observation, Release
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
+from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import data_shape, statistics_noise
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate, CohortSampling, RoundSettings, dp_fedavg_round
+from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
 from discreet.federated.state import initial_state
@@ -40,7 +41,7 @@ LONG = 1e4  # far beyond what an answer is clipped to
 FIRST = 0  # the canary's number among the population's
 
 # What a cohort's replies, of the canary or of nobody, are released as: a score of that release.
-Release = Callable[[Sequence[ClientUpdate], RandomSource], float]
+Release = Callable[[Sequence[TrainReply], RandomSource], float]
 Facts = dict[str, str | int | float | bool]
 
 
@@ -67,7 +68,7 @@ class Asked:
     mechanism: str
     release: Release
     event: DpEvent
-    canary: ClientUpdate
+    canary: TrainReply
     sampling: CohortSampling
     facts: Facts
 
@@ -112,17 +113,17 @@ def audit_statistics(config: RunConfig, audit: AnswerAudit) -> Experiment:
     )
 
 
-def _answer(length: int) -> ClientUpdate:
+def _answer(length: int) -> TrainReply:
     """A canary that answers, and is asked for nothing else."""
     answer = torch.zeros(length)
     answer[0] = LONG
-    return ClientUpdate(torch.zeros(0), False, answer)
+    return TrainReply(1, torch.zeros(0), False, answer=answer)
 
 
 def _answered(how: AnswerNoise, event: DpEvent) -> Release:
     """Answers alone: the score is the first number of the release, all that the canary moves."""
 
-    def release(cohort: Sequence[ClientUpdate], source: RandomSource) -> float:
+    def release(cohort: Sequence[TrainReply], source: RandomSource) -> float:
         return float(answer_round(cohort, how, event=event, source=source, charge=lambda _: None).values[0])
 
     return release
@@ -163,7 +164,7 @@ def _round(settings: RoundSettings, direction: Tensor, clip_norm: float) -> Rele
     assert isinstance(answers, AnswerNoise)
     start, cohort_size = initial_state(torch.zeros_like(direction), clip_norm=clip_norm), settings.expected_cohort
 
-    def release(cohort: Sequence[ClientUpdate], source: RandomSource) -> float:
+    def release(cohort: Sequence[TrainReply], source: RandomSource) -> float:
         after, seen = dp_fedavg_round(start, cohort, settings, source=source, charge=lambda _: None)
         assert seen.answers is not None
         moved = float(noised_sum(settings, start, after) @ direction)
@@ -177,9 +178,9 @@ def _round(settings: RoundSettings, direction: Tensor, clip_norm: float) -> Rele
     return release
 
 
-def _opposite(canary: ClientUpdate) -> ClientUpdate:
+def _opposite(canary: TrainReply) -> TrainReply:
     assert canary.answer is not None
-    return ClientUpdate(-canary.update, not canary.below, -canary.answer)
+    return TrainReply(1, -canary.update, not canary.below, answer=-canary.answer)
 
 
 def _repeated(config: RunConfig, audit: AnswerAudit, asked: Asked) -> Experiment:

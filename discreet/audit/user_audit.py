@@ -25,18 +25,19 @@ from discreet.audit.verdict import outlook
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import checked, prepare
 from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.federated.transport import Failure, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings import client_settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
 
-Reply = TrainReply | Replies | Failure
+Reply = TrainReply | PartialReply | Failure
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from discreet.federated.messages import TrainReply
-from discreet.federated.transport import Failure, Replies
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.transport import Failure
 
 SECONDS_BETWEEN = 0.1
 COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]} clients", "{task.fields[rate]}")
@@ -63,14 +64,14 @@ class Progress:
             yield
 
     def counted(
-        self, replies: Iterable[TrainReply | Replies | Failure], *, cohort: int
-    ) -> Iterator[TrainReply | Replies | Failure]:
+        self, replies: Iterable[TrainReply | PartialReply | Failure], *, cohort: int
+    ) -> Iterator[TrainReply | PartialReply | Failure]:
         """Passes replies on, and shows that they come."""
         self._round += 1
         self._show(0, cohort)
         arrived = 0
         for reply in replies:
-            clients = reply.part.replies if isinstance(reply, Replies) else 1
+            clients = reply.replies if isinstance(reply, PartialReply) else 1
             arrived, self._clients = arrived + clients, self._clients + clients
             self._show(arrived, cohort)
             yield reply

@@ -17,6 +17,7 @@ from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.server_optimizer import ServerOptimizer
 from discreet.federated.state import State
 from discreet.privacy.clipped_sum import ClippedSum
@@ -31,6 +32,8 @@ from discreet.privacy.secure_grid import SecureSum
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.federated.messages import TrainReply
 
 
 @dataclass(frozen=True)
@@ -69,32 +72,6 @@ class CohortSampling:
         return [members[place] for place in chosen if place < len(members)]
 
 
-@dataclass(frozen=True, eq=False)
-class PartialSum:
-    """The sum over some clients of a cohort, made by a `CohortSum` of this process or of one forked from it.
-
-    It never comes in a message: it is added as it is, while an update that a client sends is clipped once more.
-
-    Attributes:
-      values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid.
-      below: the centred bits' sum, in halves.
-      replies: how many updates.
-      clip_norm, grid: what clipped them, and on which grid (None: in floating point).
-      answers: their answers' sum, as `AnswerSum.part` has it; empty if no query was asked.
-    """
-
-    values: Tensor
-    below: int
-    replies: int
-    clip_norm: float
-    grid: Grid | None
-    answers: tuple[float, ...] = ()
-
-    @property
-    def answer(self) -> None:
-        """That of a single client: there is none, see `discreet.federated.answer_sum.AnswerPart`."""
-
-
 class CohortSum:
     """Clips updates to `clip_norm` and adds them up, beside their bits.
 
@@ -115,14 +92,14 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
-    def take(self, part: ClientUpdate | PartialSum) -> None:
+    def take(self, reply: TrainReply | PartialReply) -> None:
         """Adds a client, or a part."""
-        if isinstance(part, PartialSum):
-            self.merge(part)
+        if isinstance(reply, PartialReply):
+            self.merge(reply)
         else:
-            self.add(part.update.unsqueeze(0), torch.tensor([part.below]))
+            self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
 
-    def merge(self, part: PartialSum) -> None:
+    def merge(self, part: PartialReply) -> None:
         """Adds a part.
 
         Raises:
@@ -136,9 +113,9 @@ class CohortSum:
         self.replies += part.replies
         self.below += part.below
 
-    def part(self) -> PartialSum:
+    def part(self) -> PartialReply:
         """What has been added up, to be merged into another sum. Not a copy."""
-        return PartialSum(self._values, self.below, self.replies, self.clip_norm, self.grid)
+        return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
 
     @property
     def _values(self) -> Tensor:
@@ -223,21 +200,6 @@ class RoundSettings:
         return self.user.update_noise_multiplier if self.user is not None else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class ClientUpdate:
-    """A client's part in a round: its update (num_params,), whether its norm was at or below the clip norm, and its
-    answer (length,) to the query that was asked, None if there was none."""
-
-    update: Tensor
-    below: bool
-    answer: Tensor | None = None
-
-    @property
-    def answers(self) -> tuple[float, ...]:
-        """Of several clients: see `discreet.federated.answer_sum.AnswerPart`."""
-        return ()
-
-
 @dataclass(frozen=True)
 class RoundMetrics:
     """What may be said of a round.
@@ -257,7 +219,7 @@ class RoundMetrics:
 
 def dp_fedavg_round(
     state: State,
-    updates: Iterable[ClientUpdate | PartialSum],
+    replies: Iterable[TrainReply | PartialReply],
     settings: RoundSettings,
     *,
     source: RandomSource,
@@ -272,18 +234,18 @@ def dp_fedavg_round(
     by at most 1, is part of the same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
 
     Args:
-      updates: consumed as they come, each clipped here unless it is a part of this very sum. May be empty: then the
-        round releases noise alone.
+      replies: consumed as they come, each update clipped here unless it is a part of this very sum. May be empty: then
+        the round releases noise alone.
       source: of the noise.
       charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
     """
     user = settings.user
     cohort = empty_sum(state.params.numel(), state.clip_norm, user)
     answers = sum_for(settings.answers) if settings.answers else None
-    for part in updates:
-        cohort.take(part)
+    for reply in replies:
+        cohort.take(reply)
         if answers:
-            answers.take(part)
+            answers.take(reply)
     if user is None:
         own = answers.released() if isinstance(answers, NoisedAnswers) else None
         return server_step(state, cohort.clipped.total, settings), RoundMetrics(

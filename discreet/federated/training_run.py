@@ -16,6 +16,7 @@ from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
 from discreet.federated.round import RoundMetrics, RoundSettings, dp_fedavg_round
@@ -26,7 +27,7 @@ from discreet.federated.run_plan import Plan
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
 from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, Replies, RoundReport, Transport, finite_epsilons
+from discreet.federated.transport import Failure, RoundReport, Transport, finite_epsilons
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.scores import main_score
@@ -34,6 +35,7 @@ from discreet.tasks.scores import main_score
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+Replies = Iterable[TrainReply | PartialReply | Failure] | Sealed
 OnRound = Callable[[Mapping[str, object]], None]
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
@@ -153,7 +155,7 @@ class TrainingRun:
         plan.write(self.folder, last.round, sums, also=self._tell, spent=self._epsilons(rated))
         return rated
 
-    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[TrainReply | Replies | Failure] | Sealed:
+    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Replies:
         """What the clients of a cohort say of a model, or the sealed sum of it."""
         ask = self.transport.ask_sealed if isinstance(self.transport, SealedTransport) else self.transport.ask
         return ask(round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=work)
@@ -161,7 +163,7 @@ class TrainingRun:
     def _released(
         self,
         plan: EvaluationPlan,
-        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
+        replies: Replies,
         report: RoundReport,
         *,
         last: State,
@@ -246,7 +248,7 @@ class TrainingRun:
     def finish_round(
         self,
         checkpoint: State,
-        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
+        replies: Replies,
         *,
         cohort_size: int,
         started: float | None = None,
@@ -271,9 +273,7 @@ class TrainingRun:
         self._tell(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
-    def _round(
-        self, checkpoint: State, replies: Iterable[TrainReply | Replies | Failure] | Sealed, report: RoundReport
-    ) -> tuple[State, RoundMetrics]:
+    def _round(self, checkpoint: State, replies: Replies, report: RoundReport) -> tuple[State, RoundMetrics]:
         number = checkpoint.round + 1
         settings = self.plan.settings_of(number)
         guarantee = settings.charged[0] if settings.charged else USER

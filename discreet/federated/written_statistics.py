@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from discreet.federated.answer_sum import AnswerPart
 from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.messages import TrainReply
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import ask, data_query, data_shape
 from discreet.federated.query import STATISTICS
 from discreet.federated.run_context import RunContext
@@ -21,7 +22,7 @@ FILE = "statistics.json"
 Found = Mapping[str, Mapping[str, Estimate]]
 
 
-def written_statistics(run: RunContext, task: Task, answers: Iterable[AnswerPart]) -> str:
+def written_statistics(run: RunContext, task: Task, answers: Iterable[TrainReply | PartialReply]) -> str:
     """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written.
 
     Raises:

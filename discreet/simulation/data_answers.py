@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import torch
 
 from discreet.config import RunConfig
+from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.tasks.examples import Task
 
 
-def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[ClientUpdate]:
+def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[TrainReply]:
     """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
     clients = client_examples_of(task, config.data)
     if config.evaluation.private:
         clients = TrainedExamples(clients, config.evaluation.share)
     for client in range(config.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
-        yield ClientUpdate(torch.zeros(0), False, query.answer(held.inputs, held.targets).to(torch.float32))
+        yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

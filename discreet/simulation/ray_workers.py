@@ -9,7 +9,7 @@ does again, after a process or a machine was lost, gives the same sum, or one wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, Protocol
 
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
-from discreet.federated.transport import Replies
 from discreet.settings import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
-from discreet.simulation.workers import QUEUED, Train, Work, with_values
+from discreet.simulation.workers import QUEUED, Train, Work
 
-Made = tuple[Replies, NDArray[Any]]  # replies without their sum, and the sum
+Made = tuple[PartialReply, NDArray[Any]]  # replies without their sum, and the sum
 
 
 class Trainer(Protocol[Work]):
@@ -39,7 +39,7 @@ class Trainer(Protocol[Work]):
     def on(self, device: str) -> Trainer[Work]:
         """The same, with its data there."""
 
-    def replies(self, params: Tensor, work: Work) -> Replies:
+    def replies(self, params: Tensor, work: Work) -> PartialReply:
         """Of parameters (num_params,) and a piece of work."""
 
 
@@ -86,7 +86,7 @@ class RayWorkers(Generic[Work]):
     def idle(self) -> bool:
         return not self._waiting
 
-    def result(self) -> Replies:
+    def result(self) -> PartialReply:
         """The replies of a piece of work.
 
         Raises:
@@ -95,7 +95,7 @@ class RayWorkers(Generic[Work]):
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
         try:
-            replies, values = ray.get(done)
+            made: Made = ray.get(done)
         except RayTaskError as error:
             raise error.cause from error
         except RayError as error:
@@ -103,7 +103,8 @@ class RayWorkers(Generic[Work]):
                 "Ray gave up a chunk of clients, whose processes or machines were lost one after the other: is there"
                 f" enough memory? {one_line(error)}"
             ) from error
-        return with_values(replies, read_only(values))
+        replies, values = made
+        return replace(replies, values=read_only(values))
 
     def close(self) -> None:
         """Ends the tasks that nobody waits for."""
@@ -132,8 +133,8 @@ class _Held:
 
 def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
     replies = _loaded(held)(torch.from_numpy(params.copy()), work)
-    values = replies.part.values
-    return with_values(replies, torch.empty(0, dtype=values.dtype)), values.numpy()
+    values = replies.values
+    return replace(replies, values=torch.empty(0, dtype=values.dtype)), values.numpy()
 
 
 @lru_cache(maxsize=1)

@@ -27,14 +27,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
-from discreet.federated.transport import Replies
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
 Work = TypeVar("Work", contravariant=True)
-Train = Callable[[Tensor, Work], Replies]
+Train = Callable[[Tensor, Work], PartialReply]
 # What training may meet and its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 
@@ -60,7 +60,7 @@ class ThreadWorker(Generic[Work]):
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
         self._train, self._params, self.count = train, torch.empty(0), count
-        self._waiting: deque[Future[Replies]] = deque()
+        self._waiting: deque[Future[PartialReply]] = deque()
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
@@ -78,7 +78,7 @@ class ThreadWorker(Generic[Work]):
     def idle(self) -> bool:
         return not self._waiting
 
-    def result(self) -> Replies:
+    def result(self) -> PartialReply:
         return self._waiting.popleft().result()
 
     def close(self) -> None:
@@ -100,13 +100,14 @@ class ForkedWorkers(Generic[Work]):
             forked, so that work and replies' numbers are all that travels.
         count: how many processes.
         num_params: of the model.
+        sum_length: of the sum in a reply; `num_params` unless it is given.
     """
 
-    def __init__(self, train: Train[Work], *, count: int, num_params: int) -> None:
+    def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int | None = None) -> None:
         places = QUEUED * count + 1
         self._train, self.count = train, count
         self._params = _mapped(num_params, dtype=torch.float32)
-        self._slots = _mapped(places, num_params, dtype=torch.float64)
+        self._slots = _mapped(places, sum_length or num_params, dtype=torch.float64)
         self._free = deque(range(places))
         self._processes: list[_Process] = []
         self._waiting: deque[tuple[_Process, int]] = deque()
@@ -139,7 +140,7 @@ class ForkedWorkers(Generic[Work]):
         """Whether nothing is left to wait for."""
         return not self._waiting
 
-    def result(self) -> Replies:
+    def result(self) -> PartialReply:
         """The replies of the oldest piece. Their sum may be overwritten by work that is submitted after.
 
         Raises:
@@ -148,7 +149,7 @@ class ForkedWorkers(Generic[Work]):
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
-        return with_values(told, self._slots[slot].view(told.part.values.dtype))
+        return replace(told, values=self._slots[slot].view(told.values.dtype))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -157,7 +158,7 @@ class ForkedWorkers(Generic[Work]):
         self._processes.clear()
         self._waiting.clear()
 
-    def _next(self) -> tuple[Replies | Exception, int]:
+    def _next(self) -> tuple[PartialReply | Exception, int]:
         process, slot = self._waiting.popleft()
         self._free.append(slot)
         try:
@@ -194,7 +195,7 @@ class Workers(Protocol[Work]):
     @property
     def idle(self) -> bool: ...
 
-    def result(self) -> Replies: ...
+    def result(self) -> PartialReply: ...
 
     def close(self) -> None: ...
 
@@ -214,11 +215,6 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def with_values(replies: Replies, values: Tensor) -> Replies:
-    """The replies with another sum."""
-    return replace(replies, part=replace(replies.part, values=values))
-
-
 @dataclass(eq=False)
 class _Process:
     """A worker as its parent sees it: the end of its pipe, how much it still has to do, and what was read early."""
@@ -226,7 +222,7 @@ class _Process:
     worker: BaseProcess
     pipe: Connection
     given: int = 0
-    told: deque[Replies | Exception] = field(default_factory=deque)
+    told: deque[PartialReply | Exception] = field(default_factory=deque)
 
     def left_to_do(self) -> int:
         """How many pieces of work it has not answered yet."""
@@ -238,7 +234,7 @@ class _Process:
         self.pipe.send((slot, work))
         self.given += 1
 
-    def take(self) -> Replies | Exception:
+    def take(self) -> PartialReply | Exception:
         """The answer to the oldest piece of work that was not taken."""
         if not self.told:
             self._read()
@@ -271,7 +267,7 @@ def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, p
             error.add_note("in a worker of the simulation:\n" + traceback.format_exc())
             pipe.send(error)
             continue
-        values = replies.part.values
+        values = replies.values
         slots[slot].view(values.dtype).copy_(values)
         # Without the sum, of which only the type travels: PyTorch would send a tensor by a file.
-        pipe.send(with_values(replies, torch.empty(0, dtype=values.dtype)))
+        pipe.send(replace(replies, values=torch.empty(0, dtype=values.dtype)))

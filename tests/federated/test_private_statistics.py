@@ -18,9 +18,9 @@ from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.answer_sum import answer_round
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import resolve_noise, user_releases
+from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import ask, data_shape, statistics_noise
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
 from discreet.federated.run_context import RunContext
 from discreet.federated.session import checked
 from discreet.privacy.clipped_sum import ClippedSum
@@ -51,7 +51,7 @@ def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], Ra
     def run(clients: Sequence[Client], source: RandomSource) -> object:
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
-        parts = [ClientUpdate(torch.zeros(0), False, asked.answer(*client).float()) for client in clients]
+        parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
         sums = answer_round(parts, how, event=config.statistics.event, source=source, charge=charged.append)
         return sums, charged
 

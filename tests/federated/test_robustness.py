@@ -109,7 +109,7 @@ def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, 
 
 
 def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(tmp_path: Path) -> None:
-    sources = [session(tmp_path / name, "seed=null").opened.source for name in ("one", "other")]
+    sources = [session(tmp_path / name, "seed=null").context.source for name in ("one", "other")]
     drawn = [source.child("round", 1).child("noise").words(4) for source in sources]
     assert all(source.is_secure for source in sources)
     assert not (drawn[0] == drawn[1]).any()  # equal by chance once in 2^62

@@ -21,8 +21,9 @@ from torch import Tensor
 import discreet
 from discreet.config import ConfigError, load_config
 from discreet.federated.flower_app import FlowerApp
+from discreet.federated.messages import TrainReply
 from discreet.federated.resuming import run_config
-from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round
+from discreet.federated.round import RoundSettings, UserPrivacy, dp_fedavg_round
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.server_optimizer import (
     ServerAdam,
@@ -73,7 +74,7 @@ def by_discreet(optimizer: ServerOptimizer) -> Tensor:
     state = initial_state(torch.linspace(-1, 1, SIZE), clip_norm=float("inf"))
     how = RoundSettings(float(CLIENTS), optimizer, None)
     for cohort in updates():
-        sent = [ClientUpdate(update, below=True) for update in cohort]
+        sent = [TrainReply(1, update, below=True) for update in cohort]
         state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)
     return state.params
 
@@ -190,7 +191,7 @@ def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: 
     for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         state = initial_state(torch.zeros(2), clip_norm=8.0)
         for number in range(3):
-            sent = [ClientUpdate(share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
+            sent = [TrainReply(1, share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
             source = seeded_source(631).child(number)
             state, _ = dp_fedavg_round(state, sent, how, source=source, charge=lambda _: None)
         ends.append(state.params)

@@ -127,7 +127,7 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
 
     def watched(self: Any) -> Any:
         replies = result(self)
-        seen.append(replies.part.values.tolist())
+        seen.append(replies.values.tolist())
         return replies
 
     planted = plant(tmp_path, monkeypatch)

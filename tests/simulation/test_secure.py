@@ -17,11 +17,12 @@ from torch import Tensor
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.noise_outlook import noise_outlook
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport, vector_of
+from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport
 from discreet.federated.session import Session, prepare, training_run
 from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, Replies, Transport
+from discreet.federated.transport import Failure, Transport
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
@@ -99,7 +100,7 @@ class Masked:
         replies = list(self.inner.ask(cohort=cohort, **given))
         failures = tuple(reply for reply in replies if isinstance(reply, Failure))
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
-        parts = [vector_of(reply.part, self.vector) for reply in replies if isinstance(reply, Replies)]
+        parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
         vectors = {f"{client:03d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
         self.round += 1
         return Sealed(lambda: self._opened(vectors), len(vectors), failures)
