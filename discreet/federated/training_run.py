@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,9 +19,8 @@ from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
-from discreet.federated.progress import Progress
-from discreet.federated.round import RoundMetrics, RoundSettings, dp_fedavg_round
-from discreet.federated.round_line import round_line
+from discreet.federated.progress import Progress, round_line
+from discreet.federated.round import RoundMetrics, dp_fedavg_round
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import RunStatus, read_status, write_status
 from discreet.federated.run_plan import Plan
@@ -115,16 +115,14 @@ class TrainingRun:
 
     def _look_at_account(self, checkpoint: State) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
+        if self.ledger.account is None:
+            return
         settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.rounds)]
-        if self.ledger.account is not None:
-            charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
-            plan, planned = self.plan.evaluation, self.rounds
-            ratings = (
-                [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))]
-                if plan and plan.event
-                else []
-            )
-            logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
+        charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
+        plan, ratings = self.plan.evaluation, list[Charge]()
+        if plan and plan.event:
+            ratings.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.rounds)))
+        logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
 
     def rate(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
@@ -134,14 +132,14 @@ class TrainingRun:
             return last
         try:
             if plan.event is not None:
-                self._check_event(plan.event, "rating the model")
+                self._check_room(USER, plan.event, "rating the model")
             return self._rate(plan, last)
         except (BudgetSpentError, RoundAbandoned) as reason:
             logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
 
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
-        self.wait_for_members()
+        self.members = self.transport.members()
         source = self.context.source.child("evaluation", last.round)
         report = RoundReport(finite=finite_epsilons(self.privacy))
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
@@ -181,7 +179,8 @@ class TrainingRun:
             if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
-                self.check_budget(self.plan.settings_of(checkpoint.round + 1))
+                if charged := self.plan.settings_of(checkpoint.round + 1).charged:
+                    self._check_room(*charged, "the next round")
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpentError as spent:
                 return Outcome(checkpoint, self.context.says(str(spent)))
@@ -193,45 +192,26 @@ class TrainingRun:
                 continue
             self.abandoned = 0
             checkpoint = self.rate(checkpoint, is_last=False)
-            if self.plan.settings.user is None and report.refused and self.nobody_left():
+            if self.plan.settings.user is None and report.refused and self._nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
-    def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
-        self.wait_for_members()
-        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
-        return self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
-
     def _epsilon(self, spent: PrivacyLedger) -> float:
         return spent.epsilon(self.privacy.delta, self.privacy.accountant)
 
-    def check_budget(self, settings: RoundSettings) -> None:
-        """Looks one round ahead.
-
-        Raises:
-          BudgetSpentError: a round with these settings would pass the user-level budget, of this run or, if it charges
-            an account, of all runs over the same population; the message says what is left.
-        """
-        if settings.charged is not None:
-            guarantee, event = settings.charged
-            self._check_event(event, "the next round", guarantee)
-
-    def _check_event(self, event: DpEvent, what: str, guarantee: str = USER) -> None:
+    def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
+        """Raises BudgetSpentError if an event would pass the budget of this run or, if it charges an account, of all
+        runs over the same population; the message says what is left."""
         require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.privacy)
-
-    def wait_for_members(self) -> None:
-        """Until there are clients that can be asked. The time that it takes is no round's."""
-        self.members = self.transport.members()
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
         return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
-    def nobody_left(self) -> bool:
+    def _nobody_left(self) -> bool:
         """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
         so that a client that refused once stays out; the others go on without it."""
         return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
@@ -245,17 +225,12 @@ class TrainingRun:
         self.abandoned += 1
         return self.abandoned == MOST_ABANDONED
 
-    def finish_round(
-        self,
-        checkpoint: State,
-        replies: Replies,
-        *,
-        cohort_size: int,
-        started: float | None = None,
-    ) -> tuple[State, RoundReport]:
-        """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
-        started = time.monotonic() if started is None else started
-        report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.privacy))
+    def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
+        """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
+        self.members = self.transport.members()  # the time that it waits for clients is no round's
+        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
+        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
+        report = RoundReport(cohort=len(cohort), finite=finite_epsilons(self.privacy))
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
@@ -317,14 +292,7 @@ class TrainingRun:
         }
         self.folder.append_metrics(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
-        last_failure = report.reasons[-1] if report.reasons else None
-        self.status = after_round(
-            self.status,
-            number=after.round,
-            nodes=len(self.members),
-            failures=report.failures,
-            last_failure=last_failure,
-        )
+        self.status = after_round(self.status, report, number=after.round, nodes=len(self.members))
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})
@@ -341,15 +309,11 @@ class TrainingRun:
         }
 
 
-def after_round(
-    status: RunStatus, *, number: int, nodes: int, failures: Mapping[str, int], last_failure: str | None
-) -> RunStatus:
+def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: int) -> RunStatus:
     """The status with a round's failures added."""
-    kinds = {*status.failures, *failures}
-    total = {kind: status.failures.get(kind, 0) + failures.get(kind, 0) for kind in sorted(kinds)}
-    if last_failure is None:
-        return replace(status, nodes=nodes, failures=total)
-    return replace(status, nodes=nodes, failures=total, last_failure=last_failure, last_failure_round=number)
+    failures = Counter(status.failures) + report.failures
+    status = replace(status, nodes=nodes, failures=dict(sorted(failures.items())))
+    return replace(status, last_failure=report.reasons[-1], last_failure_round=number) if report.reasons else status
 
 
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:

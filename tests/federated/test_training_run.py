@@ -15,7 +15,7 @@ import pytest
 from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.round_line import round_line
+from discreet.federated.progress import round_line
 from discreet.federated.run_folder import RunFolder, state_of
 from discreet.federated.session import prepare, training_run
 from discreet.federated.transport import Failure
