@@ -28,11 +28,12 @@ from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
-from discreet.federated.round import RoundSettings, initial_state
+from discreet.federated.round import RoundSettings
 from discreet.federated.run_plan import evaluation_plan, round_settings
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.session import checked, evaluation_query, sizes_of
+from discreet.federated.state import initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum

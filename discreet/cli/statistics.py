@@ -39,4 +39,4 @@ def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTI
         session = prepare(config, simulated=True, held=held)
         config, task = session.config, load_task(config.data.name, path=config.data.path)
         answers = data_answers(data_query(STATISTICS, config, task), config, task)
-        print(written_statistics(session.opened, task, answers), end="")
+        print(written_statistics(session.context, task, answers), end="")

@@ -23,7 +23,7 @@ from discreet.federated.guarantees import USER, resolve_noise, user_event
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import RDP
 from discreet.privacy.selection import TrialCount, selection_event

@@ -17,7 +17,8 @@ from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import user_event
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.state import State
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
@@ -246,7 +247,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(files: RunFolder, checkpoint: Checkpoint, *, best: bool = False, account: Mark | None = None) -> None:
+    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: Mark | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)

@@ -11,7 +11,7 @@ import pytest
 from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.simulation.in_process import simulate
 
 CLIENTS = 6

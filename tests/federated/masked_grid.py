@@ -17,8 +17,9 @@ from discreet.deployment.certificates import make_node, make_peers
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING, WHO, read_masking
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.serving import run
+from discreet.federated.state import State
 from discreet.masking.wire import Stage, contents
 from strategies.dp_fedavg import dp_fedavg
 
@@ -131,7 +132,7 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
     return Nodes(configs)
 
 
-def federated(words: list[str], grid: Nodes) -> Checkpoint | None:
+def federated(words: list[str], grid: Nodes) -> State | None:
     """A whole run over the grid; its last checkpoint, if there is one."""
     config = run_config(words)
     logging.getLogger("discreet").setLevel(logging.INFO)

@@ -11,7 +11,7 @@ import pytest
 
 from discreet.config import load_config
 from discreet.federated.guarantees import guarantees_of
-from discreet.federated.opened_run import client_lines
+from discreet.federated.run_context import client_lines
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.simulation.in_process import simulate
 

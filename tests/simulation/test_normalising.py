@@ -118,7 +118,7 @@ def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path
         transport = InProcessTransport(session.config, str(session.folder.path))
         asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
     assert asked.config.normaliser == RunFolder(private).read_config().normaliser
-    assert session.opened.ledger.spent("user").num_releases == 1
+    assert session.context.ledger.spent("user").num_releases == 1
 
 
 def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path) -> None:

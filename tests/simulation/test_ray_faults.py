@@ -124,7 +124,7 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
 
     def watched(self: Any, works: Any) -> Iterator[Any]:
         for each in replies(self, works):
-            seen.append(each.part.values.tolist())
+            seen.append(each.values.tolist())
             yield each
 
     planted = plant(tmp_path, monkeypatch)
