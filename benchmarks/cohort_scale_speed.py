@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
-from discreet.config import RunConfig, load_config
 from discreet.federated.opened_run import first_clip_norm
 from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
 from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.config import ConfigError, conf_folder, load_config, parse_config
-from discreet.settings import rules
+from discreet.settings.compose import load_config, parse_config
+from discreet.settings.places import conf_folder
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import rules
 
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",

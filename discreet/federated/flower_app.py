@@ -15,8 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import discreet
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.array_layout import ArrayLayout, layout_of
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.estimates import names_of
@@ -38,8 +36,10 @@ from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_plan import OnRound, tell_nobody
 from discreet.federated.training_run import Outcome, TrainingRun
-from discreet.secure_settings import Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.training import FLOWER_APP
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, RecordDict
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     MalformedMessage,
     TrainRequest,
@@ -24,6 +23,7 @@ from discreet.federated.messages import (
     virtual_items,
 )
 from discreet.masking.agreement import Terms
+from discreet.settings.client_settings import ClientSettings
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum

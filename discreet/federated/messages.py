@@ -23,7 +23,8 @@ from flwr.common.constant import SType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client_settings import POSITIVE, ClientSettings, check_value
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.rules import POSITIVE, check_value
 
 VERSION = 4  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, AnswerPart, answer_round, server_noise
 from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.durable_ledger import Charge
@@ -16,8 +15,9 @@ from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
 from discreet.federated.opened_run import OpenedRun
 from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
-from discreet.settings import client_settings
-from discreet.statistics_settings import NormaliserConfig
+from discreet.settings.data import NormaliserConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import DataShape
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Task

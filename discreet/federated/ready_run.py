@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from discreet.config import ConfigError
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.masked_transport import MaskedTransport
 from discreet.federated.opened_run import OpenedRun
@@ -20,6 +19,7 @@ from discreet.federated.run_plan import training_run
 from discreet.federated.server_messages import parameters_record
 from discreet.federated.session import Session, finish
 from discreet.federated.training_run import Outcome, TrainingRun
+from discreet.settings.rules import ConfigError
 
 TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from discreet.federated.messages import EPSILONS
 from discreet.federated.run_folder import Checkpoint
 from discreet.federated.transport import RoundReport
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import PrivacyConfig
 
 
 def finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:

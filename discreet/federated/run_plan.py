@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from discreet.client_settings import PRIVACY_DRAWS
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.opened_run import OpenedRun
@@ -20,8 +18,8 @@ from discreet.federated.session import Session
 from discreet.federated.training_plan import OnRound, Plan, tell_nobody
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import l1_norm_of
 from discreet.training.losses import chance_loss
 

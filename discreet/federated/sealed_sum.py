@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from discreet.config import ConfigError
 from discreet.federated.messages import TRAIN, Work
 from discreet.federated.round import PartialSum
 from discreet.federated.transport import Failure, Replies, Transport
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.rules import ConfigError
 
 
 class RoundAbandoned(Exception):

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, ConfigError, check, setting
 from discreet.privacy.noise_ratio import signal_share
-from discreet.settings import ServerConfig
+from discreet.settings.rules import LEARNING_RATE, MOMENTUM, POSITIVE, ConfigError, check, setting
+from discreet.settings.run_config import ServerConfig
 
 DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
 

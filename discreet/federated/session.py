@@ -13,7 +13,6 @@ from functools import partial
 from torch import Tensor, nn
 
 import discreet
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
@@ -26,8 +25,9 @@ from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.training_run import Outcome, Scores
 from discreet.privacy.rules.objective import Loss
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import PLANNED, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.metrics import Evaluation, evaluate

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from discreet.config import ConfigError
 from discreet.federated.flower_app import FlowerApp, said_in_arguments
 from discreet.federated.opened_run import Interruptible
 from discreet.federated.ready_run import App, EvaluateFn, StartCall, TrainConfig
@@ -21,6 +20,7 @@ from discreet.federated.strategy_settings import PrivateEvaluation, flower_setti
 from discreet.federated.training_plan import OnRound
 from discreet.federated.training_run import Outcome
 from discreet.logs import log_to
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 

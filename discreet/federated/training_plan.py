@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.round import CohortSampling, RoundSettings
 from discreet.privacy.randomness import RandomSource
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import PrivacyConfig
 
 OnRound = Callable[[Mapping[str, object]], None]  # is told the row of metrics.csv of each round
 

@@ -12,10 +12,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.config import ConfigError, load_config
 from discreet.federated import guarantees
 from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
 from discreet.federated.training_run import TrainingRun
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as main
 

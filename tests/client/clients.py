@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from discreet.client.account import Accounts
 from discreet.client.client import DPClient
 from discreet.client.policy import ClientPolicy
-from discreet.config import RunConfig, parse_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.settings import client_settings
+from discreet.settings.compose import parse_config
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples
 
 DIMS, CLASSES = 5, 3

@@ -10,9 +10,8 @@ import pytest
 
 from discreet.client.account import Budget, Refused
 from discreet.client.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
-from discreet.client_settings import EXAMPLE, LOCAL, USER
-from discreet.config import RunConfig
-from discreet.settings import client_settings
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
+from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE as EXAMPLE_ON
 from tests.client.clients import OFF, config
 

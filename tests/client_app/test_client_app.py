@@ -18,7 +18,6 @@ from torch import nn
 import discreet.client.client
 from client_app.client_app import app
 from discreet.client.nodes import share_of
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING, WHO, masking_record
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
@@ -26,7 +25,7 @@ from discreet.federated.server_messages import decode_reply, encode_request, par
 from discreet.federated.simulated_clients import leave_ticket
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, config, ledger_at

@@ -15,7 +15,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     MalformedMessage,
     TrainReply,
@@ -28,18 +27,11 @@ from discreet.federated.messages import (
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
-from discreet.settings import (
-    DataConfig,
-    ExamplePrivacyConfig,
-    LocalPrivacyConfig,
-    OperationsConfig,
-    PrivacyConfig,
-    RunConfig,
-    TaskConfig,
-    UserPrivacyConfig,
-    client_settings,
-)
-from discreet.statistics_settings import NormaliserConfig
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig, NormaliserConfig
+from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
+from discreet.settings.run_config import OperationsConfig, RunConfig, client_settings
+from discreet.settings.training import TaskConfig
 
 GOOD: dict[str, float | int] = {
     "round": 3,

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet.config import load_config
 from discreet.federated.round import (
     ClientUpdate,
     RoundSettings,
@@ -28,6 +27,7 @@ from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.session import checked, sizes_of
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
 
 SIZE = 20_000
 

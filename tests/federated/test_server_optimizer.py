@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import discreet
-from discreet.config import ConfigError, load_config
 from discreet.federated.flower_app import FlowerApp
 from discreet.federated.resuming import run_config
 from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round, initial_state
@@ -35,6 +34,8 @@ from discreet.federated.server_optimizer import (
 )
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 SIZE, CLIENTS, ROUNDS = 40, 3, 6

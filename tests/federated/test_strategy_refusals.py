@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.config import ConfigError
 from discreet.federated.array_layout import layout_of
 from discreet.federated.strategy import DPFedAvg
+from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import (
     NODES,
     SETTINGS,

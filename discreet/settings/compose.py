@@ -1,6 +1,6 @@
 """Composes `conf/` into a checked RunConfig: the only reader of Hydra outside `discreet.cli`.
 
-It is the conf/ of the project in the current folder, or Discreet's own: `discreet.places` says which.
+It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places` says which.
 Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a whole, before
 anything starts.
 """
@@ -17,11 +17,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from discreet.client_settings import ConfigError
-from discreet.places import conf_folder, conf_for, own_files
-from discreet.settings import RunConfig, rules
-
-__all__ = ["ConfigError", "RunConfig", "conf_folder", "load_config", "parse_config"]
+from discreet.settings.places import conf_folder, conf_for, own_files
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, rules
 
 
 def _unless(other: object, value: object) -> object:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from discreet.setting_checks import check, setting
-from discreet.value_rules import OPEN_SHARE, POSITIVE, Rule, at_least, one_of
+from discreet.settings.rules import OPEN_SHARE, POSITIVE, Rule, at_least, check, one_of, setting
 
 # What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")

@@ -1,62 +1,35 @@
-"""The settings of a run: each with its type, its default and its range. A section checks itself when it is made.
-
-What is wrong is said in one line that names the setting. `discreet/client_settings.py` has the sections that a client
-reads, and the rules; `discreet/config.py` composes the settings from `conf/` and reads them.
-"""
+"""The settings of a run: each with its type, its default and its range. A section checks itself when it is made."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from discreet.client_settings import (
-    ACCOUNTANT,
-    EXAMPLE,
-    FLOWER_APP,
+from discreet.logs import LOG_FORMATS
+from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.privacy import PrivacyConfig
+from discreet.settings.rules import (
     LEARNING_RATE,
     MOMENTUM,
-    NOISE,
-    NOISE_OR_TARGET,
-    NOT_NEGATIVE,
-    OPEN_SHARE,
     POSITIVE,
     PROBABILITY,
     SAMPLING,
-    USER,
-    ClientSettings,
     ConfigError,
-    DataConfig,
-    EvaluationConfig,
-    ExamplePrivacyConfig,
-    LocalPrivacyConfig,
-    TaskConfig,
-    TrainingConfig,
-    UserTerms,
+    Rule,
+    at_least,
     check,
     check_value,
+    one_of,
     require,
-    require_one,
     setting,
+    within,
 )
-from discreet.logs import LOG_FORMATS
-from discreet.privacy.events import PLD
-from discreet.privacy.quantile import LARGEST_NUMBER
-from discreet.secure_settings import AGGREGATION, PLAIN, SECURE, SecureConfig
-from discreet.statistics_settings import NormaliserConfig, StatisticsConfig
-from discreet.value_rules import Rule, at_least, one_of, within
+from discreet.settings.training import FLOWER_APP, ModelConfig, TaskConfig, TrainingConfig
 
 NAME = Rule("a name", lambda value: bool(value.strip()))
-FILE = Rule("a file", lambda value: bool(value.strip()) and "\0" not in value)
-CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which model is trained."""
-
-    name: str = "mlp"
 
 
 @dataclass(frozen=True)
@@ -97,82 +70,6 @@ class ServerConfig:
             value = getattr(self, name)
             given = value is not None and value is not False
             require(not given, f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
-
-
-@dataclass(frozen=True)
-class ClipConfig:
-    """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
-
-    kind: str = setting("adaptive", one_of("adaptive", "fixed"))
-    norm: float = setting(0.3, POSITIVE)
-    max: float | None = None
-    target_quantile: float = setting(0.5, OPEN_SHARE)
-    learning_rate: float = setting(0.2, LEARNING_RATE)
-    search_rate: float = setting(0.0, within(0, 10_000))
-    count_stddev: float | None = setting(None, NOT_NEGATIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.user.clip.")
-        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_NUMBER))
-
-    @property
-    def ceiling(self) -> float:
-        """What an adaptive clip norm never passes: `max`, or `CLIP_GROWTH` times the first norm."""
-        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
-
-
-@dataclass(frozen=True)
-class UserPrivacyConfig:
-    """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
-    on masked updates, of which the server reads the sum alone."""
-
-    enabled: bool = True
-    aggregation: str = setting(PLAIN, AGGREGATION)
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    target_epsilon: float | None = setting(None, POSITIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
-    account: str | None = setting(None, FILE)
-    too_noisy: str = setting("refuse", one_of("refuse", "warn"))
-    clip: ClipConfig = field(default_factory=ClipConfig)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.user.")
-        if self.account is not None:  # a run that goes on elsewhere charges the same file
-            object.__setattr__(self, "account", os.path.abspath(os.path.expanduser(self.account)))
-        if self.enabled:
-            require_one(self, "privacy.user.", NOISE_OR_TARGET)
-        rule = f"{PLAIN} with privacy.user.enabled=false"
-        require(self.enabled or self.aggregation == PLAIN, "privacy.user.aggregation", rule, self.aggregation)
-
-    @property
-    def secure(self) -> bool:
-        """Whether the server reads nothing but masked sums, which clients noise."""
-        return self.enabled and self.aggregation == SECURE
-
-
-@dataclass(frozen=True)
-class PrivacyConfig:
-    """The three guarantees, and how their epsilon is computed."""
-
-    delta: float = setting(1e-3, OPEN_SHARE)
-    accountant: str = setting(PLD, ACCOUNTANT)
-    noise: str = setting("grid", NOISE)
-    user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
-    example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
-    local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
-    secure: SecureConfig = field(default_factory=SecureConfig)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.")
-
-    @property
-    def masked(self) -> bool:
-        """Whether the server reads nothing but masked sums."""
-        return self.masks(USER) or self.masks(EXAMPLE)
-
-    def masks(self, guarantee: str) -> bool:
-        """Whether what a guarantee pays for are masked sums, which the server's ledger has."""
-        return {USER: self.user.secure, EXAMPLE: self.example.secure}.get(guarantee, False)
 
 
 @dataclass(frozen=True)

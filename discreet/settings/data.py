@@ -1,4 +1,4 @@
-"""What is asked of clients' data, and what inputs are normalised by."""
+"""The data of clients, the inputs' normaliser, and the statistics that clients are asked for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from discreet.privacy.events import poisson_round_event
-from discreet.setting_checks import ConfigError, check, require, setting
-from discreet.value_rules import FINITE, POSITIVE, Rule, at_least, list_of
+from discreet.settings.rules import FINITE, POSITIVE, Rule, at_least, check, list_of, one_of, require, setting
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -22,6 +21,29 @@ def _are_names(value: object) -> bool:
 
 NAMES = Rule(f"a list of different names of {', '.join(STATISTICS)}", _are_names)
 NUMBERS, DEVIATIONS = list_of(FINITE, "column"), list_of(POSITIVE, "column")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data set, and how it is dealt to the clients; the same value always deals the same."""
+
+    name: str = "digits"
+    path: str | None = None
+    num_clients: int = setting(200, at_least(1))
+    partition: str = setting("iid", one_of("iid", "dirichlet", "shards", "natural", "sampled"))
+    alpha: float = setting(0.5, POSITIVE)
+    partition_seed: int = setting(20611, at_least(0))
+    examples_per_client: int | None = setting(None, at_least(1))
+    public_num_examples: int | None = setting(None, at_least(1))
+    normalise: str = setting("none", one_of("none", "public", "private"))
+
+    def __post_init__(self) -> None:
+        check(self, "data.")
+        sampled, count = self.partition == "sampled", self.examples_per_client
+        rule = "given with data.partition=sampled"
+        require(not sampled or count is not None, "data.examples_per_client", rule, None)
+        rule = "sampled with data.examples_per_client"
+        require(sampled or count is None, "data.partition", rule, self.partition)
 
 
 @dataclass(frozen=True)
@@ -69,15 +91,3 @@ class StatisticsConfig:
     def event(self) -> DpEvent:
         """What it costs a client at user level if everybody is asked, once."""
         return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)
-
-
-def check_paid(what: str, *, at_server: bool, secure: bool, sampling: str) -> None:
-    """Raises ConfigError unless `what` clients are asked is noised at the server, for add or remove one client."""
-    if not at_server:
-        raise ConfigError(
-            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
-        )
-    if secure:
-        raise ConfigError(f"{what} needs privacy.user.aggregation=plain: the server would read each client's answer")
-    if sampling == "fixed":
-        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
