@@ -121,10 +121,11 @@ def _setting(option: str) -> str | None:
     >>> _setting("--rounds"), _setting("--learning-rate"), _setting("--batch-size"), _setting("--jobs")
     ('rounds', None, 'training.batch_size', None)
     """
-    from discreet.settings.run_config import rules
+    from discreet.settings.rules import rules
+    from discreet.settings.run_config import RunConfig
 
     asked = option.removeprefix("--").replace("-", "_")
-    found = [name for name, _ in rules() if f".{name}".endswith(f".{asked}")]
+    found = [name for name, _ in rules(RunConfig) if f".{name}".endswith(f".{asked}")]
     return asked if asked in found else found[0] if len(found) == 1 else None
 
 

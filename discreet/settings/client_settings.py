@@ -7,36 +7,35 @@ is said in one line that names the setting. Neither Hydra nor OmegaConf is neede
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from discreet.privacy.events import RDP, fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import MEANS, EvaluationConfig
 from discreet.settings.privacy import (
-    ACCOUNTANT,
-    AGGREGATION,
-    NOISE,
     PLAIN,
     PLANNED,
     SECURE,
+    Accountant,
+    Aggregation,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
+    Noise,
     SecureConfig,
     Sizes,
 )
 from discreet.settings.rules import (
-    NOT_NEGATIVE,
-    OPEN_SHARE,
-    POSITIVE,
-    PROBABILITY,
-    SAMPLING,
     ConfigError,
-    at_least,
-    check,
-    check_value,
+    Count,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Probability,
+    Sampling,
+    Text,
     require,
-    setting,
+    section,
 )
 from discreet.settings.training import TaskConfig, TrainingConfig
 
@@ -58,7 +57,12 @@ def check_paid(what: str, *, at_server: bool, secure: bool, sampling: str) -> No
         raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
 
 
-@dataclass(frozen=True)
+@section(
+    "privacy.user.",
+    sampling="sampling.kind",
+    probability="sampling.probability",
+    population_size="sampling.population_size",
+)
 class UserTerms:
     """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
 
@@ -72,20 +76,14 @@ class UserTerms:
     """
 
     enabled: bool = True
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
-    sampling: str = "poisson"
-    probability: float = 1.0
-    population_size: int = 1
-    aggregation: str = setting(PLAIN, AGGREGATION)
+    noise_multiplier: NotNegative | None = None
+    max_epsilon: Positive | None = None
+    sampling: Sampling = "poisson"
+    probability: Probability = 1.0
+    population_size: Count = 1
+    aggregation: Aggregation = PLAIN
     adaptive: bool = True
-    count_stddev: float | None = setting(None, NOT_NEGATIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.user.")
-        check_value(self.sampling, "sampling.kind", SAMPLING)
-        check_value(self.probability, "sampling.probability", PROBABILITY)
-        check_value(self.population_size, "sampling.population_size", at_least(1))
+    count_stddev: NotNegative | None = None
 
     @property
     def secure(self) -> bool:
@@ -100,7 +98,7 @@ class UserTerms:
         return poisson_round_event(self.probability, noise_multiplier=noise_multiplier)
 
 
-@dataclass(frozen=True)
+@section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
     """What a run asks of each client, the same in every round, and the guarantees under which it asks.
 
@@ -113,11 +111,11 @@ class ClientSettings:
       ConfigError: a setting is out of range, or two settings contradict each other.
     """
 
-    rounds: int
-    model: str
-    delta: float
-    accountant: str
-    noise: str
+    rounds: Count
+    model: Text
+    delta: OpenShare
+    accountant: Accountant
+    noise: Noise
     data: DataConfig = field(default_factory=DataConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -130,10 +128,6 @@ class ClientSettings:
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
-        check_value(self.rounds, "rounds", at_least(1))
-        check_value(self.delta, "privacy.delta", OPEN_SHARE)
-        check_value(self.accountant, "privacy.accountant", ACCOUNTANT)
-        check_value(self.noise, "privacy.noise", NOISE)
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
         self._check_local()

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated
 
 from discreet.privacy.events import poisson_round_event
-from discreet.settings.rules import FINITE, POSITIVE, Rule, at_least, check, list_of, one_of, require, setting
+from discreet.settings.rules import (
+    FINITE,
+    POSITIVE,
+    Count,
+    CountOrZero,
+    Finite,
+    Positive,
+    Text,
+    different,
+    list_of,
+    one_of,
+    require,
+    section,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -14,31 +27,21 @@ if TYPE_CHECKING:
 STATISTICS = ("moments", "quantiles", "targets", "examples")
 
 
-def _are_names(value: object) -> bool:
-    names = value if isinstance(value, list) else []
-    return bool(names) and all(name in STATISTICS for name in names) and len(set(names)) == len(names)
-
-
-NAMES = Rule(f"a list of different names of {', '.join(STATISTICS)}", _are_names)
-NUMBERS, DEVIATIONS = list_of(FINITE, "column"), list_of(POSITIVE, "column")
-
-
-@dataclass(frozen=True)
+@section("data.")
 class DataConfig:
     """Which data set, and how it is dealt to the clients; the same value always deals the same."""
 
-    name: str = "digits"
-    path: str | None = None
-    num_clients: int = setting(200, at_least(1))
-    partition: str = setting("iid", one_of("iid", "dirichlet", "shards", "natural", "sampled"))
-    alpha: float = setting(0.5, POSITIVE)
-    partition_seed: int = setting(20611, at_least(0))
-    examples_per_client: int | None = setting(None, at_least(1))
-    public_num_examples: int | None = setting(None, at_least(1))
-    normalise: str = setting("none", one_of("none", "public", "private"))
+    name: Text = "digits"
+    path: Text | None = None
+    num_clients: Count = 200
+    partition: Annotated[str, one_of("iid", "dirichlet", "shards", "natural", "sampled")] = "iid"
+    alpha: Positive = 0.5
+    partition_seed: CountOrZero = 20611
+    examples_per_client: Count | None = None
+    public_num_examples: Count | None = None
+    normalise: Annotated[str, one_of("none", "public", "private")] = "none"
 
     def __post_init__(self) -> None:
-        check(self, "data.")
         sampled, count = self.partition == "sampled", self.examples_per_client
         rule = "given with data.partition=sampled"
         require(not sampled or count is not None, "data.examples_per_client", rule, None)
@@ -46,22 +49,21 @@ class DataConfig:
         require(sampled or count is None, "data.partition", rule, self.partition)
 
 
-@dataclass(frozen=True)
+@section("normaliser.")
 class NormaliserConfig:
     """What inputs are normalised by with `data.normalise`: (input - mean) / deviation, for each column of a table or
     channel of images. Public: constants, by default the middle and half of the public range. Private: left out, since
     a query finds them before the first round; a run that goes on has them."""
 
-    means: list[float] | None = field(default=None, metadata={"rule": NUMBERS})
-    deviations: list[float] | None = field(default=None, metadata={"rule": DEVIATIONS})
+    means: Annotated[list[float], list_of(FINITE, "column")] | None = None
+    deviations: Annotated[list[float], list_of(POSITIVE, "column")] | None = None
 
     def __post_init__(self) -> None:
-        check(self, "normaliser.")
         same = len(self.means or []) == len(self.deviations or [])
         require(same, "normaliser.deviations", "as many as normaliser.means", self.deviations)
 
 
-@dataclass(frozen=True)
+@section("statistics.")
 class StatisticsConfig:
     """What clients are asked of their data, by `discreet statistics` and with `data.normalise=private`.
 
@@ -73,15 +75,14 @@ class StatisticsConfig:
       only: ask and end, without a round: what `discreet statistics` does, over Flower.
     """
 
-    of: list[str] = field(default_factory=lambda: ["moments", "targets"], metadata={"rule": NAMES})
-    noise_multiplier: float = setting(10.0, POSITIVE)
-    low: float | None = setting(None, FINITE)
-    high: float | None = setting(None, FINITE)
-    most_examples: int = setting(1000, at_least(1))
+    of: Annotated[list[str], different(*STATISTICS)] = field(default_factory=lambda: ["moments", "targets"])
+    noise_multiplier: Positive = 10.0
+    low: Finite | None = None
+    high: Finite | None = None
+    most_examples: Count = 1000
     only: bool = False
 
     def __post_init__(self) -> None:
-        check(self, "statistics.")
         given = self.low is not None and self.high is not None
         holds = POSITIVE.holds(self.high - self.low) if given else self.low is self.high  # type: ignore[operator]
         rule = f"given with statistics.low, and above it by a number {POSITIVE.words}"

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER
 from discreet.settings.rules import (
-    LEARNING_RATE,
-    NOISE_OR_TARGET,
-    NOT_NEGATIVE,
-    OPEN_SHARE,
     POSITIVE,
+    Count,
+    CountOrZero,
+    LearningRate,
+    NotNegative,
+    OpenShare,
+    Positive,
     Rule,
-    at_least,
-    check,
+    Text,
     check_value,
     list_of,
     one_of,
     require,
     require_one,
-    setting,
+    section,
     within,
 )
 
@@ -31,21 +34,32 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 # Which data sets are neighbours at example level.
 ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-ACCOUNTANT = one_of(*ACCOUNTANTS)
-NOISE = one_of("float", "grid", "secure_sum")
 PLAIN, SECURE = "plain", "secure"
-AGGREGATION = one_of(PLAIN, SECURE)
-FEWEST_NODES, MOST_NODES = 3, 100
 SCHEDULES = ("uniform", "geometric")
 _SHARES = list_of(POSITIVE, "round")
 SCHEDULE = Rule(
-    f"uniform, geometric, or {_SHARES.words}", lambda value: value in SCHEDULES or _SHARES.holds(value), SCHEDULES
+    f"uniform, geometric, or {_SHARES.words}",
+    lambda value: value in SCHEDULES if isinstance(value, str) else _SHARES.holds(value),
+    SCHEDULES,
 )
-FILE = Rule("a file", lambda value: bool(value.strip()) and "\0" not in value)
+Accountant = Annotated[str, one_of(*ACCOUNTANTS)]
+Noise = Annotated[str, one_of("float", "grid", "secure_sum")]
+Aggregation = Annotated[str, one_of(PLAIN, SECURE)]
+File = Annotated[
+    Text,
+    Rule("a file", lambda value: bool(value.strip()) and "\0" not in value),
+    # A run that goes on elsewhere charges the same file.
+    AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
+]
 CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
 
 
-@dataclass(frozen=True)
+def _require_noise(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
+    names = ("noise_multiplier", "target_epsilon")
+    require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
+
+
+@section("privacy.secure.")
 class SecureConfig:
     """What a masked sum over n nodes bears, n being `sampling.population_size`.
 
@@ -55,12 +69,9 @@ class SecureConfig:
       threshold: t, of how many nodes the shares open a sum; None for the least that is safe, floor((n + c) / 2) + 1.
     """
 
-    dropouts: int = setting(1, at_least(0))
-    colluding: int = setting(1, at_least(0))
-    threshold: int | None = setting(None, at_least(1))
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.secure.")
+    dropouts: CountOrZero = 1
+    colluding: CountOrZero = 1
+    threshold: Count | None = None
 
     def summands(self, nodes: int) -> int:
         """h = n - d - c: the least number of honest nodes whose noise is in a sum that is opened."""
@@ -77,7 +88,7 @@ class SecureConfig:
         only once who survived: so the server can open one sum a round, and no two. With t <= n - d it can open one
         after all the losses that are allowed for. Both need n > 2d + c.
         """
-        check_value(nodes, "sampling.population_size with secure aggregation", within(FEWEST_NODES, MOST_NODES))
+        check_value(nodes, "sampling.population_size with secure aggregation", within(3, 100))
         summands, threshold, name = self.summands(nodes), self.threshold_of(nodes), "privacy.secure.threshold"
         rule = f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least must be left"
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
@@ -102,22 +113,21 @@ class Sizes:
 PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost is the same to some four digits
 
 
-@dataclass(frozen=True)
+@section("privacy.example.")
 class ExamplePrivacyConfig:
     """Example-level privacy, for one example of a client: DP-SGD inside each client, or with `aggregation=secure` one
     step a round over all examples of all clients, who share its noise."""
 
     enabled: bool = False
-    aggregation: str = setting(PLAIN, AGGREGATION)
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    l2_norm_clip: float = setting(1.0, POSITIVE)
-    target_epsilon: float | None = setting(None, POSITIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
+    aggregation: Aggregation = PLAIN
+    noise_multiplier: NotNegative | None = None
+    l2_norm_clip: Positive = 1.0
+    target_epsilon: Positive | None = None
+    max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
-        check(self, "privacy.example.")
         if self.enabled:
-            require_one(self, "privacy.example.", NOISE_OR_TARGET)
+            _require_noise("example", self)
         rule = f"{PLAIN} with privacy.example.enabled=false"
         require(self.enabled or self.aggregation == PLAIN, "privacy.example.aggregation", rule, self.aggregation)
 
@@ -127,41 +137,40 @@ class ExamplePrivacyConfig:
         return self.enabled and self.aggregation == SECURE
 
 
-@dataclass(frozen=True)
+@section("privacy.local.")
 class LocalPrivacyConfig:
     """Local privacy: each client noises its own update, for an untrusted server."""
 
-    kind: str = setting("none", one_of("none", "gaussian", "laplace", "laplace_step"))
-    epsilon: float | None = setting(None, POSITIVE)
-    noise_multiplier: float | None = setting(None, POSITIVE)
-    norm_clip: float = setting(1.0, POSITIVE)
-    schedule: Any = field(default="uniform", metadata={"rule": SCHEDULE})
-    max_epsilon: float | None = setting(None, POSITIVE)
+    kind: Annotated[str, one_of("none", "gaussian", "laplace", "laplace_step")] = "none"
+    epsilon: Positive | None = None
+    noise_multiplier: Positive | None = None
+    norm_clip: Positive = 1.0
+    schedule: Annotated[str | list[float], SCHEDULE] = "uniform"
+    max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
-        check(self, "privacy.local.")
         if self.kind != "none":
             advice = (
                 f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, the total over "
                 "all rounds; privacy.user.enabled must be false"
             )
-            require_one(self, "privacy.local.", ("epsilon", "noise_multiplier"), advice)
+            given = {"privacy.local.epsilon": self.epsilon, "privacy.local.noise_multiplier": self.noise_multiplier}
+            require_one(given, advice)
 
 
-@dataclass(frozen=True)
+@section("privacy.user.clip.")
 class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
-    kind: str = setting("adaptive", one_of("adaptive", "fixed"))
-    norm: float = setting(0.3, POSITIVE)
+    kind: Annotated[str, one_of("adaptive", "fixed")] = "adaptive"
+    norm: Positive = 0.3
     max: float | None = None
-    target_quantile: float = setting(0.5, OPEN_SHARE)
-    learning_rate: float = setting(0.2, LEARNING_RATE)
-    search_rate: float = setting(0.0, within(0, 10_000))
-    count_stddev: float | None = setting(None, NOT_NEGATIVE)
+    target_quantile: OpenShare = 0.5
+    learning_rate: LearningRate = 0.2
+    search_rate: Annotated[float, within(0, 10_000)] = 0.0
+    count_stddev: NotNegative | None = None
 
     def __post_init__(self) -> None:
-        check(self, "privacy.user.clip.")
         check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_NUMBER))
 
     @property
@@ -170,26 +179,23 @@ class ClipConfig:
         return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
 
 
-@dataclass(frozen=True)
+@section("privacy.user.")
 class UserPrivacyConfig:
     """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
     on masked updates, of which the server reads the sum alone."""
 
     enabled: bool = True
-    aggregation: str = setting(PLAIN, AGGREGATION)
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    target_epsilon: float | None = setting(None, POSITIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
-    account: str | None = setting(None, FILE)
-    too_noisy: str = setting("refuse", one_of("refuse", "warn"))
+    aggregation: Aggregation = PLAIN
+    noise_multiplier: NotNegative | None = None
+    target_epsilon: Positive | None = None
+    max_epsilon: Positive | None = None
+    account: File | None = None
+    too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
     clip: ClipConfig = field(default_factory=ClipConfig)
 
     def __post_init__(self) -> None:
-        check(self, "privacy.user.")
-        if self.account is not None:  # a run that goes on elsewhere charges the same file
-            object.__setattr__(self, "account", os.path.abspath(os.path.expanduser(self.account)))
         if self.enabled:
-            require_one(self, "privacy.user.", NOISE_OR_TARGET)
+            _require_noise("user", self)
         rule = f"{PLAIN} with privacy.user.enabled=false"
         require(self.enabled or self.aggregation == PLAIN, "privacy.user.aggregation", rule, self.aggregation)
 
@@ -199,20 +205,17 @@ class UserPrivacyConfig:
         return self.enabled and self.aggregation == SECURE
 
 
-@dataclass(frozen=True)
+@section("privacy.")
 class PrivacyConfig:
     """The three guarantees, and how their epsilon is computed."""
 
-    delta: float = setting(1e-3, OPEN_SHARE)
-    accountant: str = setting(PLD, ACCOUNTANT)
-    noise: str = setting("grid", NOISE)
+    delta: OpenShare = 1e-3
+    accountant: Accountant = PLD
+    noise: Noise = "grid"
     user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
     example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
     local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
     secure: SecureConfig = field(default_factory=SecureConfig)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.")
 
     @property
     def masked(self) -> bool:

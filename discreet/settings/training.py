@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated
 
 from discreet.settings.rules import (
-    LEARNING_RATE,
-    MOMENTUM,
-    NOT_NEGATIVE,
     POSITIVE,
-    at_least,
-    check,
+    Count,
+    LearningRate,
+    Momentum,
+    NotNegative,
+    Positive,
+    Text,
     list_of,
     one_of,
     require,
-    setting,
+    section,
 )
 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
-WEIGHTS = list_of(POSITIVE, "class")
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 
 
-@dataclass(frozen=True)
+@section("model.")
 class ModelConfig:
     """Which model is trained."""
 
-    name: str = "mlp"
+    name: Text = "mlp"
 
 
-@dataclass(frozen=True)
+@section("training.")
 class TrainingConfig:
     """A client's local work."""
 
-    epochs: int = setting(5, at_least(1))
-    batch_size: int = setting(8, at_least(1))
-    learning_rate: float = setting(0.2, LEARNING_RATE)
-    momentum: float = setting(0.0, MOMENTUM)
-    optimizer: str = setting("sgd", one_of("sgd", "adam", "adamw"))
-    weight_decay: float = setting(0.0, NOT_NEGATIVE)
-    schedule: str = setting("constant", one_of("constant", "cosine", "linear"))
+    epochs: Count = 5
+    batch_size: Count = 8
+    learning_rate: LearningRate = 0.2
+    momentum: Momentum = 0.0
+    optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
+    weight_decay: NotNegative = 0.0
+    schedule: Annotated[str, one_of("constant", "cosine", "linear")] = "constant"
 
     def __post_init__(self) -> None:
-        check(self, "training.")
         rule = f"0 with training.optimizer={self.optimizer}"
         require(self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum)
 
 
-@dataclass(frozen=True)
+@section("task.")
 class TaskConfig:
-    """What is learned by. What is predicted, classes, labels or numbers, is the data's to say.
+    """The loss. What is predicted, classes, labels or numbers, is the data's to say.
 
     Attributes:
       loss: one that fits what is predicted; None for the usual one.
@@ -57,9 +56,6 @@ class TaskConfig:
       huber_delta: the error up to which Huber's loss is quadratic, where numbers are learned as -1..1.
     """
 
-    loss: str | None = setting(None, LOSS)
-    class_weights: list[float] | None = field(default=None, metadata={"rule": WEIGHTS})
-    huber_delta: float = setting(0.1, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "task.")
+    loss: Annotated[str, LOSS] | None = None
+    class_weights: Annotated[list[float], list_of(POSITIVE, "class")] | None = None
+    huber_delta: Positive = 0.1

@@ -187,7 +187,13 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     assert rated.least_user_noise(1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
 
-MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=10")
+MASKED = (
+    "privacy.user.target_epsilon=8",
+    "privacy.user.aggregation=secure",
+    "privacy.accountant=rdp",
+    "sampling.kind=everyone",
+    "data.num_clients=10",
+)
 COUNTS = ("privacy.secure.dropouts=2", "privacy.secure.colluding=1")
 
 
