@@ -142,7 +142,7 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
         return cause
     if not first["loc"]:
         return ConfigError(first["msg"])
-    key, outer, annotation = "", kind, kind
+    key, annotation = "", kind
     for name in map(str, first["loc"]):
         outer = _section_in(annotation)
         if outer is None:  # in a list, or in one of two types
