@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
-from discreet.config import RunConfig, load_config
 from discreet.federated.round import dp_fedavg_round
 from discreet.federated.run_context import first_clip_norm
 from discreet.federated.run_plan import cohort_sampling, round_settings
 from discreet.federated.state import State, initial_state
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of

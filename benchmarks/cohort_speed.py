@@ -34,8 +34,6 @@ from benchmarks.pfl_rounds import pfl_rounds
 from discreet.client.account import Accounts
 from discreet.client.client import DPClient
 from discreet.client.policy import ClientPolicy
-from discreet.client_settings import DataConfig
-from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.partial_reply import PartialReply
@@ -43,7 +41,9 @@ from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.data import DataConfig
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of

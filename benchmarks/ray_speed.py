@@ -24,10 +24,10 @@ import torch
 
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from discreet.config import load_config
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
+from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of

@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchError": "discreet.central.dpsgd",
     "BudgetSpent": "discreet.central.step_account",
-    "ConfigError": "discreet.setting_checks",
+    "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.federated.strategy",
     "DPSGD": "discreet.central.dpsgd",
     "PrivateEvaluation": "discreet.federated.strategy_settings",

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from discreet.client.local_privacy import LocalPrivacy, release_step, release_update
 from discreet.client.noised_vector import Values, noised_vector
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.messages import TrainReply
 from discreet.federated.round import (
@@ -30,6 +29,7 @@ from discreet.federated.state import State, initial_state
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request

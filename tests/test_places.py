@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
-from discreet.places import ConfigError, app_folder, conf_folder, own_files
+from discreet.settings.compose import load_config
+from discreet.settings.places import app_folder, conf_folder, own_files
+from discreet.settings.rules import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT
-from discreet.config import load_config
+from discreet.settings.compose import load_config
 from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent

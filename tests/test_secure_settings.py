@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.messages import TrainRequest, request_items, request_of
-from discreet.secure_settings import SecureConfig
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.privacy import SecureConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import client_settings
 
 SECURE = (
     *("privacy.user.aggregation=secure", "sampling.kind=everyone", "privacy.accountant=rdp", "data.num_clients=20"),

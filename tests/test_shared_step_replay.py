@@ -22,7 +22,7 @@ from discreet.federated.state import initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine

@@ -16,7 +16,6 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, draw_canaries
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release, Score, repeated
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
 from discreet.federated.messages import TrainReply
@@ -27,7 +26,8 @@ from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluatio
 from discreet.federated.session import checked, evaluation_query
 from discreet.federated.state import initial_state
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import statistic_blocks
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import num_params_of

@@ -27,7 +27,6 @@ from flwr.app import Message, RecordDict
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment, Scores
 from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said_first
-from discreet.config import ConfigError, RunConfig
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, make_secrets
 from discreet.deployment.raw_node import raw_node
 from discreet.extras import require
@@ -40,7 +39,8 @@ from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
 from discreet.federated.state import State
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings, described
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings, described
 from discreet.tasks.model_check import num_params_of
 
 logger = logging.getLogger("discreet")

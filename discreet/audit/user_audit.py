@@ -20,7 +20,6 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
@@ -32,6 +31,8 @@ from discreet.federated.state import State
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Failure, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")

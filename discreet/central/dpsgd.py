@@ -17,12 +17,12 @@ from discreet.central.loop_settings import LoopSettings, draws_of
 from discreet.central.poisson_batches import Collate, MapDataset, PoissonBatches, size_of
 from discreet.central.private_gradients import PrivateGradients, one_value_an_example
 from discreet.central.step_account import Price, StepAccount, calibrated, opened, spent_in
-from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.events import PLD
 from discreet.privacy.per_example import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.rules.trial import is_same
+from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
 from discreet.tasks.dropout import torch_draws_from
 from discreet.training.local_training import (
     ExamplePrivacy,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from discreet.client_settings import PRIVACY_DRAWS
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
+from discreet.settings.privacy import PRIVACY_DRAWS
 from discreet.training.local_training import ExamplePrivacy
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.central.loop_settings import LoopSettings
-from discreet.client_settings import EXAMPLE
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import ACCOUNTANTS, exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import EXAMPLE
 from discreet.training.local_training import example_event, steps_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_wi
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
-from discreet.secure_settings import SECURE, SecureConfig
+from discreet.settings.privacy import SECURE, SecureConfig
 
 PURE = "pure"
 

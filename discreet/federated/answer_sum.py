@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.client_settings import PRIVACY_DRAWS
-from discreet.config import RunConfig
 from discreet.federated.estimates import Sums
 from discreet.federated.partial_reply import PartialReply
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import PRIVACY_DRAWS
+from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.events import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import USER, PrivacyConfig
 
 
 class BudgetSpentError(RuntimeError):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.budget import BudgetSpentError
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import Charge, DurableLedger
@@ -27,7 +26,8 @@ from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import RDP
 from discreet.privacy.selection import TrialCount, selection_event
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -17,8 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import discreet
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.estimates import names_of
@@ -39,8 +37,10 @@ from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.state import Outcome, State
 from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import OnRound, TrainingRun
-from discreet.secure_settings import Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.training import FLOWER_APP
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
 

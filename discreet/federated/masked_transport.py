@@ -17,7 +17,6 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.grid_transport import GridTransport, RoundMessages, Sending, failure_of
 from discreet.federated.masked_messages import (
     MASKING,
@@ -35,8 +34,9 @@ from discreet.masking.agreement import Abandoned, MalformedReply
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Stage, contents
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import Sizes
+from discreet.settings.run_config import RunConfig, client_settings
 
 logger = logging.getLogger("discreet")
 

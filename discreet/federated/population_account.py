@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.budget import BudgetSpentError, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError, Sum
 from discreet.federated.guarantees import USER
@@ -23,6 +22,8 @@ from discreet.federated.known_ledgers import Mark
 from discreet.federated.run_folder import ACCOUNT, RunFolder
 from discreet.privacy.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 ADJACENCIES = ("add or remove one client", "replace one client")
 SETTINGS = {  # which setting decides a fact of a population

@@ -7,7 +7,6 @@ import math
 
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.federated.population_account import PopulationAccount
@@ -15,6 +14,7 @@ from discreet.federated.state import Outcome, State
 from discreet.privacy.events import ACCOUNTANTS, event_to_json
 from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.run_config import RunConfig
 
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import EvaluationConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedAnswers, NoisedByClients, answer_round
 from discreet.federated.estimates import Sums, names_of, read, roc_of
 from discreet.federated.messages import TrainReply, Work
@@ -18,6 +17,7 @@ from discreet.federated.roc_file import write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.scores import BY_NOISE, ERROR, Rated
 
 if TYPE_CHECKING:

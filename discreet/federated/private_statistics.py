@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round, server_noise
 from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.durable_ledger import Charge
@@ -18,8 +17,9 @@ from discreet.federated.messages import TrainReply
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
 from discreet.federated.run_context import RunContext
-from discreet.settings import client_settings
-from discreet.statistics_settings import NormaliserConfig
+from discreet.settings.data import NormaliserConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import DataShape
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Task

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
@@ -28,6 +27,7 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_NUMBER, QuantileE
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.privacy import EXAMPLE, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -11,7 +11,6 @@ from types import TracebackType
 
 from torch import Tensor
 
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.noise_outlook import noise_outlook
@@ -27,6 +26,7 @@ from discreet.federated.run_folder import (
 )
 from discreet.federated.state import Outcome, State, initial_state
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 

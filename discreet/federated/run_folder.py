@@ -34,14 +34,15 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import flush_folder
 from discreet.federated.state import State
 from discreet.json_numbers import json_ready
-from discreet.settings import client_settings, described
+from discreet.settings.compose import parse_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings, described
 from discreet.tasks.scores import score_columns
 
 if TYPE_CHECKING:

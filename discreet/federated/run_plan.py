@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from discreet.client_settings import PRIVACY_DRAWS
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.server_optimizer import server_optimizer
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import l1_norm_of
 
 

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from discreet.config import ConfigError
 from discreet.federated.messages import TRAIN, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.transport import Failure, Transport
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.rules import ConfigError
 
 
 class RoundAbandoned(Exception):

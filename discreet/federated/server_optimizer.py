@@ -11,21 +11,21 @@ no privacy whatever its settings are.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, ConfigError, check, setting
 from discreet.federated.state import State
 from discreet.privacy.noise_ratio import signal_share
-from discreet.settings import ServerConfig
+from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
+from discreet.settings.run_config import ServerConfig
 
 DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
 
 
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerSGD:
     """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
 
@@ -37,15 +37,12 @@ class ServerSGD:
       ConfigError: a number is out of its range.
     """
 
-    learning_rate: float = setting(1.0, LEARNING_RATE)
-    momentum: float = setting(0.0, MOMENTUM)
+    learning_rate: LearningRate = 1.0
+    momentum: Momentum = 0.0
     shrink_with_noise: bool = False
 
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
 
-
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerAdam:
     """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
 
@@ -58,16 +55,13 @@ class ServerAdam:
       ConfigError: a number is out of its range.
     """
 
-    eta: float = setting(0.1, LEARNING_RATE)
-    beta_1: float = setting(0.9, MOMENTUM)
-    beta_2: float = setting(0.99, MOMENTUM)
-    tau: float = setting(1e-3, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
+    eta: LearningRate = 0.1
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
 
 
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerYogi:
     """Yogi, as FedYogi, whose names and defaults these are; they mean what they mean for `ServerAdam`.
 
@@ -77,13 +71,10 @@ class ServerYogi:
       ConfigError: a number is out of its range.
     """
 
-    eta: float = setting(0.01, LEARNING_RATE)
-    beta_1: float = setting(0.9, MOMENTUM)
-    beta_2: float = setting(0.99, MOMENTUM)
-    tau: float = setting(1e-3, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
+    eta: LearningRate = 0.01
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi

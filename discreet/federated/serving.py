@@ -15,7 +15,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import LedgerError
@@ -36,7 +35,8 @@ from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.models import frozen_digest
 
 logger = logging.getLogger("discreet")
@@ -79,7 +79,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
     """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
 
     Args:
-      bundle: a project's, which has a conf/ of its own. None: `discreet.places.conf_folder`.
+      bundle: a project's, which has a conf/ of its own. None: `discreet.settings.places.conf_folder`.
 
     Raises:
       ConfigError: also for a bundle that holds another Discreet than the one that is installed here.

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from torch import nn
 
 import discreet
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
@@ -28,8 +27,9 @@ from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.state import Outcome, State
 from discreet.federated.training_run import OnRound, Scores, TrainingRun
 from discreet.federated.transport import Transport
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import PLANNED, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Task
 from discreet.tasks.metrics import evaluate

@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError
 from discreet.federated.array_layout import layout_of
 from discreet.federated.flower_app import (
     EvaluateFn,
@@ -30,6 +29,7 @@ from discreet.federated.state import Outcome
 from discreet.federated.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
 from discreet.federated.training_run import OnRound
 from discreet.logs import log_to
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.state import State
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import PrivacyConfig
 
 logger = logging.getLogger("discreet")
 

@@ -15,7 +15,6 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.local_privacy import LocalPrivacy, release_update
 from discreet.client.noised_vector import Values, noised_vector
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.partial_reply import PartialReply
@@ -25,7 +24,7 @@ from discreet.federated.transport import Failure
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.batches import table_of
 from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.answering import LocalNoise, OwnNoise
-from discreet.config import RunConfig
 from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SharedExamples, TrainedExamples, client_examples_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import load_parameters, outputs_of

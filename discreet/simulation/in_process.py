@@ -14,7 +14,6 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
-from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
@@ -27,12 +26,11 @@ from discreet.federated.state import Outcome
 from discreet.federated.training_run import OnRound
 from discreet.federated.transport import Failure, Transport
 from discreet.privacy.secure_grid import SecureSum
-from discreet.setting_checks import check_value
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError, Rule, check_value
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.cohort_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
-from discreet.value_rules import Rule
 
 logger = logging.getLogger("discreet")
 

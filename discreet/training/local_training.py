@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig, TrainingConfig
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
+from discreet.settings.training import TaskConfig, TrainingConfig
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part

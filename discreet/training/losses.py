@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.client_settings import ConfigError, TaskConfig
 from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Task
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 

@@ -16,12 +16,13 @@ from discreet.audit.canaries import draw_canaries
 from discreet.audit.canary_scores import Scores
 from discreet.audit.federation_audit import audit_federation, in_federation, kept_checkpoints, scored, words_of
 from discreet.audit.verdict import judge
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment import local_federation
 from discreet.federated.state import State
-from discreet.places import PACKAGE
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import described
+from discreet.settings.compose import load_config
+from discreet.settings.places import PACKAGE
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, described
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5

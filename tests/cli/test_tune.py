@@ -11,7 +11,6 @@ from safetensors import safe_open
 
 from discreet.cli import tune
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import cost_of, publish, require_room
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import user_event
@@ -23,6 +22,9 @@ from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
 from tests.command import tune as main

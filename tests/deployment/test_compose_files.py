@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from discreet.client.policy import policy_from
-from discreet.config import load_config
 from discreet.deployment.compose_nodes import more_nodes
+from discreet.settings.compose import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

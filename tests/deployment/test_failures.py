@@ -17,7 +17,6 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from discreet.cli.status import status_facts
 from discreet.client.nodes import node_client, share_of
-from discreet.config import load_config
 from discreet.deployment.certificates import PEERS_FILE
 from discreet.deployment.flower_home import CONNECTION, free_port
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
@@ -25,6 +24,7 @@ from discreet.deployment.raw_node import Behaviour, raw_node
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import decode_request, encode_reply
 from discreet.federated.run_folder import read_status
+from discreet.settings.compose import load_config
 
 pytestmark = pytest.mark.slow
 

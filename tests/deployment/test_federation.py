@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 
 from discreet.cli.status import status_lines
 from discreet.client.nodes import share_of
-from discreet.config import load_config
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 NODES = [f"node-{number}" for number in range(4)]

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.config import load_config
 from discreet.deployment import local_federation
 from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.deployment.flower_run import main
@@ -23,6 +22,7 @@ from discreet.deployment.local_federation import wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 from discreet.processes import SCRATCH, below
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import statistics
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening

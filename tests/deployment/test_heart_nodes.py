@@ -10,10 +10,10 @@ import torch
 
 from discreet.client.node_data import load_node_data
 from discreet.client.policy import policy_from
-from discreet.client_settings import DataConfig
-from discreet.config import ConfigError
 from discreet.deployment.heart_nodes import main
 from discreet.deployment.local_federation import owned
+from discreet.settings.data import DataConfig
+from discreet.settings.rules import ConfigError
 from discreet.tasks.datasets import load_task
 from discreet.tasks.heart import HOSPITALS
 from discreet.tasks.partition import client_examples

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.config import load_config
 from discreet.deployment.local_federation import RUN_SECONDS, Federation, make_secrets, wait_until
 from discreet.deployment.superlink import server_apps
 from discreet.federated.durable_ledger import DurableLedger
@@ -20,6 +19,7 @@ from discreet.federated.run_folder import RunFolder, state_of
 from discreet.masking.attempts import NodeState, read_state
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import Stage
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.conftest import REPOSITORY
 from tests.deployment.held_server import HELD_FOLDER, OPENED, SEED

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from discreet.client.account import Refused
 from discreet.client.node_data import NodeDataError, load_node_data, main
 from discreet.client.nodes import model_of, node_examples
-from discreet.config import load_config
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES
 

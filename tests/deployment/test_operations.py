@@ -17,8 +17,6 @@ from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
 from discreet.cli.status import status_facts, status_lines
-from discreet.client_settings import ConfigError
-from discreet.config import load_config
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
 from discreet.deployment.healthy import main as healthy_main
@@ -34,6 +32,8 @@ from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
 from discreet.federated.transport import Failure, RoundReport
 from discreet.logs import FIELDS, log_to
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.scores import SCORES
 from tests.command import status as status_main

@@ -13,12 +13,13 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.budget import BudgetSpentError, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))

@@ -14,7 +14,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.answer_sum import answer_round
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import resolve_noise, user_releases
@@ -25,7 +24,10 @@ from discreet.federated.run_context import RunContext
 from discreet.federated.session import checked
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.statistics_settings import STATISTICS
+from discreet.settings.compose import load_config
+from discreet.settings.data import STATISTICS
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.answers import Block, statistic_blocks
 from discreet.tasks.datasets import load_task
 from tests.replay import replay

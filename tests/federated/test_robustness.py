@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.run_folder import RunFolder, read_status
@@ -23,6 +22,8 @@ from discreet.federated.state import State
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.tasks import models
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet.config import load_config
 from discreet.federated.messages import TrainReply
 from discreet.federated.round import (
     RoundSettings,
@@ -27,6 +26,7 @@ from discreet.federated.session import checked, sizes_of
 from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
 
 SIZE = 20_000
 

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import discreet
-from discreet.config import ConfigError, load_config
 from discreet.federated.flower_app import FlowerApp
 from discreet.federated.messages import TrainReply
 from discreet.federated.resuming import run_config
@@ -36,6 +35,8 @@ from discreet.federated.server_optimizer import (
 from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 SIZE, CLIENTS, ROUNDS = 40, 3, 6
@@ -124,7 +125,7 @@ def test_a_number_out_of_its_range_is_named(ours: type[ServerAdam] | type[Server
         (["sgd", "beta_2=0.9"], "server.beta_2 must be left out with server.optimizer=sgd (got 0.9)"),
         (["sgd", "tau=0.1"], "server.tau must be left out with server.optimizer=sgd (got 0.1)"),
         (["adm"], "server.optimizer must be one of sgd, adam, yogi (got adm; did you mean adam?)"),
-        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1.0)"),
+        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1)"),
     ],
 )
 def test_what_an_optimizer_does_not_read_is_refused_by_name(words: list[str], wrong: str) -> None:

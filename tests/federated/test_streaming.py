@@ -21,7 +21,7 @@ from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import initial_state
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 
 SIZE, AT_ONCE = 100, 4
 

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.progress import round_line
 from discreet.federated.run_folder import RunFolder, state_of
 from discreet.federated.session import prepare, training_run
 from discreet.federated.transport import Failure
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]

@@ -15,13 +15,14 @@ from torch import nn
 from discreet.client import nodes
 from discreet.client.account import Refused
 from discreet.client.admission import Admitted, admit
-from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.round import empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine

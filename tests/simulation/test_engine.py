@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.partial_reply import PartialReply
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, engine_of, learned_layers
 from discreet.simulation.in_process import simulate

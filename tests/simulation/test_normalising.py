@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.predictions import load_model, predict
@@ -20,6 +19,8 @@ from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.serving import ask_and_end
 from discreet.federated.session import prepare
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
 
 DATA = 'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\nlow=[0,0,0]\nhigh=[1000000,1,300]\n'

@@ -12,7 +12,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.client.answering import OwnNoise
-from discreet.config import load_config
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.estimates import read
@@ -22,6 +21,7 @@ from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape

@@ -11,8 +11,6 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client_settings import ConfigError
-from discreet.config import RunConfig, load_config
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
 from discreet.federated.estimates import read
 from discreet.federated.guarantees import USER
@@ -22,7 +20,9 @@ from discreet.federated.run_folder import RunFolder
 from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import simulate
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape

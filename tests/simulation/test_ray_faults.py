@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 
-from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_lost import RunLostError
+from discreet.settings.compose import load_config
 from discreet.simulation import ray_workers
 from discreet.simulation.in_process import simulate
 from discreet.simulation.ray_cluster import RayCluster, connected

@@ -16,9 +16,10 @@ from torch import Tensor
 pytest.importorskip("ray")
 import ray
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import PartitionedExamples
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import check, simulate

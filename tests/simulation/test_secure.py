@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.noise_outlook import noise_outlook
 from discreet.federated.partial_reply import PartialReply
@@ -29,7 +28,9 @@ from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.store import MemoryStore
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
 
 NODES, DROPOUTS = 5, 1

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from discreet.client import nodes
 from discreet.client.local_privacy import LocalPrivacy, release_step
-from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.dropout import dropout_layers, masks_from
 from discreet.tasks.models import MODELS, flatten_parameters

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from discreet.client import nodes
 from discreet.client.local_privacy import LocalPrivacy, release_step
-from discreet.config import ConfigError, load_config
 from discreet.federated.messages import MalformedMessage, request_items, request_of
 from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.engine import learned_layers
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import Examples

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.client_settings import DataConfig
+from discreet.settings.data import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
 from discreet.tasks.heart import HOSPITALS, load_hospitals, read_hospital

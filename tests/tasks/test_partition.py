@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.client_settings import DataConfig
+from discreet.settings.data import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.partition import client_examples, held_out_rows, partition_indices, split_rows

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import check_model

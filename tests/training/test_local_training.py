@@ -10,9 +10,9 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor, nn
 
-from discreet.client_settings import DataConfig
-from discreet.config import load_config
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.data import DataConfig
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.rules.objective import PADDING
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Examples
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters

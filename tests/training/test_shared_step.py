@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters
 from discreet.training.local_training import LocalSettings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
-from discreet.setting_checks import check, setting
-from discreet.value_rules import OPEN_SHARE, POSITIVE, Rule, at_least, one_of
+from discreet.settings.rules import Count, OpenShare, Positive, different, one_of, section
 
 # What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
@@ -13,15 +13,7 @@ METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
-def _are_metrics(value: object) -> bool:
-    names = value if isinstance(value, list) else []
-    return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
-
-
-METRIC_NAMES = Rule(f"a list of different names of {', '.join(METRICS)}", _are_metrics)
-
-
-@dataclass(frozen=True)
+@section("evaluation.")
 class EvaluationConfig:
     """How the model is rated.
 
@@ -37,15 +29,12 @@ class EvaluationConfig:
         noise over how far other data of the client can move the answer.
     """
 
-    kind: str = setting("public", one_of("public", "private", "none"))
-    every: int = setting(10, at_least(1))
-    cohort: str = setting("own", one_of("own", "same"))
-    share: float = setting(0.2, OPEN_SHARE)
-    metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
-    noise_multiplier: float = setting(10.0, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "evaluation.")
+    kind: Annotated[str, one_of("public", "private", "none")] = "public"
+    every: Count = 10
+    cohort: Annotated[str, one_of("own", "same")] = "own"
+    share: OpenShare = 0.2
+    metrics: Annotated[list[str], different(*METRICS)] = field(default_factory=lambda: ["accuracy"])
+    noise_multiplier: Positive = 10.0
 
     @property
     def private(self) -> bool:

@@ -1,125 +1,68 @@
 """What a client needs to know of a run, and nothing else of it: these values travel, and check themselves on arrival.
 
-The sections that a client reads are sections of the run's configuration (`discreet/settings.py`), with the same names
-and ranges. What is wrong is said in one line that names the setting. Neither Hydra nor OmegaConf is needed.
+The sections that a client reads are sections of the run's configuration, with the same names and ranges. What is wrong
+is said in one line that names the setting. Neither Hydra nor OmegaConf is needed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from discreet.client_noise_settings import ExamplePrivacyConfig as ExamplePrivacyConfig
-from discreet.client_noise_settings import LocalPrivacyConfig as LocalPrivacyConfig
-from discreet.evaluation_settings import MEANS
-from discreet.evaluation_settings import METRICS as METRICS
-from discreet.evaluation_settings import EvaluationConfig as EvaluationConfig
-from discreet.privacy.events import (
-    ACCOUNTANTS,
-    RDP,
-    fixed_size_round_event,
-    joined_noise_multiplier,
-    poisson_round_event,
+from discreet.privacy.events import RDP, fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.evaluation import MEANS, EvaluationConfig
+from discreet.settings.privacy import (
+    PLAIN,
+    PLANNED,
+    SECURE,
+    Accountant,
+    Aggregation,
+    ExamplePrivacyConfig,
+    LocalPrivacyConfig,
+    Noise,
+    SecureConfig,
+    Sizes,
 )
-from discreet.privacy.quantile import LEAST_NUMBER
-from discreet.secure_settings import AGGREGATION, PLAIN, PLANNED, SECURE, SecureConfig, Sizes
-from discreet.setting_checks import NOISE_OR_TARGET as NOISE_OR_TARGET
-from discreet.setting_checks import ConfigError as ConfigError
-from discreet.setting_checks import check as check
-from discreet.setting_checks import check_value as check_value
-from discreet.setting_checks import require as require
-from discreet.setting_checks import require_one as require_one
-from discreet.setting_checks import setting as setting
-from discreet.statistics_settings import NormaliserConfig, StatisticsConfig, check_paid
-from discreet.value_rules import NOT_NEGATIVE as NOT_NEGATIVE
-from discreet.value_rules import OPEN_SHARE as OPEN_SHARE
-from discreet.value_rules import POSITIVE as POSITIVE
-from discreet.value_rules import Rule, at_least, list_of, one_of, within
+from discreet.settings.rules import (
+    ConfigError,
+    Count,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Probability,
+    Sampling,
+    Text,
+    require,
+    section,
+)
+from discreet.settings.training import TaskConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.privacy.secure_grid import SecureSum
 
-USER, EXAMPLE, LOCAL = "user", "example", "local"
-GUARANTEES = (USER, EXAMPLE, LOCAL)
-# Which data sets are neighbours at example level.
-ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
-FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
-PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-LARGEST_RATE = 1e4  # of a learning rate: far beyond it a model overflows in its first round
-LEARNING_RATE = within(LEAST_NUMBER, LARGEST_RATE)
-MOMENTUM = Rule("within [0, 1)", lambda value: 0 <= value < 1)
-# 0 is refused by the cohort that it gives, and is not read with sampling.kind=everyone.
-PROBABILITY = Rule("within (0, 1]", lambda value: 0 <= value <= 1)
-WEIGHTS = list_of(POSITIVE, "class")
-LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
-SAMPLING = one_of("poisson", "fixed", "everyone")
-ACCOUNTANT = one_of(*ACCOUNTANTS)
-NOISE = one_of("float", "grid", "secure_sum")
+
+def check_paid(what: str, *, at_server: bool, secure: bool, sampling: str) -> None:
+    """Raises ConfigError unless `what` clients are asked is noised at the server, for add or remove one client."""
+    if not at_server:
+        raise ConfigError(
+            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+        )
+    if secure:
+        raise ConfigError(f"{what} needs privacy.user.aggregation=plain: the server would read each client's answer")
+    if sampling == "fixed":
+        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """Which data set, and how it is dealt to the clients; the same value always deals the same."""
-
-    name: str = "digits"
-    path: str | None = None
-    num_clients: int = setting(200, at_least(1))
-    partition: str = setting("iid", one_of("iid", "dirichlet", "shards", "natural", "sampled"))
-    alpha: float = setting(0.5, POSITIVE)
-    partition_seed: int = setting(20611, at_least(0))
-    examples_per_client: int | None = setting(None, at_least(1))
-    public_num_examples: int | None = setting(None, at_least(1))
-    normalise: str = setting("none", one_of("none", "public", "private"))
-
-    def __post_init__(self) -> None:
-        check(self, "data.")
-        sampled, count = self.partition == "sampled", self.examples_per_client
-        rule = "given with data.partition=sampled"
-        require(not sampled or count is not None, "data.examples_per_client", rule, None)
-        rule = "sampled with data.examples_per_client"
-        require(sampled or count is None, "data.partition", rule, self.partition)
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """A client's local work."""
-
-    epochs: int = setting(5, at_least(1))
-    batch_size: int = setting(8, at_least(1))
-    learning_rate: float = setting(0.2, LEARNING_RATE)
-    momentum: float = setting(0.0, MOMENTUM)
-    optimizer: str = setting("sgd", one_of("sgd", "adam", "adamw"))
-    weight_decay: float = setting(0.0, NOT_NEGATIVE)
-    schedule: str = setting("constant", one_of("constant", "cosine", "linear"))
-
-    def __post_init__(self) -> None:
-        check(self, "training.")
-        rule = f"0 with training.optimizer={self.optimizer}"
-        require(self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum)
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """What is learned by. What is predicted, classes, labels or numbers, is the data's to say.
-
-    Attributes:
-      loss: one that fits what is predicted; None for the usual one.
-      class_weights: what multiplies the cross entropy of an example of each class: public constants.
-      huber_delta: the error up to which Huber's loss is quadratic, where numbers are learned as -1..1.
-    """
-
-    loss: str | None = setting(None, LOSS)
-    class_weights: list[float] | None = field(default=None, metadata={"rule": WEIGHTS})
-    huber_delta: float = setting(0.1, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "task.")
-
-
-@dataclass(frozen=True)
+@section(
+    "privacy.user.",
+    sampling="sampling.kind",
+    probability="sampling.probability",
+    population_size="sampling.population_size",
+)
 class UserTerms:
     """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
 
@@ -133,20 +76,14 @@ class UserTerms:
     """
 
     enabled: bool = True
-    noise_multiplier: float | None = setting(None, NOT_NEGATIVE)
-    max_epsilon: float | None = setting(None, POSITIVE)
-    sampling: str = "poisson"
-    probability: float = 1.0
-    population_size: int = 1
-    aggregation: str = setting(PLAIN, AGGREGATION)
+    noise_multiplier: NotNegative | None = None
+    max_epsilon: Positive | None = None
+    sampling: Sampling = "poisson"
+    probability: Probability = 1.0
+    population_size: Count = 1
+    aggregation: Aggregation = PLAIN
     adaptive: bool = True
-    count_stddev: float | None = setting(None, NOT_NEGATIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "privacy.user.")
-        check_value(self.sampling, "sampling.kind", SAMPLING)
-        check_value(self.probability, "sampling.probability", PROBABILITY)
-        check_value(self.population_size, "sampling.population_size", at_least(1))
+    count_stddev: NotNegative | None = None
 
     @property
     def secure(self) -> bool:
@@ -161,7 +98,7 @@ class UserTerms:
         return poisson_round_event(self.probability, noise_multiplier=noise_multiplier)
 
 
-@dataclass(frozen=True)
+@section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
     """What a run asks of each client, the same in every round, and the guarantees under which it asks.
 
@@ -174,11 +111,11 @@ class ClientSettings:
       ConfigError: a setting is out of range, or two settings contradict each other.
     """
 
-    rounds: int
-    model: str
-    delta: float
-    accountant: str
-    noise: str
+    rounds: Count
+    model: Text
+    delta: OpenShare
+    accountant: Accountant
+    noise: Noise
     data: DataConfig = field(default_factory=DataConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -191,10 +128,6 @@ class ClientSettings:
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
-        check_value(self.rounds, "rounds", at_least(1))
-        check_value(self.delta, "privacy.delta", OPEN_SHARE)
-        check_value(self.accountant, "privacy.accountant", ACCOUNTANT)
-        check_value(self.noise, "privacy.noise", NOISE)
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
         self._check_local()

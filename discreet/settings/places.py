@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from discreet.client_settings import ConfigError
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent.parent
 PACKED = PACKAGE / "app"  # only a wheel has it
 
 
