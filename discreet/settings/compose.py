@@ -86,6 +86,27 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
         return parse_config(settings)
 
 
+def check_words(words: Sequence[str]) -> None:
+    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
+
+    Of a sweep the words without lists are composed, and of a run that goes on all of them: the rest is checked later.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    listed = RunMode.MULTIRUN if {"-m", "--multirun"} & {*words} else RunMode.RUN
+    with hydra_on_conf(settings):
+        composer = GlobalHydra.instance().hydra
+        assert composer is not None
+        asked = composer.compose_config("config", settings, listed, with_log_configuration=False)
+        if listed == RunMode.MULTIRUN or asked.hydra.mode == RunMode.MULTIRUN or asked.resume is True:
+            return
+        OmegaConf.set_struct(asked, False)
+        del asked["hydra"]
+        parse_config(asked)
+
+
 @contextmanager
 def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iterator[None]:
     """Hydra, initialized on a folder (None: `conf_folder()`); what it finds wrong is a ConfigError in one line."""
