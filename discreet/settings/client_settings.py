@@ -256,11 +256,9 @@ class ClientSettings:
             require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
         else:
             moved = "what is held out goes by rows, and a removed one moves the others"
-            require_each(
-                by,
-                ("privacy.user.enabled", self.user.enabled, False, "the server's clip would cut the clients' noise"),
-                ("data.public_num_examples", self.data.public_num_examples, None, moved),
-            )
+            cut = ("privacy.user.enabled", self.user.enabled, False, "the server's clip would cut the noise")
+            require_each(f"{by} and privacy.example.enabled", cut)
+            require_each(by, ("data.public_num_examples", self.data.public_num_examples, None, moved))
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
