@@ -31,6 +31,7 @@ IN_A_PROJECT = {
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
+OF_SETTINGS = ("run", "simulate", "statistics")  # their settings are checked before PyTorch is imported
 SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
@@ -73,6 +74,8 @@ def _app(given: Sequence[str]) -> typer.Typer:
     try:
         if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
             import_module("discreet.settings.places").app_folder()
+            if given[0] in OF_SETTINGS:
+                import_module("discreet.settings.compose").check_words(given[1:])
         for verb, line in VERBS.items():
             module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
             command: Callable[..., object] = module.command if module else _nothing

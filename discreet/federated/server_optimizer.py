@@ -19,7 +19,8 @@ from torch import Tensor
 
 from discreet.federated.state import State
 from discreet.privacy.noise_ratio import signal_share
-from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
+from discreet.settings.ranges import LearningRate, Momentum, Positive
+from discreet.settings.rules import ConfigError, section
 from discreet.settings.run_config import ServerConfig
 
 DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given

@@ -1,22 +1,19 @@
-"""What a client needs to know of a run, and nothing else of it: these values travel, and check themselves on arrival.
-
-The sections that a client reads are sections of the run's configuration, with the same names and ranges. What is wrong
-is said in one line that names the setting. Neither Hydra nor OmegaConf is needed.
-"""
+"""The settings that travel to clients: sections of the run's configuration, checked again on arrival."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from discreet.privacy.events import RDP, fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import MEANS, EvaluationConfig
 from discreet.settings.privacy import (
+    EXAMPLE,
     PLAIN,
     PLANNED,
     SECURE,
+    USER,
     Accountant,
     Aggregation,
     ExamplePrivacyConfig,
@@ -25,36 +22,14 @@ from discreet.settings.privacy import (
     SecureConfig,
     Sizes,
 )
-from discreet.settings.rules import (
-    ConfigError,
-    Count,
-    NotNegative,
-    OpenShare,
-    Positive,
-    Probability,
-    Sampling,
-    Text,
-    require,
-    section,
-)
+from discreet.settings.ranges import Count, NotNegative, OpenShare, Positive, Probability, Sampling, Text
+from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import TaskConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.privacy.secure_grid import SecureSum
-
-
-def check_paid(what: str, *, at_server: bool, secure: bool, sampling: str) -> None:
-    """Raises ConfigError unless `what` clients are asked is noised at the server, for add or remove one client."""
-    if not at_server:
-        raise ConfigError(
-            f"{what} needs privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
-        )
-    if secure:
-        raise ConfigError(f"{what} needs privacy.user.aggregation=plain: the server would read each client's answer")
-    if sampling == "fixed":
-        raise ConfigError(f"{what} needs sampling.kind=poisson or everyone: its price is for add or remove one client")
 
 
 @section(
@@ -87,11 +62,11 @@ class UserTerms:
 
     @property
     def secure(self) -> bool:
-        """Whether the server reads nothing but masked sums, which clients noise."""
+        """True if the server reads nothing but masked sums, which clients noise."""
         return self.enabled and self.aggregation == SECURE
 
     def event(self, noise_multiplier: float) -> DpEvent:
-        """What one round costs a client, for the sampling that is declared."""
+        """The event of one round, for the sampling that is declared."""
         if self.sampling == "fixed":
             size, population = round(self.probability * self.population_size), self.population_size
             return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
@@ -100,7 +75,7 @@ class UserTerms:
 
 @section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
-    """What a run asks of each client, the same in every round, and the guarantees under which it asks.
+    """The part of a run that each client is told, the same in every round, with the guarantees.
 
     Attributes:
       model: its name.
@@ -116,16 +91,16 @@ class ClientSettings:
     delta: OpenShare
     accountant: Accountant
     noise: Noise
-    data: DataConfig = field(default_factory=DataConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    user: UserTerms = field(default_factory=UserTerms)
-    example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
-    local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    secure: SecureConfig = field(default_factory=SecureConfig)
-    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
-    statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
+    data: DataConfig = DataConfig()
+    task: TaskConfig = TaskConfig()
+    training: TrainingConfig = TrainingConfig()
+    user: UserTerms = UserTerms()
+    example: ExamplePrivacyConfig = ExamplePrivacyConfig()
+    local: LocalPrivacyConfig = LocalPrivacyConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    secure: SecureConfig = SecureConfig()
+    normaliser: NormaliserConfig = NormaliserConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
 
     def __post_init__(self) -> None:
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
@@ -134,8 +109,13 @@ class ClientSettings:
         self._check_ratings()
         if self.user.secure:
             self._check_secure("privacy.user.aggregation=secure")
-            rule = "false with privacy.user.aggregation=secure: beside its masked vector a client says nothing"
-            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
+            alone = (
+                "privacy.example.enabled",
+                self.example.enabled,
+                False,
+                "beside its masked vector a client says nothing",
+            )
+            require_each("with privacy.user.aggregation=secure", alone)
         if self.example.secure:
             self._check_secure("privacy.example.aggregation=secure")
             self._check_shared_step("with privacy.example.aggregation=secure")
@@ -147,74 +127,75 @@ class ClientSettings:
 
     @property
     def accounts_itself(self) -> bool:
-        """Whether a guarantee is on that each client accounts in a ledger of its own."""
+        """True if each client accounts a guarantee in a ledger of its own."""
         return self.example.enabled or self.local.kind != "none" or self.user.secure
 
     @property
     def masked(self) -> bool:
-        """Whether the server reads nothing but masked sums."""
+        """True if the server reads nothing but masked sums."""
         return self.user.secure or self.example.secure
 
     @property
     def step_norm(self) -> float:
-        """What one example can add to its client's step, in L2, if clients share a step: a step is minus the learning
-        rate times the sum of the clipped gradients over `batch_size`."""
+        """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
+        clipped gradients over `batch_size`."""
         return self.training.learning_rate * self.example.l2_norm_clip / self.training.batch_size
 
     @property
     def rates_itself(self) -> bool:
-        """Whether clients rate models by answers that each of them noises and accounts itself."""
+        """True if each client noises and accounts its own ratings."""
         return self.evaluation.private and (self.example.enabled or self.local.kind != "none")
 
     @property
     def asks_of_data(self) -> bool:
-        """Whether clients are asked what their data are like, before the first round."""
+        """True if clients are asked about their data before the first round."""
         return self.data.normalise == "private" or self.statistics.only
 
     def check_server_noise(self, what: str) -> None:
         """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
-        at_server = self.user.enabled and not self.example.enabled
-        check_paid(what, at_server=at_server, secure=self.user.secure, sampling=self.user.sampling)
+        if not self.user.enabled or self.example.enabled:
+            rule = "privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+        elif self.user.secure:
+            rule = "privacy.user.aggregation=plain: the server would read each client's answer"
+        elif self.user.sampling == "fixed":
+            rule = "sampling.kind=poisson or everyone: its price is for add or remove one client"
+        else:
+            return
+        raise ConfigError(f"{what} needs {rule}")
 
     def secure_sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
-        """What clients add up under secure aggregation; the same in every round of a run. A client finds its share of
-        the noise by it. `noise_multiplier`: of a round; None for the one that is declared.
+        """The sum that clients make under secure aggregation, the same in every round: a client finds its share of the
+        noise by it. `noise_multiplier`: of a round; None for the one that is declared.
 
         Raises:
           ValueError: the noise, the clients and the model do not go together.
         """
         from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
-        from discreet.privacy.secure_grid import SecureCohort, secure_sum
+        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
 
-        if self.example.secure:
-            return self._shared_step(sizes.num_params, noise_multiplier)
-        noise = self.user.noise_multiplier if noise_multiplier is None else noise_multiplier
+        level, declared = (EXAMPLE, self.example) if self.example.secure else (USER, self.user)
+        noise = declared.noise_multiplier if noise_multiplier is None else noise_multiplier
         if noise is None:
-            raise ConfigError("privacy.user.noise_multiplier must be given, or resolved from its target (got null)")
+            raise ConfigError(f"privacy.{level}.noise_multiplier must be given, or resolved from its target (got null)")
         nodes, count = self.user.population_size, self.user.count_stddev
+        cohort = SecureCohort(nodes, self.secure.summands(nodes))
+        if self.example.secure:
+            largest = self.training.batch_size
+            return example_secure_sum(sizes.num_params, cohort, noise_multiplier=noise, largest_sum=largest)
         count = default_count_stddev(nodes, noise_multiplier=noise) if count is None else count
-        update_noise = split_noise_multiplier(noise, count_stddev=count) if self.user.adaptive and noise else noise
         return secure_sum(
             sizes.num_params,
-            SecureCohort(nodes, self.secure.summands(nodes)),
-            noise_multiplier=update_noise,
+            cohort,
+            noise_multiplier=split_noise_multiplier(noise, count_stddev=count)
+            if self.user.adaptive and noise
+            else noise,
             count_stddev=(count or 1.0) if self.user.adaptive else None,
             answers=(sizes.answers, self.evaluation.noise_multiplier) if self.evaluation.private else None,
         )
 
-    def _shared_step(self, num_params: int, noise_multiplier: float | None) -> SecureSum:
-        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum
-
-        nodes, noise = self.user.population_size, noise_multiplier
-        noise = self.example.noise_multiplier if noise is None else noise
-        if noise is None:
-            raise ConfigError("privacy.example.noise_multiplier must be given, or resolved from its target (got null)")
-        cohort, largest = SecureCohort(nodes, self.secure.summands(nodes)), self.training.batch_size
-        return example_secure_sum(num_params, cohort, noise_multiplier=noise, largest_sum=largest)
-
     def user_event(self, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
-        """What a round with this noise multiplier costs a client at user level; `joined`: one whose cohort also rates
-        the model. Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        """The event of a round with this noise multiplier at user level; `joined`: its cohort also rates the model.
+        Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
         if self.user.secure:
             return self.secure_sum(sizes, noise_multiplier).event_of(trains=True, rates=joined)
         if joined:
@@ -222,7 +203,7 @@ class ClientSettings:
         return self.user.event(noise_multiplier)
 
     def rating_event(self, noise_multiplier: float | None, *, sizes: Sizes = PLANNED) -> DpEvent:
-        """What it costs a client at user level if a cohort rates the model, and is asked for nothing else.
+        """The event at user level of a cohort that rates the model, and is asked for nothing else.
         `noise_multiplier`: of a round, whose noise is drawn under secure aggregation."""
         if self.user.secure:
             return self.secure_sum(sizes, noise_multiplier).event_of(trains=False, rates=True)
@@ -238,7 +219,7 @@ class ClientSettings:
     def user_releases(
         self, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
     ) -> tuple[tuple[DpEvent, int], ...]:
-        """What so many rounds cost a client at user level, with ratings, and what is asked of data before the first."""
+        """The events of so many rounds at user level, with ratings, and with the question about data before them."""
         joined, alone = self.evaluation.ratings(rounds)
         releases = [
             (self.statistics.event, int(self.asks_of_data)),
@@ -264,62 +245,64 @@ class ClientSettings:
     def _check_ratings(self) -> None:
         if not self.evaluation.private:
             return
-        local, rows = self.local.kind, self.data.public_num_examples
-        rule = "none, gaussian or laplace with evaluation.kind=private: laplace_step noises steps, and no answers"
+        local, by = self.local.kind, "with evaluation.kind=private"
+        rule = f"none, gaussian or laplace {by}: laplace_step noises steps, and no answers"
         require(local != "laplace_step", "privacy.local.kind", rule, local)
+        at_example = ("privacy.example.enabled", self.example.enabled)
         if local != "none":
-            rule = "false with evaluation.kind=private and privacy.local: one noise on an answer is charged once"
-            require(not self.example.enabled, "privacy.example.enabled", rule, self.example.enabled)
-            return
-        if not self.example.enabled:
-            rule = "true with evaluation.kind=private, or another guarantee on: noise pays for what clients answer"
+            require_each(f"{by} and privacy.local", (*at_example, False, "one noise on an answer is charged once"))
+        elif not self.example.enabled:
+            rule = f"true {by}, or another guarantee on: noise pays for what clients answer"
             require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
-            return
-        rule = "false with evaluation.kind=private and privacy.example.enabled: the server's clip would cut the noise"
-        require(not self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
-        rule = (
-            "left out with evaluation.kind=private: what is held out goes by rows, and a removed one moves the others"
-        )
-        require(rows is None, "data.public_num_examples", rule, rows)
-        wrong = [name for name in self.evaluation.metrics if name not in MEANS]
-        rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
-        require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
+        else:
+            moved = "what is held out goes by rows, and a removed one moves the others"
+            cut = ("privacy.user.enabled", self.user.enabled, False, "the server's clip would cut the noise")
+            require_each(f"{by} and privacy.example.enabled", cut)
+            require_each(by, ("data.public_num_examples", self.data.public_num_examples, None, moved))
+            wrong = [name for name in self.evaluation.metrics if name not in MEANS]
+            rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
+            require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
     def _check_secure(self, by: str) -> None:
-        rule = f"everyone with {by}: the server knows whom it asks, so that sampling amplifies nothing"
-        require(self.user.sampling == "everyone", "sampling.kind", rule, self.user.sampling)
-        rule = f"{RDP} with {by}: its noise is accounted by Renyi divergences"
-        require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
-        rule = f"grid with {by}: masks are added to whole numbers"
-        require(self.noise == "grid", "privacy.noise", rule, self.noise)
+        unamplified = "the server knows whom it asks, so that sampling amplifies nothing"
+        require_each(
+            f"with {by}",
+            ("sampling.kind", self.user.sampling, "everyone", unamplified),
+            ("privacy.accountant", self.accountant, RDP, "its noise is accounted by Renyi divergences"),
+            ("privacy.noise", self.noise, "grid", "masks are added to whole numbers"),
+        )
         self.secure.check_fits(self.user.population_size)
 
     def _check_shared_step(self, by: str) -> None:
         """Every client sends one clipped gradient of each of its examples, and nothing else."""
-        rule = f"false {by}: the sum that is opened is noised for one example, not for a client"
-        require(not self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
-        require(self.local.kind == "none", "privacy.local.kind", f"none {by}", self.local.kind)
-        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}", self.evaluation.kind)
         training, rows = self.training, self.data.public_num_examples
-        require(training.epochs == 1, "training.epochs", f"1 {by}: one step a round", training.epochs)
-        require(training.optimizer == "sgd", "training.optimizer", f"sgd {by}: a plain step", training.optimizer)
-        require(training.weight_decay == 0, "training.weight_decay", f"0 {by}: a plain step", training.weight_decay)
-        rule = f"left out {by}: every step is over all examples, and training.batch_size is the public constant"
-        require(rows is None, "data.public_num_examples", rule, rows)
+        whole = "every step is over all examples, and training.batch_size is the public constant"
+        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}", self.evaluation.kind)
+        require_each(
+            by,
+            ("privacy.user.enabled", self.user.enabled, False, "the sum that is opened is noised for one example"),
+            ("privacy.local.kind", self.local.kind, "none", "clients share the noise"),
+            ("training.epochs", training.epochs, 1, "one step a round"),
+            ("training.optimizer", training.optimizer, "sgd", "a plain step"),
+            ("training.weight_decay", training.weight_decay, 0, "a plain step"),
+            ("data.public_num_examples", rows, None, whole),
+        )
 
     def _check_local(self) -> None:
-        kind, schedule = self.local.kind, self.local.schedule
+        kind, schedule, training = self.local.kind, self.local.schedule, self.training
         if kind != "none" and self.user.enabled:
             raise ConfigError(
                 f"privacy.local.kind={kind} needs privacy.user.enabled=false: the server's clip would cut the noise"
             )
         if kind == "laplace_step":
-            require(not self.example.enabled, "privacy.example.enabled", "false with laplace_step", True)
-            rule = "1 with laplace_step: its sensitivity 2 * eta * C / n holds for a single full-batch step"
-            require(self.training.epochs == 1, "training.epochs", rule, self.training.epochs)
-            optimizer, decay = self.training.optimizer, self.training.weight_decay
-            require(optimizer == "sgd", "training.optimizer", "sgd with laplace_step, a plain step", optimizer)
-            require(decay == 0, "training.weight_decay", "0 with laplace_step, a plain step", decay)
+            single = "its sensitivity 2 * eta * C / n holds for a single full-batch step"
+            require_each(
+                "with laplace_step",
+                ("privacy.example.enabled", self.example.enabled, False, "its noise is for the whole step"),
+                ("training.epochs", training.epochs, 1, single),
+                ("training.optimizer", training.optimizer, "sgd", "a plain step"),
+                ("training.weight_decay", training.weight_decay, 0, "a plain step"),
+            )
         if kind != "none" and isinstance(schedule, list):
             rule = f"a list of {self.rounds} numbers, one a round"
             require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")

@@ -32,7 +32,7 @@ OmegaConf.register_new_resolver("unless", _unless, replace=True)
 
 
 def _one_line(error: Exception) -> str:
-    """What OmegaConf or Hydra says of an error, with the setting that it is about."""
+    """The message of an error of OmegaConf or Hydra, with the setting that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     message, cause = lines[0] if lines else type(error).__name__, error.__cause__
@@ -72,18 +72,40 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
     Raises:
       ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
+    settings, is_sweep = _composed(overrides, conf=conf)
+    if is_sweep and not of_sweep:
+        words = " ".join(overrides)
+        raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
+    return parse_config(settings)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
+
+    Of a sweep the words without lists are composed, and of a run that goes on all of them: the rest is checked later.
+    """
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    listed = bool({"-m", "--multirun"} & {*words})
+    asked, is_sweep = _composed(settings, listed=listed)
+    if not (listed or is_sweep or asked.resume is True):
+        parse_config(asked)
+
+
+def _composed(words: Sequence[str], *, listed: bool = False, conf: Path | None = None) -> tuple[DictConfig, bool]:
+    """Composed settings, without those to which words give lists if they may, and if an experiment is a sweep."""
     # Imported here: what reads a configuration that is composed already does without Hydra.
-    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    with hydra_on_conf(overrides, conf=conf):
-        settings = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
-        if settings.hydra.mode == RunMode.MULTIRUN and not of_sweep:
-            words = " ".join(overrides)
-            raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
-        OmegaConf.set_struct(settings, False)
-        del settings["hydra"]
-        return parse_config(settings)
+    mode = RunMode.MULTIRUN if listed else RunMode.RUN
+    with hydra_on_conf(words, conf=conf):
+        composer = GlobalHydra.instance().hydra
+        assert composer is not None
+        settings = composer.compose_config("config", list(words), mode, from_shell=False, with_log_configuration=False)
+    is_sweep = settings.hydra.mode == RunMode.MULTIRUN
+    OmegaConf.set_struct(settings, False)
+    del settings["hydra"]
+    return settings, is_sweep
 
 
 @contextmanager

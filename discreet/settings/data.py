@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 from discreet.privacy.events import poisson_round_event
-from discreet.settings.rules import (
+from discreet.settings.ranges import (
     FINITE,
     POSITIVE,
     Count,
@@ -17,9 +17,8 @@ from discreet.settings.rules import (
     different,
     list_of,
     one_of,
-    require,
-    section,
 )
+from discreet.settings.rules import require, section
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -29,7 +28,7 @@ STATISTICS = ("moments", "quantiles", "targets", "examples")
 
 @section("data.")
 class DataConfig:
-    """Which data set, and how it is dealt to the clients; the same value always deals the same."""
+    """The data set, and how it is dealt to the clients; the same value always deals the same."""
 
     name: Text = "digits"
     path: Text | None = None
@@ -51,7 +50,7 @@ class DataConfig:
 
 @section("normaliser.")
 class NormaliserConfig:
-    """What inputs are normalised by with `data.normalise`: (input - mean) / deviation, for each column of a table or
+    """The normaliser of inputs with `data.normalise`: (input - mean) / deviation, for each column of a table or
     channel of images. Public: constants, by default the middle and half of the public range. Private: left out, since
     a query finds them before the first round; a run that goes on has them."""
 
@@ -65,7 +64,7 @@ class NormaliserConfig:
 
 @section("statistics.")
 class StatisticsConfig:
-    """What clients are asked of their data, by `discreet statistics` and with `data.normalise=private`.
+    """The questions about clients' data, by `discreet statistics` and with `data.normalise=private`.
 
     Attributes:
       of: by `discreet statistics`.
@@ -90,5 +89,5 @@ class StatisticsConfig:
 
     @property
     def event(self) -> DpEvent:
-        """What it costs a client at user level if everybody is asked, once."""
+        """The event at user level of asking everybody once."""
         return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)

@@ -1,11 +1,12 @@
-"""How a run rates its models, by which metrics, and how often."""
+"""Ratings of the model: by whom, by which metrics, and how often."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from typing import Annotated
 
-from discreet.settings.rules import Count, OpenShare, Positive, different, one_of, section
+from discreet.settings.ranges import Count, OpenShare, Positive, different, one_of
+from discreet.settings.rules import section
 
 # What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
@@ -15,7 +16,7 @@ MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 @section("evaluation.")
 class EvaluationConfig:
-    """How the model is rated.
+    """Ratings of the model.
 
     Attributes:
       kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
@@ -38,14 +39,14 @@ class EvaluationConfig:
 
     @property
     def private(self) -> bool:
-        """Whether clients rate the model."""
+        """True if clients rate the model."""
         return self.kind == "private"
 
     def joins(self, round_number: int) -> bool:
-        """Whether the cohort of a round is also asked to rate the model that it starts from."""
+        """True if the cohort of a round also rates the model that it starts from."""
         return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
 
     def ratings(self, rounds: int) -> tuple[int, int]:
-        """How often cohorts that train also rate a model in so many rounds, and how often others do nothing else."""
+        """The numbers of ratings in so many rounds: by cohorts that also train, and by others."""
         times = -(-rounds // self.every) if self.private else 0
         return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))

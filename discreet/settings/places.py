@@ -1,4 +1,4 @@
-"""Where the files of an app lie: the project in the current folder, the checkout, or what the wheel brought.
+"""The places of an app's files: the project in the current folder, the checkout, or what the wheel brought.
 
 A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
 made. Two questions are asked:
@@ -33,7 +33,7 @@ def own_files(package: Path = PACKAGE) -> Path:
 
 
 def is_project(folder: Path) -> bool:
-    """Whether a folder is a project: see this module."""
+    """True if a folder is a project: see this module."""
     try:
         return "discreet" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
     except (OSError, ValueError):

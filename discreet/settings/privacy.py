@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER
-from discreet.settings.rules import (
+from discreet.settings.ranges import (
     POSITIVE,
     Count,
     CountOrZero,
@@ -20,14 +20,11 @@ from discreet.settings.rules import (
     Positive,
     Rule,
     Text,
-    check_value,
     list_of,
     one_of,
-    require,
-    require_one,
-    section,
     within,
 )
+from discreet.settings.rules import check_value, require, require_one, section
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -61,7 +58,7 @@ def _require_noise(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig
 
 @section("privacy.secure.")
 class SecureConfig:
-    """What a masked sum over n nodes bears, n being `sampling.population_size`.
+    """The losses and the collusion that a masked sum over n nodes bears, n being `sampling.population_size`.
 
     Attributes:
       dropouts: d, how many nodes may be lost in a round; with more the round is abandoned before anything is opened.
@@ -99,7 +96,7 @@ class SecureConfig:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long the parts of a masked vector are: on them its grid depends, and so, in the last digits, what it costs.
+    """The lengths of a masked vector's parts: its grid depends on them, and so do the last digits of its price.
 
     Attributes:
       num_params: how many parameters are trained.
@@ -133,7 +130,7 @@ class ExamplePrivacyConfig:
 
     @property
     def secure(self) -> bool:
-        """Whether the server reads nothing but masked sums of gradients, which clients noise together."""
+        """True if the server reads nothing but masked sums of gradients, which clients noise together."""
         return self.enabled and self.aggregation == SECURE
 
 
@@ -175,7 +172,7 @@ class ClipConfig:
 
     @property
     def ceiling(self) -> float:
-        """What an adaptive clip norm never passes: `max`, or `CLIP_GROWTH` times the first norm."""
+        """The largest adaptive clip norm: `max`, or `CLIP_GROWTH` times the first norm."""
         return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
 
 
@@ -191,7 +188,7 @@ class UserPrivacyConfig:
     max_epsilon: Positive | None = None
     account: File | None = None
     too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
-    clip: ClipConfig = field(default_factory=ClipConfig)
+    clip: ClipConfig = ClipConfig()
 
     def __post_init__(self) -> None:
         if self.enabled:
@@ -201,7 +198,7 @@ class UserPrivacyConfig:
 
     @property
     def secure(self) -> bool:
-        """Whether the server reads nothing but masked sums, which clients noise."""
+        """True if the server reads nothing but masked sums, which clients noise."""
         return self.enabled and self.aggregation == SECURE
 
 
@@ -212,16 +209,16 @@ class PrivacyConfig:
     delta: OpenShare = 1e-3
     accountant: Accountant = PLD
     noise: Noise = "grid"
-    user: UserPrivacyConfig = field(default_factory=lambda: UserPrivacyConfig(target_epsilon=8.0))
-    example: ExamplePrivacyConfig = field(default_factory=ExamplePrivacyConfig)
-    local: LocalPrivacyConfig = field(default_factory=LocalPrivacyConfig)
-    secure: SecureConfig = field(default_factory=SecureConfig)
+    user: UserPrivacyConfig = UserPrivacyConfig(target_epsilon=8.0)
+    example: ExamplePrivacyConfig = ExamplePrivacyConfig()
+    local: LocalPrivacyConfig = LocalPrivacyConfig()
+    secure: SecureConfig = SecureConfig()
 
     @property
     def masked(self) -> bool:
-        """Whether the server reads nothing but masked sums."""
+        """True if the server reads nothing but masked sums."""
         return self.masks(USER) or self.masks(EXAMPLE)
 
     def masks(self, guarantee: str) -> bool:
-        """Whether what a guarantee pays for are masked sums, which the server's ledger has."""
+        """True if a guarantee pays for masked sums, which the server's ledger has."""
         return {USER: self.user.secure, EXAMPLE: self.example.secure}.get(guarantee, False)

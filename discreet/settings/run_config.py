@@ -1,8 +1,8 @@
-"""The settings of a run: each with its type, its default and its range. A section checks itself when it is made."""
+"""The settings of a run, and those of the server alone."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from discreet.logs import LOG_FORMATS
@@ -10,8 +10,7 @@ from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import EvaluationConfig
 from discreet.settings.privacy import PrivacyConfig
-from discreet.settings.rules import (
-    ConfigError,
+from discreet.settings.ranges import (
     Count,
     CountOrZero,
     LearningRate,
@@ -22,26 +21,22 @@ from discreet.settings.rules import (
     Sampling,
     Text,
     at_least,
-    check_value,
     one_of,
-    require,
-    section,
     within,
 )
+from discreet.settings.rules import ConfigError, check_value, require, section
 from discreet.settings.training import FLOWER_APP, ModelConfig, TaskConfig, TrainingConfig
-
-NAME = Rule("a name", lambda value: bool(value.strip()))
 
 
 @section("sampling.")
 class SamplingConfig:
-    """How a round's cohort is drawn. `population_size` is a public constant; by default `data.num_clients`, and never
+    """The draw of a round's cohort. `population_size` is a public constant; by default `data.num_clients`, and never
     less: delta is held below one in all clients that exist. `population_name` says whose account a run charges."""
 
     kind: Sampling = "poisson"
     probability: Probability = 0.3
     population_size: Count | None = None
-    population_name: Annotated[Text, NAME] | None = None
+    population_name: Annotated[Text, Rule("a name", str.strip)] | None = None
     min_nodes: Count = 1
 
 
@@ -71,7 +66,7 @@ class ServerConfig:
 
 @section("operations.")
 class OperationsConfig:
-    """How a running server is watched, and what it writes when a run ends. Nothing here decides privacy.
+    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy.
 
     Attributes:
       predictions: write predictions.csv and indicators.json of the public test set when a run ends.
@@ -85,7 +80,7 @@ class OperationsConfig:
 
 @section("ray.")
 class RayConfig:
-    """Where `engine=ray` trains clients. Nothing here decides privacy, or which numbers a seed gives.
+    """The Ray cluster on which `engine=ray` trains clients. It decides neither privacy nor what a seed gives.
 
     Attributes:
       address: `host:port` of a cluster's head, or `auto` for the cluster that this machine is part of; None starts one
@@ -99,11 +94,7 @@ class RayConfig:
 
 @section("")
 class RunConfig:
-    """One run of Discreet, checked as a whole.
-
-    Raises:
-      ConfigError: a setting is out of range, or two settings contradict each other.
-    """
+    """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a ConfigError."""
 
     rounds: Count = 30
     seed: CountOrZero | None = None
@@ -111,18 +102,18 @@ class RunConfig:
     engine: Annotated[str, one_of("auto", "batched", "one_by_one", "ray")] = "auto"
     output_dir: Text | None = None
     resume: bool = False
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
-    statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
-    operations: OperationsConfig = field(default_factory=OperationsConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    training: TrainingConfig = TrainingConfig()
+    server: ServerConfig = ServerConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    normaliser: NormaliserConfig = NormaliserConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
+    operations: OperationsConfig = OperationsConfig()
+    ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
         require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
@@ -135,7 +126,7 @@ class RunConfig:
 
     @property
     def population_size(self) -> int:
-        """How many clients there are: a public constant, never the number that happen to be connected."""
+        """The number of clients: a public constant, never the number that happen to be connected."""
         return self.sampling.population_size or self.data.num_clients
 
     @property
@@ -177,10 +168,7 @@ def _check_account(config: RunConfig) -> None:
 
 
 def client_settings(config: RunConfig) -> ClientSettings:
-    """What clients are told of a run, checked: all that `discreet.federated.messages` sends of a configuration.
-
-    Where the server's own data lie is left out, as are the folders, hosts and ports of the server.
-    """
+    """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
     privacy = config.privacy
     user = UserTerms(
         enabled=privacy.user.enabled,
@@ -193,23 +181,11 @@ def client_settings(config: RunConfig) -> ClientSettings:
         adaptive=privacy.user.clip.kind == "adaptive",
         count_stddev=privacy.user.clip.count_stddev,
     )
-    return ClientSettings(
-        rounds=config.rounds,
-        model=config.model.name,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        noise=privacy.noise,
-        data=replace(config.data, path=None),
-        task=config.task,
-        training=config.training,
-        user=user,
-        example=privacy.example,
-        local=privacy.local,
-        evaluation=config.evaluation,
-        secure=privacy.secure,
-        normaliser=config.normaliser,
-        statistics=config.statistics,
-    )
+    of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
+    of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")
+    asked: dict[str, Any] = {name: getattr(config, name) for name in of_run}
+    asked |= {name: getattr(privacy, name) for name in of_privacy}
+    return ClientSettings(model=config.model.name, data=replace(config.data, path=None), user=user, **asked)
 
 
 def described(config: RunConfig) -> dict[str, Any]:

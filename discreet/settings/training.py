@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from discreet.settings.rules import (
+from discreet.settings.ranges import (
     POSITIVE,
     Count,
     LearningRate,
@@ -14,9 +14,8 @@ from discreet.settings.rules import (
     Text,
     list_of,
     one_of,
-    require,
-    section,
 )
+from discreet.settings.rules import require, section
 
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
@@ -24,7 +23,7 @@ LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "h
 
 @section("model.")
 class ModelConfig:
-    """Which model is trained."""
+    """The model that is trained."""
 
     name: Text = "mlp"
 

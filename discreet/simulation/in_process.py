@@ -26,7 +26,8 @@ from discreet.federated.state import Outcome
 from discreet.federated.training_run import OnRound
 from discreet.federated.transport import Failure, Transport
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings.rules import ConfigError, Rule, check_value
+from discreet.settings.ranges import Rule
+from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.cohort_answers import data_answers
