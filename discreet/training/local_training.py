@@ -11,8 +11,9 @@ numbers that it would have alone. torch.optim is not used: importing it costs ea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
@@ -143,7 +144,6 @@ def example_event(num_examples: int, settings: Stepping) -> DpEvent:
 
 
 Batch = TypeVar("Batch")
-Given = TypeVar("Given", contravariant=True)  # a batch that is only read
 
 
 class SgdClients(Protocol[Batch]):
@@ -158,23 +158,20 @@ class SgdClients(Protocol[Batch]):
         """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into` may be `params`."""
 
 
-class NoisedSums(Protocol[Given]):
+class DpSgdClients(Protocol[Batch]):
     """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as they travel."""
 
-    def clipped_sums(self, params: list[Tensor], batch: Given, l2_norm_clip: float) -> Tensor:
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
+        """A batch for each of the first clients, which every example joins with its client's probability."""
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
         """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         """Each client's sum with noise of its own."""
 
-
-class DpSgdClients(NoisedSums[Batch], Protocol[Batch]):
-    """`NoisedSums` with batches, and with rows as one tensor for each parameter (`views`)."""
-
-    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
-        """A batch for each of the first clients, which every example joins with its client's probability."""
-
-    def views(self, rows: Tensor) -> list[Tensor]: ...
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """Rows as one tensor (k, ...) for each parameter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,16 +236,15 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
 
 
 def noised_means(
-    clients: NoisedSums[Batch], params: list[Tensor], batch: Batch, *, settings: Stepping, step: int
+    clipped_sums: Callable[[float], Tensor], add_noise: Callable[[Tensor, float], Tensor], settings: Stepping
 ) -> Tensor:
     """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
 
-    Rows (k, num_params): each client's noised sum over `batch_size`. Noise is drawn for the clip that clipped, also if
-    a batch is empty.
+    Noise is drawn for the clip norm that clipped, also if a batch is empty. The shape is that of the sums.
     """
     assert settings.example is not None
-    clip = settings.example.l2_norm_clip
-    return clients.add_noise(clients.clipped_sums(params, batch, clip), clip, step=step).div_(settings.batch_size)
+    clip_norm = settings.example.l2_norm_clip
+    return add_noise(clipped_sums(clip_norm), clip_norm).div_(settings.batch_size)
 
 
 @torch.no_grad()
@@ -292,7 +288,8 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        noised = noised_means(clients, current, batch, settings=settings, step=step)
+        clipped_sums = partial(clients.clipped_sums, current, batch)
+        noised = noised_means(clipped_sums, partial(clients.add_noise, step=step), settings)
         take_step(settings, state, current, clients.views(noised))
 
 
