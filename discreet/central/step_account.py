@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 BudgetSpent = BudgetSpentError
+"""The error of a step that would pass the budget: it was not made, and nothing was charged for it."""
 
 
 @dataclass(frozen=True)
