@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 # and a node does not need what the server has.
 _HOMES = {
     "BatchError": "discreet.central.dpsgd",
-    "BudgetSpent": "discreet.central.step_account",
+    "BudgetSpent": "discreet.federated.budget",
     "ConfigError": "discreet.setting_checks",
     "DPFedAvg": "discreet.federated.strategy",
     "DPSGD": "discreet.central.dpsgd",

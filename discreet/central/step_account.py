@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.client_settings import EXAMPLE
-from discreet.federated.budget import BudgetSpentError, ServerBudget
+from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
 from discreet.privacy.events import ACCOUNTANTS, PLD, exceeds
 from discreet.privacy.mechanisms import Gaussian
@@ -16,9 +16,6 @@ from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-BudgetSpent = BudgetSpentError
-"""The error of a step that would pass the budget: it was not made, and nothing was charged for it."""
 
 
 @dataclass(frozen=True)

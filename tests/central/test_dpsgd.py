@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import TensorDataset
 
 from discreet.central.dpsgd import BatchError
-from discreet.central.step_account import BudgetSpent
+from discreet.federated.budget import BudgetSpent
 from tests.central.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
 from tests.client.clients import clipped, linear, params_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from discreet.central.dpsgd import BatchError
-from discreet.central.step_account import BudgetSpent
+from discreet.federated.budget import BudgetSpent
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
