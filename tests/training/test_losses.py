@@ -17,7 +17,6 @@ from discreet.training.losses import (
     absolute,
     binary_cross_entropy,
     chance_loss,
-    huber,
     loss_of,
     per_example_loss,
     resolved_task,
@@ -43,7 +42,7 @@ WEIGHT = torch.tensor([0.2, 3.0, 1.0])
 NUMBERS: list[tuple[Loss, nn.Module]] = [
     (squared, nn.MSELoss()),
     (absolute, nn.L1Loss()),
-    (huber, nn.HuberLoss()),
+    (LOSSES["huber"], nn.HuberLoss()),
     (binary_cross_entropy, nn.BCEWithLogitsLoss()),
 ]
 CRITERIA: list[nn.Module] = [
