@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import islice
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from discreet.central.poisson_batches import Batch, Collate, MapDataset, Poisson
 from discreet.central.step_account import LoopPrivacy, StepAccount, check_whole, spent_in
 from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.federated.budget import ServerBudget
+from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
@@ -45,9 +47,7 @@ class BatchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """`local_training.Stepping` of a loop."""
-
+class _Settings:  # a `local_training.Stepping`
     epochs: int
     batch_size: int
     example: ExamplePrivacy
@@ -70,8 +70,7 @@ class DPSGD:
     (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
 
     Not covered: batches, their sizes, losses and metrics on the training data, and whatever else of the data is shown;
-    the choice of settings, if the data guided it. One process and one thread: a model that is trained by several
-    processes (DistributedDataParallel) is out of scope.
+    the choice of settings, if the data guided it; several processes or threads.
 
     Args:
       model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm). Frozen parameters get
@@ -115,7 +114,10 @@ class DPSGD:
         check_clip(clip_norm, "clip_norm")
         if (target_epsilon is None) == (privacy.noise_multiplier is None):
             raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
-        _check_model(model)
+        if isinstance(model, DistributedDataParallel):
+            raise ValueError("model: DistributedDataParallel is not served: DPSGD trains in one process")
+        if not trainable(model):
+            raise ValueError("model: no parameter is trainable (requires_grad)")
         _check_optimizer(optimizer, model)
 
         declared, self._size = privacy.public_num_examples, size_of(dataset)
@@ -129,9 +131,9 @@ class DPSGD:
             name = "the number of examples" if declared is None else "public_num_examples"
             raise ValueError(f"batch_size must be at most {counted}, {name}, not {batch_size}")
         if not 0 < delta < 1 / counted:
-            raise ValueError(f"delta must be above 0 and below 1 / {counted}, over the number of examples, not {delta}")
+            raise ValueError(f"delta must be above 0 and below 1 / {counted}, for {counted} examples, not {delta}")
 
-        ledger = privacy.opened_ledger()
+        ledger = None if privacy.ledger is None else DurableLedger(Path(privacy.ledger))
         if target_epsilon is not None:
             spent = spent_in(ledger, privacy.data_owner).entries
             noise = noise_multiplier_for_releases(
@@ -143,9 +145,9 @@ class DPSGD:
             settings = settings_of(noise)
         most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
         budget = ServerBudget(most, delta, privacy.accountant, name="max_epsilon", guarantee=EXAMPLE)
-        event = example_event(self._size, settings)
 
         self._model, self._optimizer, self._settings = model, optimizer, settings
+        event = example_event(self._size, settings)
         self._account = StepAccount(event, steps, budget, ledger, privacy.data_owner)
         self._source = secure_source() if privacy.seed is None else seeded_source(privacy.seed)
         if privacy.seed is not None:
@@ -192,8 +194,7 @@ class DPSGD:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the steps that are still to be taken, each for one call of `step`.
 
-        If a loop was left with a batch that was not stepped, the next loop begins with that batch: to draw another one
-        would be a choice that nothing accounts for.
+        If a loop was left with a batch that was not stepped, the next loop begins with that batch.
 
         Raises:
           BatchError: a batch was not stepped, or all steps of the plan are taken.
@@ -219,16 +220,15 @@ class DPSGD:
     def step(self, inputs: Tensor, targets: Tensor, *, max_physical_batch: int | None = None) -> None:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
-        The noised mean is in `.grad` of each trainable parameter, whatever was there before; a parameter that the pass
-        did not use has noise alone.
+        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone.
 
         Args:
           max_physical_batch: a larger batch is worked on in pieces of so many examples. It stays one batch.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
-          ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds the
-            model's trainable parameters, all of them and no others; nothing was charged.
+          ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds exactly
+            the model's trainable parameters; nothing was charged.
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
@@ -288,13 +288,6 @@ def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 
-def _check_model(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("model: DistributedDataParallel is not served: DPSGD trains in one process")
-    if not any(value.requires_grad for value in model.parameters()):
-        raise ValueError("model: no parameter is trainable (requires_grad)")
-
-
 def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Raises ValueError if its parameters are not the model's trainable ones."""
     if isinstance(optimizer, LBFGS | SparseAdam):
@@ -302,7 +295,7 @@ def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     held = {id(value) for group in optimizer.param_groups for value in group["params"]}
     if held - {id(value) for value in model.parameters()}:
         raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
-    if {id(value) for value in model.parameters() if value.requires_grad} - held:
+    if {id(value) for value in trainable(model)} - held:
         raise ValueError(
             "optimizer: it does not hold all trainable parameters of the model: freeze the others by "
             "requires_grad_(False), so that they take no part in the clipped norm"

@@ -80,10 +80,8 @@ class PoissonBatches:
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:
-    """Raises ValueError if what collate makes of an example follows from other examples of the batch too.
-
-    Rows may come in another order, and padding to the longest example is fine: only batches of one shape are compared.
-    """
+    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in another order, and
+    padding to the longest example is fine: only batches of one shape are compared."""
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
         raise ValueError(

@@ -55,13 +55,8 @@ class LoopPrivacy:
         if self.public_num_examples is not None:
             check_whole("public_num_examples", self.public_num_examples)
 
-    def opened_ledger(self) -> DurableLedger | None:
-        """The ledger file. LedgerError if it is missing: a new one would have forgotten what was spent."""
-        return None if self.ledger is None else DurableLedger(Path(self.ledger))
-
 
 def check_whole(name: str, value: int) -> None:
-    """Raises ValueError unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 

@@ -37,24 +37,6 @@ def test_a_loss_that_mixes_the_batch_is_refused_by_the_first_step_and_costs_noth
     assert_refused_at_no_cost(private(linear(), loss=functional.cross_entropy), "one value an example")
 
 
-class Running(nn.Module):
-    """Outputs less their running mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = linear()
-        self.register_buffer("mean", torch.zeros(3), persistent=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        self.mean = 0.9 * self.get_buffer("mean") + 0.1 * outputs.detach().mean(0)
-        return outputs - self.mean
-
-
-def test_a_model_that_keeps_statistics_of_its_own_is_refused_by_the_first_step_and_costs_nothing() -> None:
-    assert_refused_at_no_cost(private(Running()), "forward changes mean:")
-
-
 def stacked(pairs: Pairs) -> tuple[Tensor, Tensor]:
     return torch.stack([one for one, _ in pairs]), torch.stack([other for _, other in pairs])
 

@@ -35,14 +35,8 @@ def test_two_loops_on_one_ledger_add_up(ledger: Path) -> None:
     second = private(linear(), ledger=str(ledger))
     assert second.epsilon() == epsilon(8)
     assert run(second).epsilon() == epsilon(16)
-    assert [(release.guarantee, release.holder) for release in DurableLedger(ledger).releases()] == [
-        ("example", "")
-    ] * 16
-
-
-def test_holders_have_accounts_of_their_own(ledger: Path) -> None:
-    run(private(linear(), ledger=ledger, data_owner="one"))
-    assert private(linear(), ledger=ledger, data_owner="other").epsilon() == 0
+    assert private(linear(), ledger=ledger, data_owner="another").epsilon() == 0
+    assert {(release.guarantee, release.holder) for release in DurableLedger(ledger).releases()} == {("example", "")}
 
 
 def test_what_was_spent_before_counts_for_the_budget_and_for_the_target(ledger: Path) -> None:
