@@ -84,13 +84,6 @@ def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-# The mean over an example's targets, (n,), of outputs and targets (n,) or (n, k). Yes-or-no labels have logits, and
-# targets that are 0 or 1, or between.
-squared = per_example_loss(nn.MSELoss())
-absolute = per_example_loss(nn.L1Loss())
-binary_cross_entropy = per_example_loss(nn.BCEWithLogitsLoss())
-
-
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]) -> Tensor:
     """`cross_entropy` times the weight of each class; nothing divides by the weights of a batch."""
     return cross_entropy(outputs, targets, outputs.new_tensor(weights))
@@ -98,9 +91,9 @@ def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[f
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared": squared,
-    "absolute": absolute,
+    "binary_cross_entropy": per_example_loss(nn.BCEWithLogitsLoss()),
+    "squared": per_example_loss(nn.MSELoss()),
+    "absolute": per_example_loss(nn.L1Loss()),
     "huber": per_example_loss(nn.HuberLoss()),
 }
 # The losses for each kind of targets, the usual one first.
