@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from discreet.federated.budget import BudgetSpentError
+from discreet.federated.budget import BudgetSpent
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER, resolve_noise, user_event
@@ -96,7 +96,7 @@ def require_room(trials: Sequence[RunConfig]) -> None:
         try:
             if account is not None:
                 account.require_room(charges)
-        except BudgetSpentError as error:
+        except BudgetSpent as error:
             raise ConfigError(
                 f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
             ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.federated.answer_sum import AnswerNoise, answer_round, server_noise
-from discreet.federated.budget import BudgetSpentError, require_room_for
+from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
@@ -131,7 +131,7 @@ def _check_budget(run: RunContext, event: DpEvent) -> None:
     try:
         what = "asking clients about their data"
         require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
-    except BudgetSpentError as error:
+    except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 
 

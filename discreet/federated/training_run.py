@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from discreet.federated.budget import BudgetSpentError, require_room_for
+from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
@@ -134,7 +134,7 @@ class TrainingRun:
             if plan.event is not None:
                 self._check_room(USER, plan.event, "rating the model")
             return self._rate(plan, last)
-        except (BudgetSpentError, RoundAbandoned) as reason:
+        except (BudgetSpent, RoundAbandoned) as reason:
             logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
 
@@ -182,7 +182,7 @@ class TrainingRun:
                 if charged := self.plan.settings_of(checkpoint.round + 1).charged:
                     self._check_room(*charged, "the next round")
                 checkpoint, report = self._next_round(checkpoint)
-            except BudgetSpentError as spent:
+            except BudgetSpent as spent:
                 return Outcome(checkpoint, self.context.says(str(spent)))
             except RoundAbandoned as loss:
                 if self._gives_up(checkpoint.round + 1, loss):
@@ -203,7 +203,7 @@ class TrainingRun:
         return spent.epsilon(self.privacy.delta, self.privacy.accountant)
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
-        """Raises BudgetSpentError if an event would pass the budget of this run or, if it charges an account, of all
+        """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
         runs over the same population; the message says what is left."""
         require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.privacy)
 

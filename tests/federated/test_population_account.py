@@ -13,7 +13,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.federated.budget import BudgetSpentError, ServerBudget
+from discreet.federated.budget import BudgetSpent, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
 from discreet.federated.run_folder import RunFolder
@@ -134,7 +134,7 @@ def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
 
     monkeypatch.setattr(PopulationAccount, "require_room", looked)
     before = other.total().num_releases
-    with pytest.raises(BudgetSpentError, match="would reach a user-level epsilon"):
+    with pytest.raises(BudgetSpent, match="would reach a user-level epsilon"):
         mine.charge(one_more())
     assert other.total().num_releases == before + 1
 
@@ -144,7 +144,7 @@ def _spend_all(path: Path, number: int) -> None:
     try:
         while True:
             mine.charge(one_more())
-    except BudgetSpentError:
+    except BudgetSpent:
         return
 
 
