@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from discreet.masking.packing import Words
-from discreet.masking.wire import TAG, MalformedBytes, join
+from discreet.masking.wire import TAG, MalformedBytes, Words, join, join_names
 
 KEY_BYTES, SEED_BYTES, CHECK_BYTES = 32, 16, 16
 _CHUNK = 1 << 16  # words: 256 KiB, which stays in a core's cache between the cipher and the sum
@@ -33,14 +32,13 @@ def exchanged_key(key: X25519PrivateKey, peer: bytes, info: bytes) -> bytes:
     return _derived(shared, info, KEY_BYTES)
 
 
-def pair_key(key: X25519PrivateKey, peer_key: bytes, *, context: bytes, names: tuple[str, str]) -> bytes:
+def pair_key(key: X25519PrivateKey, peer: bytes, *, context: bytes, names: tuple[str, str]) -> bytes:
     """The key of the mask that two nodes share in one attempt; the same from either side.
 
     Raises:
       MalformedBytes: as `exchanged_key`.
     """
-    first, second = sorted(names)
-    return exchanged_key(key, peer_key, join(TAG + b" pair", context, first.encode(), second.encode()))
+    return exchanged_key(key, peer, join(TAG + b" pair", context) + join_names(names))
 
 
 def own_key(seed: bytes, context: bytes) -> bytes:
@@ -49,11 +47,15 @@ def own_key(seed: bytes, context: bytes) -> bytes:
 
 
 def seed_check(seed: bytes) -> bytes:
-    """What a node publishes of its seed, so that a seed put together from wrong shares is found out.
+    """16 public bytes by which a seed that was put together from wrong shares is found out.
 
-    Its value and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
+    The check and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
     """
     return _derived(seed, TAG + b" check", CHECK_BYTES)
+
+
+def _derived(secret: bytes, info: bytes, size: int) -> bytes:
+    return HKDF(SHA256(), size, None, info).derive(secret)
 
 
 def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
@@ -68,7 +70,3 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
         part = total[start : start + _CHUNK]
         cipher.update_into(memoryview(zeros)[: 4 * len(part)], stream)
         change(part, np.frombuffer(stream, dtype="<u4", count=len(part)), out=part)
-
-
-def _derived(secret: bytes, info: bytes, size: int) -> bytes:
-    return HKDF(SHA256(), size, None, info).derive(secret)

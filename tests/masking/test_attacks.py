@@ -9,12 +9,11 @@ import pytest
 
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.identity import Identity
-from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.signed_keys import Place, read_keys, sign_keys
-from discreet.masking.store import FolderStore, MemoryStore
+from discreet.masking.signed_keys import place_of, read_keys, sign_keys
+from discreet.masking.store import FolderStore
 from discreet.masking.wire import Part, Stage, join_named, read_request, split_named, write_request
-from tests.masking.federation import Federation, altered, body_of, federation, lists, terms_of
+from tests.masking.federation import Federation, MemoryStore, altered, body_of, federation, lists, terms_of
 
 NAMES = tuple(f"node-{number:02d}" for number in range(5))
 ME = NAMES[1]
@@ -125,8 +124,7 @@ def test_no_stage_is_answered_twice_after_a_restart(tmp_path: Path, stage: Stage
     ours = federation(terms_of(3), store=lambda name: FolderStore(tmp_path / name))
     request = ours.until(stage).requests[ME]
     ours.answer(ME, request)
-    party = ours.nodes[ME]._party
-    ours.nodes[ME] = MaskingNode(party.identity, party.directory, ours.terms, FolderStore(tmp_path / ME))
+    ours.nodes[ME] = replace(ours.nodes[ME], store=FolderStore(tmp_path / ME))
     refuses(ours, request, "answered|round 1 is over|has begun already")
 
 
@@ -173,7 +171,8 @@ def test_an_attempt_can_not_be_begun_again_after_another_one(ours: Federation) -
 def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federation) -> None:
     request = ours.until(Stage.SHARES).requests[ME]
     terms, (part,) = read_request(request)
-    forged = sign_keys(Identity.generate(NAMES[3]), Place(terms, 1, part.attempt), (bytes(31) + b"\t",) * 2, bytes(16))
+    other, public = Identity.generate(NAMES[3]), (bytes(31) + b"\t",) * 2
+    forged = sign_keys(other, ours.nodes[ME].directory, place_of(terms, part), (*public, bytes(16)))
     keys = split_named(part.body) | {NAMES[3]: forged.encode()}
     refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
 
@@ -259,9 +258,7 @@ def test_a_stage_can_not_be_skipped(ours: Federation) -> None:
 
 
 def test_a_node_of_another_run_has_no_state_of_this_one(ours: Federation) -> None:
-    other = replace(ours.terms, run="f" * 32)
-    party = ours.nodes[ME]._party
-    ours.nodes[ME] = MaskingNode(party.identity, party.directory, other, ours.nodes[ME]._store)
+    ours.nodes[ME] = replace(ours.nodes[ME], terms=replace(ours.terms, run="f" * 32))
     refuses(ours, ours.until(Stage.KEYS).requests[ME], "other terms: run is")
 
 
@@ -276,8 +273,8 @@ def test_attempts_without_end_are_refused(ours: Federation) -> None:
 
 def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse(ours: Federation) -> None:
     exchange = ours.until(Stage.KEYS)
-    party, louder = ours.nodes[NAMES[3]]._party, replace(ours.terms, variance=100)
-    told_otherwise = MaskingNode(party.identity, party.directory, louder, MemoryStore())
+    louder = replace(ours.terms, variance=100)
+    told_otherwise = replace(ours.nodes[NAMES[3]], terms=louder, store=MemoryStore())
     _, parts = read_request(exchange.requests[NAMES[3]])
     others = {name: body_of(ours.answer(name, exchange.requests[name])) for name in NAMES if name != NAMES[3]}
     forged = told_otherwise.answer(write_request(louder, parts), lambda: ours.vectors[ME], lambda: None)

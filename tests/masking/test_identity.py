@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from discreet.deployment.certificates import make_node
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
-from discreet.masking.store import MemoryStore
-from tests.masking.federation import identities, terms_of
+from tests.masking.federation import MemoryStore, identities, terms_of
 
 
 def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:

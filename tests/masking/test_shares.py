@@ -8,7 +8,7 @@ import os
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from discreet.masking.agreement import Abandoned, MalformedReply, MaskingRefused
+from discreet.masking.agreement import Abandoned, MaskingRefused
 from discreet.masking.masks import seed_check
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.shares import combine, route, seal, split_secret, unseal
@@ -84,7 +84,7 @@ def test_a_share_of_another_size_is_malformed() -> None:
     exchange = ours.until(Stage.UNMASK)
     (part,) = read_reply(ours.answer("node-00", exchange.requests["node-00"]))
     given = dict.fromkeys(split_named(part.body), bytes(17))
-    with pytest.raises(MalformedReply, match="share of another size"):
+    with pytest.raises(MalformedBytes, match="share of another size"):
         exchange.take("node-00", write_reply([part.answered(join_named(given))]))
 
 
@@ -94,7 +94,7 @@ def test_a_public_key_with_which_every_exchange_gives_zero_is_refused_by_the_ser
     (part,) = read_reply(ours.answer("node-00", exchange.requests["node-00"]))
     keys = read_keys(part.body)
     zero = type(keys)(bytes(32), keys.masking, keys.check, keys.signature)
-    with pytest.raises(MalformedReply, match="public key that can't be used"):
+    with pytest.raises(MalformedBytes, match="public key that can't be used"):
         exchange.take("node-00", write_reply([part.answered(zero.encode())]))
 
 

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.attempts import NodeState, read_state
-from discreet.masking.store import FolderStore
+from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import MalformedBytes, Stage, digest
 from tests.masking.federation import RUN, Federation, federation, terms_of
 

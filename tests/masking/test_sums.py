@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from discreet.masking.server import Exchange
 from discreet.masking.signed_keys import read_keys
-from discreet.masking.wire import Stage, contents
+from discreet.masking.wire import Stage, read_request
 from tests.masking.federation import body_of, federation, terms_of
 
 
@@ -51,6 +51,5 @@ def test_every_attempt_has_fresh_keys_and_a_fresh_seed() -> None:
 
 def test_what_a_request_asks_for_can_be_read_by_who_carries_it() -> None:
     ours = federation(terms_of(3))
-    request = ours.until(Stage.MASKED).requests["node-02"]
-    assert contents(request).stages == ((Stage.MASKED, 1),)
-    assert contents(request).terms == ours.terms
+    terms, (part,) = read_request(ours.until(Stage.MASKED).requests["node-02"])
+    assert (terms, part.stage, part.round) == (ours.terms, Stage.MASKED, 1)

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.masking.agreement import MalformedReply, MaskingRefused
-from discreet.masking.packing import pack, packed_size, unpack
+from discreet.masking.agreement import MaskingRefused
 from discreet.masking.wire import (
     MalformedBytes,
     Stage,
     join,
     join_named,
     join_names,
+    pack,
+    packed_size,
     read_reply,
     read_request,
     split,
     split_named,
     split_names,
+    unpack,
     write_request,
 )
 from tests.masking.federation import federation, terms_of
@@ -80,7 +82,7 @@ def test_a_malformed_reply_is_malformed_at_every_stage(data: st.DataObject) -> N
     ours = federation(TERMS)
     exchange = ours.until(stage)
     reply = bytearray(ours.answer("node-00", exchange.requests["node-00"]))
-    with pytest.raises(MalformedReply):
+    with pytest.raises(MalformedBytes):
         exchange.take("node-00", bytes(reply[: data.draw(PLACE) % len(reply)]))
 
 
@@ -90,7 +92,7 @@ def test_a_second_reply_and_one_of_a_stranger_are_malformed() -> None:
     reply = ours.answer("node-00", exchange.requests["node-00"])
     exchange.take("node-00", reply)
     for name in ("node-00", "node-99"):
-        with pytest.raises(MalformedReply, match="was not asked, or has answered"):
+        with pytest.raises(MalformedBytes, match="was not asked, or has answered"):
             exchange.take(name, reply)
 
 
@@ -98,7 +100,7 @@ def test_the_reply_to_another_request_is_malformed() -> None:
     ours = federation(TERMS)
     old = ours.until(Stage.KEYS)
     reply = ours.answer("node-00", old.requests["node-00"])
-    with pytest.raises(MalformedReply, match="another request"):
+    with pytest.raises(MalformedBytes, match="another request"):
         ours.until(Stage.SHARES).take("node-00", reply)
 
 

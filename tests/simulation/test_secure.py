@@ -27,10 +27,10 @@ from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.store import MemoryStore
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings import client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
+from tests.masking.federation import MemoryStore
 
 NODES, DROPOUTS = 5, 1
 BASE = (
