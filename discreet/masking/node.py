@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from discreet.masking.agreement import MaskingRefused, Terms
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, own_key, pair_key, seed_check
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
 from discreet.masking.shares import route, seal, split_secret, unseal
 from discreet.masking.signed_keys import (
-    SignedKeys,
     context_of_keys,
     context_of_vectors,
     is_signed,
@@ -34,8 +32,8 @@ from discreet.masking.wire import (
     MalformedBytes,
     Part,
     Stage,
-    Words,
     digest,
+    join,
     join_named,
     pack,
     read_request,
@@ -47,6 +45,8 @@ from discreet.masking.wire import (
 
 MOST_ATTEMPTS = 100
 Answer = tuple[NodeState, bytes]
+Vector = Callable[[], NDArray[np.int64]]
+Release = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,7 @@ class MaskingNode:
         """The digest of all that decides a sum before it is asked for: the terms, and who is who."""
         return digest(self.terms.encode(), self.directory.digest)
 
-    def answer(
-        self,
-        request: bytes,
-        vector: Callable[[], NDArray[np.int64]],
-        release: Callable[[], None],
-        *,
-        asked: bytes = b"",
-    ) -> bytes:
+    def answer(self, request: bytes, vector: Vector, release: Release, *, asked: bytes = b"") -> bytes:
         """The reply to a request, once.
 
         Args:
@@ -149,50 +142,42 @@ class MaskingNode:
         """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one before."""
         _check_open(state, part)
         if part.attempt in state.begun:
-            raise MaskingRefused(
-                f"this attempt at round {part.round} has begun already, and each stage is answered once"
-            )
+            raise MaskingRefused(f"this attempt at round {part.round} has begun already")
         if len(state.begun) >= MOST_ATTEMPTS:
             raise MaskingRefused(f"{MOST_ATTEMPTS} attempts have begun since the last sum")
         if part.body:
             raise MalformedBytes("a request for keys says nothing but its round")
-        sealing, masking, seed = X25519PrivateKey.generate(), X25519PrivateKey.generate(), os.urandom(SEED_BYTES)
-        public = (sealing.public_key().public_bytes_raw(), masking.public_key().public_bytes_raw(), seed_check(seed))
-        signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public).encode()
-        secrets = sealing.private_bytes_raw() + masking.private_bytes_raw() + seed
+        secrets = os.urandom(2 * KEY_BYTES + SEED_BYTES)
+        sealing, masking, seed = _split(secrets)
+        public = (public_key(sealing), public_key(masking), seed_check(seed))
+        signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public)
         keys = {self.identity.name: signed}
-        return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)), signed
+        return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)), join(*signed)
 
     def _shares(self, state: NodeState, part: Part) -> Answer:
         """A share of this node's seed and mask key for each other node, sealed for it."""
         attempt, me, place = self._held(state, part), self.identity.name, place_of(self.terms, part)
-        keys = split_named(part.body)
-        signed = {name: read_keys(value) for name, value in keys.items()}
+        sent = split_named(part.body)
+        keys = {name: read_keys(value) for name, value in sent.items()}
         if strangers := [name for name in keys if name not in self.directory.keys]:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
         if keys.get(me) != attempt.keys[me]:
             raise MaskingRefused("the keys that are said to be this node's are not those that it made for this attempt")
         self._check_enough(keys, "take part")
-        _check_signed(signed, self.directory, place)
-        context = context_of_keys(place, keys)
-        sealing, masking, seed = _secrets(attempt)
-        key = X25519PrivateKey.from_private_bytes(sealing)
+        for name in keys:
+            if not is_signed(keys[name], name, directory=self.directory, place=place):
+                raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
+        context = context_of_keys(place, sent)
+        sealing, masking, seed = _split(attempt.secrets)
         shares = split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
         mine, sealed = dict(zip(self.directory.names, shares, strict=True)), {}
         for name in keys.keys() - {me}:
             with _naming(name):
-                sealed[name] = seal(mine[name], key, signed[name].sealing, bound=route(context, me, name))
+                sealed[name] = seal(mine[name], sealing, keys[name].sealing, bound=route(context, me, name))
         attempt = replace(attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]})
         return state.with_attempt(attempt), join_named(sealed)
 
-    def _masked(
-        self,
-        state: NodeState,
-        part: Part,
-        vector: Callable[[], NDArray[np.int64]],
-        release: Callable[[], None],
-        asked: bytes,
-    ) -> Answer:
+    def _masked(self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes) -> Answer:
         """The vector behind its masks. Its release is paid for before it leaves, once a round, or once for each price.
 
         From here on other nodes can open it, whatever this node does. At most one attempt at a round can be opened: it
@@ -208,10 +193,14 @@ class MaskingNode:
         price = digest(self.terms.encode(), asked)
         if (part.round, price) != (state.charged, state.price):
             release()
-        attempt = replace(attempt, context=context_of_vectors(attempt.context, asked), shares=shares)
-        words = self._with_masks(values.astype(np.uint32), attempt)
+        words, context = values.astype(np.uint32), context_of_vectors(attempt.context, asked)
+        _, masking, seed = _split(attempt.secrets)
+        add_mask(words, own_key(seed, context), subtract=False)
+        peers = {name: attempt.keys[name].masking for name in shares if name != self.identity.name}
+        add_pair_masks(words, masking, self.identity.name, peers, context=context)
+        attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
         state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
-        return state.with_attempt(replace(attempt, stage=Stage.MASKED, secrets=b"")), pack(words, self.terms.bits)
+        return state.with_attempt(attempt), pack(words, self.terms.bits)
 
     def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares are opened before anything is masked.
@@ -220,25 +209,16 @@ class MaskingNode:
         would have other masks than the rest: so it refuses, and says whose shares they are.
         """
         me, opened = self.identity.name, {}
-        key = X25519PrivateKey.from_private_bytes(_secrets(attempt)[0])
+        sealing, _, _ = _split(attempt.secrets)
         for name, data in sealed.items():
             if name not in attempt.keys or name == me:
                 raise MaskingRefused(f"shares of {name!r}, which is not among the others in this attempt")
             with _naming(name):
-                peer = read_keys(attempt.keys[name]).sealing
-                opened[name] = unseal(data, key, peer, bound=route(attempt.context, name, me))
+                bound = route(attempt.context, name, me)
+                opened[name] = unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
             if len(opened[name]) != SEED_BYTES + KEY_BYTES:
                 raise MaskingRefused(f"the shares of {name!r} have another size than shares have")
         return opened
-
-    def _with_masks(self, words: Words, attempt: Attempt) -> Words:
-        _, masking, seed = _secrets(attempt)
-        me, key, context = self.identity.name, X25519PrivateKey.from_private_bytes(masking), attempt.context
-        add_mask(words, own_key(seed, context), subtract=False)
-        for peer in attempt.shares.keys() - {me}:
-            shared = pair_key(key, read_keys(attempt.keys[peer]).masking, context=context, names=(me, peer))
-            add_mask(words, shared, subtract=me > peer)
-        return words
 
     def _confirm(self, state: NodeState, part: Part) -> Answer:
         """A signature of who is in the sum and who is not: one pair of lists for an attempt."""
@@ -250,9 +230,7 @@ class MaskingNode:
 
     def _check_lists(self, attempt: Attempt, alive: tuple[str, ...], gone: tuple[str, ...]) -> None:
         if both := set(alive) & set(gone):
-            raise MaskingRefused(
-                f"{min(both)!r} is in both lists: its seed and its mask key together would show its vector"
-            )
+            raise MaskingRefused(f"{min(both)!r} is in both lists: its seed and mask key together show its vector")
         if set(alive) | set(gone) != set(attempt.shares):
             raise MaskingRefused("the lists are not, together, the nodes whose shares this node was given")
         if self.identity.name not in alive:
@@ -289,19 +267,13 @@ class MaskingNode:
         _check_open(state, part)
         attempt, before = state.attempts.get(part.round), Stage(part.stage - 1)
         if attempt is None or attempt.attempt != part.attempt:
-            raise MaskingRefused(
-                f"this node takes no part in this attempt at round {part.round}: it ended, or never began"
-            )
+            raise MaskingRefused(f"no part in this attempt at round {part.round}: it ended, or never began")
         if attempt.agreed != self.agreed:
-            raise MaskingRefused(
-                "this node signed its keys for this attempt with other terms, or another list of peers"
-            )
+            raise MaskingRefused("it signed its keys for this attempt with other terms, or another list of peers")
         if attempt.stage >= part.stage:
             raise MaskingRefused(f"the stage {part.stage.name} of this attempt is answered, and each is answered once")
         if attempt.stage != before:
-            raise MaskingRefused(
-                f"the stage {part.stage.name} comes after {before.name}, not after {attempt.stage.name}"
-            )
+            raise MaskingRefused(f"{part.stage.name} comes after {before.name}, not after {attempt.stage.name}")
         return attempt
 
 
@@ -310,16 +282,9 @@ def _check_open(state: NodeState, part: Part) -> None:
         raise MaskingRefused(f"round {part.round} is over for this node, which takes part in rising order only")
 
 
-def _check_signed(signed: Mapping[str, SignedKeys], directory: Directory, place: bytes) -> None:
-    for name, keys in signed.items():
-        if not is_signed(keys, name, directory=directory, place=place):
-            raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
-
-
-def _secrets(attempt: Attempt) -> tuple[bytes, bytes, bytes]:
+def _split(secrets: bytes) -> tuple[bytes, bytes, bytes]:
     """The private keys for shares and for masks, and the seed."""
-    found = attempt.secrets
-    return found[:KEY_BYTES], found[KEY_BYTES : 2 * KEY_BYTES], found[2 * KEY_BYTES :]
+    return secrets[:KEY_BYTES], secrets[KEY_BYTES : 2 * KEY_BYTES], secrets[2 * KEY_BYTES :]
 
 
 @contextmanager

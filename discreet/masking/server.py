@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from discreet.masking.agreement import Abandoned, Terms
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, exchanged_key, own_key, pair_key, seed_check
+from discreet.masking.masks import (
+    KEY_BYTES,
+    SEED_BYTES,
+    add_mask,
+    add_pair_masks,
+    exchanged_key,
+    own_key,
+    public_key,
+    seed_check,
+)
 from discreet.masking.shares import combine
-from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, place_of, read_keys
+from discreet.masking.signed_keys import context_of_keys, context_of_vectors, place_of, read_keys
 from discreet.masking.wire import (
     ATTEMPT_BYTES,
     MalformedBytes,
@@ -103,7 +111,9 @@ class Collected:
         """
         match self.stage:
             case Stage.KEYS:
-                _check_usable(read_keys(body))
+                keys = read_keys(body)
+                for public in (keys.sealing, keys.masking):
+                    exchanged_key(os.urandom(KEY_BYTES), public, b"")  # refuses one that gives zero
                 self.keys[name] = body
             case Stage.SHARES:
                 self.sealed[name] = _complete(split_named(body), self.keys.keys() - {name})
@@ -141,48 +151,33 @@ class Collected:
           Abandoned: the shares do not fit together: a node sent wrong ones.
         """
         signed = {name: read_keys(value) for name, value in self.keys.items()}
+        peers = {name: signed[name].masking for name in self.alive}
         place = place_of(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
         for name in self.alive:
-            add_mask(self.total, own_key(self._seed(name, signed[name]), context), subtract=True)
+            seed = self._secret(name, seed_check, signed[name].check)
+            add_mask(self.total, own_key(seed, context), subtract=True)
         for name in self.gone:
-            key = self._mask_key(name, signed[name])
-            for peer in self.alive:
-                shared = pair_key(key, signed[peer].masking, context=context, names=(name, peer))
-                add_mask(self.total, shared, subtract=peer < name)
+            masking = self._secret(name, public_key, signed[name].masking)
+            add_pair_masks(self.total, masking, name, peers, context=context)  # as if it had sent a vector of zeros
         total = self.total & np.uint32((1 << self.terms.bits) - 1)
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
 
-    def _seed(self, name: str, signed: SignedKeys) -> bytes:
-        for seed in self._candidates(name):
-            if seed_check(seed) == signed.check:
-                return seed
-        raise Abandoned(f"the shares of the seed of {name!r} do not fit together: a node gave wrong ones")
-
-    def _mask_key(self, name: str, signed: SignedKeys) -> X25519PrivateKey:
-        for secret in self._candidates(name):
-            key = X25519PrivateKey.from_private_bytes(secret)
-            if key.public_key().public_bytes_raw() == signed.masking:
-                return key
-        raise Abandoned(f"the shares of the mask key of {name!r} do not fit together: a node gave wrong ones")
-
-    def _candidates(self, name: str) -> Iterator[bytes]:
-        """The secret from t neighbours among the givers, for each run of t: a wrong share is outside some run."""
+    def _secret(self, name: str, public: Callable[[bytes], bytes], published: bytes) -> bytes:
+        """A node's seed or mask key from t neighbours among the givers: a wrong share is outside some run of t."""
         shares = [(self.names.index(giver) + 1, given[name]) for giver, given in sorted(self.given.items())]
-        turned = (shares[start:] + shares[:start] for start in range(len(shares)))
-        return (combine(dict(turn[: self.terms.threshold])) for turn in turned)
+        for start in range(len(shares)):
+            turned = shares[start:] + shares[:start]
+            secret = combine(dict(turned[: self.terms.threshold]))
+            if public(secret) == published:
+                return secret
+        raise Abandoned(f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones")
 
 
 def _complete(given: dict[str, bytes], names: Collection[str]) -> dict[str, bytes]:
     if given.keys() != set(names):
         raise MalformedBytes("shares of others than those who take part")
     return given
-
-
-def _check_usable(keys: SignedKeys) -> None:
-    probe = X25519PrivateKey.generate()
-    for public in (keys.sealing, keys.masking):
-        exchanged_key(probe, public, b"")
 
 
 class Exchange:
@@ -262,7 +257,7 @@ class MaskingServer:
     """
 
     terms: Terms
-    names: Iterable[str]
+    names: tuple[str, ...]
     ready: Sequence[Collected] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -284,6 +279,6 @@ class MaskingServer:
         if then is not None and then <= round:
             raise ValueError(f"then must be a round after {round} (got {then})")
         ready, self.ready = [each for each in self.ready if each.round == round], ()
-        now = ready[0] if ready else Collected(self.terms, tuple(self.names), round)
+        now = ready[0] if ready else Collected(self.terms, self.names, round)
         now.asked = asked
         return Exchange(self, (now,), then)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from discreet.masking.masks import exchanged_key
@@ -38,24 +37,24 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     )
 
 
-def seal(plain: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
+def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then ciphertext and tag.
 
     Raises:
       MalformedBytes: `peer` is no public key that can be used.
     """
     nonce = os.urandom(_NONCE)
-    return nonce + AESGCM(exchanged_key(key, peer, bound)).encrypt(nonce, plain, bound)
+    return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
 
 
-def unseal(data: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
+def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """Inverse of `seal`.
 
     Raises:
       MalformedBytes: other bytes, another key, or another `bound`.
     """
     try:
-        return AESGCM(exchanged_key(key, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
+        return AESGCM(exchanged_key(private, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
     except (InvalidTag, ValueError) as error:
         raise MalformedBytes("shares that can't be opened") from error
 

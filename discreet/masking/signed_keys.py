@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
@@ -11,9 +11,8 @@ from discreet.masking.masks import CHECK_BYTES, KEY_BYTES
 from discreet.masking.wire import TAG, MalformedBytes, Part, digest, join, join_named, join_names, round_bytes, split
 
 
-@dataclass(frozen=True)
-class SignedKeys:
-    """The public keys of a node for one attempt.
+class SignedKeys(NamedTuple):
+    """The public keys of a node for one attempt; they travel as `join` has it.
 
     Attributes:
       sealing, masking: X25519 public keys, for shares on their way and for masks.
@@ -26,10 +25,6 @@ class SignedKeys:
     check: bytes
     signature: bytes
 
-    def encode(self) -> bytes:
-        """In bytes; `read_keys` is the way back."""
-        return join(self.sealing, self.masking, self.check, self.signature)
-
 
 def sign_keys(identity: Identity, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> SignedKeys:
     """Signs `values`: the public keys for shares and for masks, and the seed's check."""
@@ -38,8 +33,7 @@ def sign_keys(identity: Identity, directory: Directory, place: bytes, values: tu
 
 def is_signed(keys: SignedKeys, name: str, *, directory: Directory, place: bytes) -> bool:
     """True if `name` signed these keys for this place and list of peers with its key in this list."""
-    values = keys.sealing, keys.masking, keys.check
-    return directory.verify(name, keys.signature, _message(name, directory, place, values))
+    return directory.verify(name, keys.signature, _message(name, directory, place, keys[:3]))
 
 
 def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> bytes:
@@ -47,7 +41,7 @@ def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes,
 
 
 def read_keys(data: bytes) -> SignedKeys:
-    """Inverse of `SignedKeys.encode`; the signature is not checked.
+    """Signed keys as they travelled; the signature is not checked.
 
     Raises:
       MalformedBytes: the keys have other sizes.

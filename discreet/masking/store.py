@@ -7,29 +7,21 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES
-from discreet.masking.wire import (
-    MOST_ROUND,
-    MalformedBytes,
-    Stage,
-    join,
-    join_named,
-    join_names,
-    round_bytes,
-    split,
-    split_named,
-    split_names,
-)
+from discreet.masking.signed_keys import SignedKeys
+from discreet.masking.wire import MOST_ROUND, MalformedBytes, Stage
 
-_SECRET_BYTES = 2 * KEY_BYTES + SEED_BYTES
 _CHECK_BYTES = 32
+_FORM = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", hide_input_in_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_FORM)
 class Attempt:
     """One attempt at one round, as far as this node has come.
 
@@ -37,7 +29,7 @@ class Attempt:
       round, attempt: its names.
       stage: the last one that was answered.
       secrets: the private keys for shares and for masks, and the seed; empty once the masked vector has been made.
-      keys: of each node that takes part, its signed public keys, as the server sent them.
+      keys: of each node that takes part, its signed public keys.
       agreed: the digest of the terms and the list of peers that this node's keys were signed for.
       context: the digest of the terms, the round, the attempt and all these keys; once the masked vector has been made
         also of what it was asked for.
@@ -49,20 +41,14 @@ class Attempt:
     attempt: bytes
     stage: Stage
     secrets: bytes = field(repr=False)
-    keys: Mapping[str, bytes]
+    keys: Mapping[str, SignedKeys]
     agreed: bytes
     context: bytes = b""
     shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     alive: tuple[str, ...] = ()
 
-    def encode(self) -> bytes:
-        """The attempt in bytes."""
-        place = (bytes([self.stage]), round_bytes(self.round), self.attempt)
-        known = (self.secrets, join_named(self.keys), self.agreed, self.context)
-        return join(*place, *known, join_named(self.shares), join_names(self.alive))
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_FORM)
 class NodeState:
     """A node's memory of a run: closed rounds, the last round it charged, and at most two attempts that go on.
 
@@ -97,12 +83,11 @@ class NodeState:
         return replace(self, closed=max(self.closed, number), attempts=kept, begun=begun)
 
     def encode(self) -> bytes:
-        """The state in bytes; `read_state` is the way back."""
-        numbers = (round_bytes(self.closed + 1), round_bytes(self.charged + 1))
-        begun = join(*(each for name, number in self.begun.items() for each in (name, round_bytes(number))))
-        return join(*numbers, self.price, begun, *(self.attempts[number].encode() for number in sorted(self.attempts)))
+        """The state as JSON; `read_state` is the way back."""
+        return _STATE.dump_json(self)
 
 
+_STATE = TypeAdapter(NodeState)
 OVER = NodeState(closed=MOST_ROUND).encode()  # of a run of which nothing is answered any more
 
 
@@ -112,22 +97,10 @@ def read_state(data: bytes) -> NodeState:
     Raises:
       MalformedBytes: it is damaged.
     """
-    fields = split(data)
-    if len(fields) < 4:
-        raise MalformedBytes("a state without its rounds")
-    closed, charged = (int.from_bytes(value, "big") - 1 for value in fields[:2])
-    names = split(fields[3])
-    begun = {name: int.from_bytes(number, "big") for name, number in zip(names[::2], names[1::2], strict=True)}
-    attempts = [_read_attempt(value) for value in fields[4:]]
-    return NodeState(closed, charged, fields[2], {attempt.round: attempt for attempt in attempts}, begun)
-
-
-def _read_attempt(data: bytes) -> Attempt:
-    stage, number, attempt, secrets, keys, agreed, context, shares, alive = split(data, 9)
-    if stage not in {bytes([each]) for each in Stage} or len(secrets) not in (0, _SECRET_BYTES):
-        raise MalformedBytes("an attempt that can't be")
-    begun = int.from_bytes(number, "big"), attempt, Stage(stage[0]), secrets
-    return Attempt(*begun, split_named(keys), agreed, context, split_named(shares), split_names(alive))
+    try:
+        return _STATE.validate_json(data)
+    except ValidationError as error:
+        raise MalformedBytes("the state of this run") from error
 
 
 @dataclass(frozen=True)

@@ -108,17 +108,13 @@ def split_named(data: bytes) -> dict[str, bytes]:
 
 
 def _names(fields: list[bytes]) -> tuple[str, ...]:
-    names = tuple(_text(field) for field in fields)
+    try:
+        names = tuple(field.decode() for field in fields)
+    except UnicodeDecodeError as error:
+        raise MalformedBytes("a name that is no text") from error
     if any(first >= second for first, second in itertools.pairwise(names)) or "" in names:
         raise MalformedBytes("names that are not in ascending order, each once")
     return names
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedBytes("a name that is no text") from error
 
 
 def write_request(terms: Terms, parts: Sequence[Part]) -> bytes:
@@ -161,7 +157,7 @@ def _tagged(data: bytes, kind: bytes) -> list[bytes]:
 
 def _read_terms(data: bytes) -> Terms:
     try:
-        run, *numbers, settings = _text(data).split(" ")
+        run, *numbers, settings = data.decode().split(" ")
         terms = Terms(run, *(int(number) for number in numbers), settings=settings)
     except (TypeError, ValueError) as error:
         raise MalformedBytes(f"terms that can't be: {error}") from error
@@ -201,28 +197,19 @@ def pack(words: Words, bits: int) -> bytes:
     return b"".join(plane.tobytes() for plane in planes)
 
 
-def packed_size(length: int, bits: int) -> int:
-    """The number of bytes that `pack` makes of `length` words.
-
-    >>> packed_size(1_000_000, 20), packed_size(3, 17)
-    (2500000, 7)
-    """
-    return bits // 8 * length + bits % 8 * ((length + 7) // 8)
-
-
 def unpack(data: bytes, *, length: int, bits: int) -> Words:
     """Inverse of `pack`, modulo 2^bits, shape (length,).
 
     Raises:
       MalformedBytes: another number of bytes, or bits set behind the last value.
     """
-    if len(data) != packed_size(length, bits):
-        raise MalformedBytes(f"{len(data)} bytes in place of {packed_size(length, bits)}")
+    whole, single, row = bits // 8, bits % 8, (length + 7) // 8
+    if len(data) != whole * length + single * row:
+        raise MalformedBytes(f"{len(data)} bytes in place of {whole * length + single * row}")
     words, source = np.zeros(length, dtype=np.uint32), np.frombuffer(data, dtype=np.uint8)
-    whole, single = bits // 8, bits % 8
     for place, plane in enumerate(source[: whole * length].reshape(whole, length)):
         words |= plane.astype(np.uint32) << np.uint32(8 * place)
-    for place, plane in enumerate(source[whole * length :].reshape(single, (length + 7) // 8), start=8 * whole):
+    for place, plane in enumerate(source[whole * length :].reshape(single, row), start=8 * whole):
         values = np.unpackbits(plane)
         if values[length:].any():
             raise MalformedBytes("bits are set behind the last value")

@@ -12,7 +12,7 @@ from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.signed_keys import place_of, read_keys, sign_keys
 from discreet.masking.store import FolderStore
-from discreet.masking.wire import Part, Stage, join_named, read_request, split_named, write_request
+from discreet.masking.wire import Part, Stage, join, join_named, read_request, split_named, write_request
 from tests.masking.federation import Federation, MemoryStore, altered, body_of, federation, lists, terms_of
 
 NAMES = tuple(f"node-{number:02d}" for number in range(5))
@@ -173,7 +173,7 @@ def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federat
     terms, (part,) = read_request(request)
     other, public = Identity.generate(NAMES[3]), (bytes(31) + b"\t",) * 2
     forged = sign_keys(other, ours.nodes[ME].directory, place_of(terms, part), (*public, bytes(16)))
-    keys = split_named(part.body) | {NAMES[3]: forged.encode()}
+    keys = split_named(part.body) | {NAMES[3]: join(*forged)}
     refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
 
 
@@ -183,7 +183,7 @@ def test_a_key_that_was_swapped_under_a_true_signature_is_found_out(ours: Federa
     keys = split_named(body_of(request))
     true = read_keys(keys[NAMES[3]])
     other = getattr(read_keys(keys[NAMES[2]]), which)
-    keys[NAMES[3]] = replace(true, **{which: other}).encode()
+    keys[NAMES[3]] = join(*true._replace(**{which: other}))
     refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
 
 

@@ -85,4 +85,4 @@ def test_a_list_of_another_length_than_the_runs_number_of_nodes_is_refused() -> 
 
 
 def test_no_private_key_is_shown() -> None:
-    assert repr(Identity.generate("one")) == "Identity('one')"
+    assert repr(Identity.generate("one")) == "Identity(name='one')"
