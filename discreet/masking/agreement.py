@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field
 
 
 class MaskingRefused(Exception):
@@ -12,15 +12,6 @@ class MaskingRefused(Exception):
 
 class Abandoned(Exception):
     """Too few nodes are left, so that nobody can read the sum. The message says at which stage."""
-
-
-def default_threshold(nodes: int, colluding: int) -> int:
-    """The least t with 2t > n + c: two sets of t nodes then have an honest one in common.
-
-    >>> default_threshold(10, 1), default_threshold(3, 0)
-    (6, 2)
-    """
-    return (nodes + colluding) // 2 + 1
 
 
 @dataclass(frozen=True)
@@ -32,8 +23,8 @@ class Terms:
       nodes: n, the number of nodes that take part, from 3 to 100.
       dropouts: d, the number of them that may be gone when a sum is read.
       colluding: c, the number of nodes that may tell the server, or each other, all that they know.
-      threshold: t, the number of nodes whose shares open a secret: n + c < 2t, so that the server can't gather shares
-        for two different lists of survivors, and t <= n - d, so that d may be gone.
+      threshold: t, the number of nodes whose shares open a secret: n + c < 2t, so that two sets of t nodes have an
+        honest one in common and the server can't gather shares for two lists of survivors, and t <= n - d.
       bits: k, sums are modulo 2^k, from 16 to 32.
       length: of each vector, at most 2^31.
       variance: of the noise that each node adds in each place, as an integer of at most 2^64; 0 if none. Nodes sign it,
@@ -62,7 +53,7 @@ class Terms:
         self._check("nodes", 3, 100)
         self._check("dropouts", 0, self.nodes - 1)
         self._check("colluding", 0, self.nodes - 1 - self.dropouts)
-        self._check("threshold", default_threshold(self.nodes, self.colluding), self.survivors)
+        self._check("threshold", (self.nodes + self.colluding) // 2 + 1, self.survivors)
         self._check("bits", 16, 32)
         self._check("length", 1, 2**31)
         self._check("variance", 0, 2**64)
@@ -88,8 +79,8 @@ class Terms:
 
     def difference(self, other: Terms) -> str | None:
         """The first field in which `other` differs, with both values; None if all are equal."""
-        for name in (each.name for each in fields(self)):
-            mine, theirs = getattr(self, name), getattr(other, name)
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
             if mine != theirs:
                 return f"{name} is {theirs} in the request and {mine} here"
         return None

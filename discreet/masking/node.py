@@ -7,13 +7,13 @@ signed keys (`signed_keys.context_of_keys`), survivors are signed with those who
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.masking import wire
 from discreet.masking.agreement import MaskingRefused, Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
@@ -23,25 +23,12 @@ from discreet.masking.signed_keys import (
     context_of_vectors,
     is_signed,
     place_of,
-    read_keys,
     sign_keys,
+    split_keys,
     survivors_message,
 )
 from discreet.masking.store import Attempt, FolderStore, NodeState, read_state
-from discreet.masking.wire import (
-    MalformedBytes,
-    Part,
-    Stage,
-    digest,
-    join,
-    join_named,
-    pack,
-    read_request,
-    split,
-    split_named,
-    split_names,
-    write_reply,
-)
+from discreet.masking.wire import MalformedBytes, Part, Stage
 
 MOST_ATTEMPTS = 100
 Answer = tuple[NodeState, bytes]
@@ -83,7 +70,7 @@ class MaskingNode:
     @property
     def agreed(self) -> bytes:
         """The digest of all that decides a sum before it is asked for: the terms, and who is who."""
-        return digest(self.terms.encode(), self.directory.digest)
+        return wire.digest(self.terms.encode(), self.directory.digest)
 
     def answer(self, request: bytes, vector: Vector, release: Release, *, asked: bytes = b"") -> bytes:
         """The reply to a request, once.
@@ -126,10 +113,10 @@ class MaskingNode:
                 self.store.save(self.terms.run, state.encode())  # before the reply leaves: it is never given again
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
-        return write_reply(replies)
+        return wire.write_reply(replies)
 
     def _parts(self, request: bytes) -> tuple[Part, ...]:
-        terms, parts = read_request(request)
+        terms, parts = wire.read_request(request)
         if difference := self.terms.difference(terms):
             raise MaskingRefused(f"other terms: {difference}")
         if len(parts) not in (1, 2) or len({part.round for part in parts}) != len(parts):
@@ -152,13 +139,13 @@ class MaskingNode:
         public = (public_key(sealing), public_key(masking), seed_check(seed))
         signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public)
         keys = {self.identity.name: signed}
-        return state.begin(Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)), join(*signed)
+        attempt = Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)
+        return state.begin(attempt), wire.join(*signed)
 
     def _shares(self, state: NodeState, part: Part) -> Answer:
         """A share of this node's seed and mask key for each other node, sealed for it."""
         attempt, me, place = self._held(state, part), self.identity.name, place_of(self.terms, part)
-        sent = split_named(part.body)
-        keys = {name: read_keys(value) for name, value in sent.items()}
+        keys = split_keys(part.body)
         if strangers := [name for name in keys if name not in self.directory.keys]:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
         if keys.get(me) != attempt.keys[me]:
@@ -167,15 +154,14 @@ class MaskingNode:
         for name in keys:
             if not is_signed(keys[name], name, directory=self.directory, place=place):
                 raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
-        context = context_of_keys(place, sent)
+        context = context_of_keys(place, keys)
         sealing, masking, seed = _split(attempt.secrets)
         shares = split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
         mine, sealed = dict(zip(self.directory.names, shares, strict=True)), {}
         for name in keys.keys() - {me}:
-            with _naming(name):
-                sealed[name] = seal(mine[name], sealing, keys[name].sealing, bound=route(context, me, name))
+            sealed[name] = seal(mine[name], sealing, keys[name].sealing, bound=route(context, me, name))
         attempt = replace(attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]})
-        return state.with_attempt(attempt), join_named(sealed)
+        return state.with_attempt(attempt), wire.join_named(sealed)
 
     def _masked(self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes) -> Answer:
         """The vector behind its masks. Its release is paid for before it leaves, once a round, or once for each price.
@@ -184,13 +170,13 @@ class MaskingNode:
         takes t nodes, and those have closed the round or have ended every other attempt at it.
         """
         attempt = self._held(state, part)
-        shares = {**attempt.shares, **self._opened_shares(attempt, split_named(part.body))}
+        shares = {**attempt.shares, **self._opened_shares(attempt, wire.split_named(part.body))}
         self._check_enough(shares, "shared")
         values = vector()
         if values.dtype != np.int64 or values.shape != (self.terms.length,):
             expected = f"int64 of shape ({self.terms.length},)"
             raise ValueError(f"the vector must be {expected}, not {values.dtype} {values.shape}")
-        price = digest(self.terms.encode(), asked)
+        price = wire.digest(self.terms.encode(), asked)
         if (part.round, price) != (state.charged, state.price):
             release()
         words, context = values.astype(np.uint32), context_of_vectors(attempt.context, asked)
@@ -200,7 +186,7 @@ class MaskingNode:
         add_pair_masks(words, masking, self.identity.name, peers, context=context)
         attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
         state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
-        return state.with_attempt(attempt), pack(words, self.terms.bits)
+        return state.with_attempt(attempt), wire.pack(words, self.terms.bits)
 
     def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares are opened before anything is masked.
@@ -213,9 +199,11 @@ class MaskingNode:
         for name, data in sealed.items():
             if name not in attempt.keys or name == me:
                 raise MaskingRefused(f"shares of {name!r}, which is not among the others in this attempt")
-            with _naming(name):
-                bound = route(attempt.context, name, me)
+            bound = route(attempt.context, name, me)
+            try:
                 opened[name] = unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
+            except MalformedBytes as error:
+                raise MaskingRefused(f"from {name!r}: {error}") from error
             if len(opened[name]) != SEED_BYTES + KEY_BYTES:
                 raise MaskingRefused(f"the shares of {name!r} have another size than shares have")
         return opened
@@ -223,7 +211,7 @@ class MaskingNode:
     def _confirm(self, state: NodeState, part: Part) -> Answer:
         """A signature of who is in the sum and who is not: one pair of lists for an attempt."""
         attempt = self._held(state, part)
-        alive, gone = (split_names(value) for value in split(part.body, 2))
+        alive, gone = (wire.split_names(value) for value in wire.split(part.body, 2))
         self._check_lists(attempt, alive, gone)
         signature = self.identity.sign(survivors_message(attempt.context, alive, gone))
         return state.with_attempt(replace(attempt, stage=Stage.CONFIRM, alive=alive)), signature
@@ -240,12 +228,12 @@ class MaskingNode:
     def _unmask(self, state: NodeState, part: Part) -> Answer:
         """For each node that shared: the share of its seed if it is in the sum, else of its mask key. Then forget."""
         attempt = self._held(state, part)
-        self._check_signatures(attempt, split_named(part.body))
+        self._check_signatures(attempt, wire.split_named(part.body))
         given = {
             name: share[:SEED_BYTES] if name in attempt.alive else share[SEED_BYTES:]
             for name, share in attempt.shares.items()
         }
-        return state.closed_until(part.round), join_named(given)
+        return state.closed_until(part.round), wire.join_named(given)
 
     def _check_signatures(self, attempt: Attempt, signatures: Mapping[str, bytes]) -> None:
         message = survivors_message(attempt.context, attempt.alive, attempt.shares.keys() - set(attempt.alive))
@@ -285,11 +273,3 @@ def _check_open(state: NodeState, part: Part) -> None:
 def _split(secrets: bytes) -> tuple[bytes, bytes, bytes]:
     """The private keys for shares and for masks, and the seed."""
     return secrets[:KEY_BYTES], secrets[KEY_BYTES : 2 * KEY_BYTES], secrets[2 * KEY_BYTES :]
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except MalformedBytes as error:
-        raise MaskingRefused(f"from {name!r}: {error}") from error

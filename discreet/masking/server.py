@@ -9,33 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.masking import wire
 from discreet.masking.agreement import Abandoned, Terms
-from discreet.masking.masks import (
-    KEY_BYTES,
-    SEED_BYTES,
-    add_mask,
-    add_pair_masks,
-    exchanged_key,
-    own_key,
-    public_key,
-    seed_check,
-)
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
 from discreet.masking.shares import combine
-from discreet.masking.signed_keys import context_of_keys, context_of_vectors, place_of, read_keys
-from discreet.masking.wire import (
-    ATTEMPT_BYTES,
-    MalformedBytes,
-    Part,
-    Stage,
-    Words,
-    join,
-    join_named,
-    join_names,
-    read_reply,
-    split_named,
-    unpack,
-    write_request,
-)
+from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
+from discreet.masking.wire import ATTEMPT_BYTES, MalformedBytes, Part, Stage, Words
 
 
 @dataclass(frozen=True)
@@ -70,7 +49,7 @@ class Collected:
     stage: Stage = Stage.KEYS
     attempt: bytes = field(default_factory=lambda: os.urandom(ATTEMPT_BYTES))
     asked: bytes = b""
-    keys: dict[str, bytes] = field(default_factory=dict)
+    keys: dict[str, SignedKeys] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     alive: list[str] = field(default_factory=list)
     total: Words = field(default_factory=lambda: np.zeros((), dtype=np.uint32))
@@ -88,16 +67,16 @@ class Collected:
             case Stage.KEYS:
                 bodies = dict.fromkeys(self.names, b"")
             case Stage.SHARES:
-                bodies = dict.fromkeys(self.keys, join_named(self.keys))
+                bodies = dict.fromkeys(self.keys, join_keys(self.keys))
             case Stage.MASKED:
                 bodies = {
-                    name: join_named({of: each[name] for of, each in self.sealed.items() if of != name})
+                    name: wire.join_named({of: each[name] for of, each in self.sealed.items() if of != name})
                     for name in self.sealed
                 }
             case Stage.CONFIRM:
-                bodies = dict.fromkeys(self.alive, join(join_names(self.alive), join_names(self.gone)))
+                bodies = dict.fromkeys(self.alive, wire.join(wire.join_names(self.alive), wire.join_names(self.gone)))
             case Stage.UNMASK:
-                bodies = dict.fromkeys(self.signatures, join_named(self.signatures))
+                bodies = dict.fromkeys(self.signatures, wire.join_named(self.signatures))
         return {name: self._part(body) for name, body in bodies.items()}
 
     def _part(self, body: bytes) -> Part:
@@ -111,21 +90,18 @@ class Collected:
         """
         match self.stage:
             case Stage.KEYS:
-                keys = read_keys(body)
-                for public in (keys.sealing, keys.masking):
-                    exchanged_key(os.urandom(KEY_BYTES), public, b"")  # refuses one that gives zero
-                self.keys[name] = body
+                self.keys[name] = read_keys(body)
             case Stage.SHARES:
-                self.sealed[name] = _complete(split_named(body), self.keys.keys() - {name})
+                self.sealed[name] = _complete(wire.split_named(body), self.keys.keys() - {name})
             case Stage.MASKED:
-                words = unpack(body, length=self.terms.length, bits=self.terms.bits)
+                words = wire.unpack(body, length=self.terms.length, bits=self.terms.bits)
                 words += self.total
                 self.total = words
                 self.alive.append(name)
             case Stage.CONFIRM:
                 self.signatures[name] = body
             case Stage.UNMASK:
-                given = _complete(split_named(body), self.sealed.keys())
+                given = _complete(wire.split_named(body), self.sealed.keys())
                 if any(len(share) != (SEED_BYTES if of in self.alive else KEY_BYTES) for of, share in given.items()):
                     raise MalformedBytes("a share of another size")
                 self.given[name] = given
@@ -150,15 +126,14 @@ class Collected:
         Raises:
           Abandoned: the shares do not fit together: a node sent wrong ones.
         """
-        signed = {name: read_keys(value) for name, value in self.keys.items()}
-        peers = {name: signed[name].masking for name in self.alive}
+        peers = {name: self.keys[name].masking for name in self.alive}
         place = place_of(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
         for name in self.alive:
-            seed = self._secret(name, seed_check, signed[name].check)
+            seed = self._secret(name, seed_check, self.keys[name].check)
             add_mask(self.total, own_key(seed, context), subtract=True)
         for name in self.gone:
-            masking = self._secret(name, public_key, signed[name].masking)
+            masking = self._secret(name, public_key, self.keys[name].masking)
             add_pair_masks(self.total, masking, name, peers, context=context)  # as if it had sent a vector of zeros
         total = self.total & np.uint32((1 << self.terms.bits) - 1)
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
@@ -197,7 +172,7 @@ class Exchange:
             for name, part in attempt.parts().items():
                 self._asked.setdefault(name, []).append((attempt, part))
         self.requests: Mapping[str, bytes] = {
-            name: write_request(server.terms, [part for _, part in asked]) for name, asked in self._asked.items()
+            name: wire.write_request(server.terms, [part for _, part in asked]) for name, asked in self._asked.items()
         }
 
     def take(self, name: str, reply: bytes) -> None:
@@ -209,7 +184,7 @@ class Exchange:
         asked = self._asked.pop(name, None)
         if asked is None:
             raise MalformedBytes(f"{name!r} was not asked, or has answered")
-        answers = read_reply(reply)
+        answers = wire.read_reply(reply)
         if [part.answered(b"") for _, part in asked] != [part.answered(b"") for part in answers]:
             raise MalformedBytes("the answer to another request")
         for (attempt, _), answer in zip(asked, answers, strict=True):
@@ -272,12 +247,7 @@ class MaskingServer:
           round: rises from one opened sum to the next. An abandoned round may be begun again.
           then: the round whose keys are made while this one ends; None if none follows.
           asked: all that nodes are asked for with their vectors, as `MaskingNode.answer` is told it.
-
-        Raises:
-          ValueError: `then` is not a later round.
         """
-        if then is not None and then <= round:
-            raise ValueError(f"then must be a round after {round} (got {then})")
         ready, self.ready = [each for each in self.ready if each.round == round], ()
         now = ready[0] if ready else Collected(self.terms, self.names, round)
         now.asked = asked

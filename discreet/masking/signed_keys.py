@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from discreet.masking import wire
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.masks import CHECK_BYTES, KEY_BYTES
-from discreet.masking.wire import TAG, MalformedBytes, Part, digest, join, join_named, join_names, round_bytes, split
+from discreet.masking.masks import CHECK_BYTES, KEY_BYTES, exchanged_key
+from discreet.masking.wire import TAG, MalformedBytes, Part
 
 
 class SignedKeys(NamedTuple):
@@ -37,40 +38,56 @@ def is_signed(keys: SignedKeys, name: str, *, directory: Directory, place: bytes
 
 
 def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> bytes:
-    return join(TAG + b" keys", place, directory.digest, name.encode(), *values)
+    return wire.join(TAG + b" keys", place, directory.digest, name.encode(), *values)
 
 
 def read_keys(data: bytes) -> SignedKeys:
     """Signed keys as they travelled; the signature is not checked.
 
     Raises:
-      MalformedBytes: the keys have other sizes.
+      MalformedBytes: the keys have other sizes, or one can't be used.
     """
-    keys = SignedKeys(*split(data, 4))
+    keys = SignedKeys(*wire.split(data, 4))
     if (len(keys.sealing), len(keys.masking), len(keys.check)) != (KEY_BYTES, KEY_BYTES, CHECK_BYTES):
         raise MalformedBytes("public keys of another size")
+    for public in (keys.sealing, keys.masking):
+        exchanged_key(bytes(KEY_BYTES), public, b"")  # any private key finds one that gives zero
     return keys
+
+
+def join_keys(keys: Mapping[str, SignedKeys]) -> bytes:
+    """The signed keys of several nodes, by name."""
+    return wire.join_named({name: wire.join(*each) for name, each in keys.items()})
+
+
+def split_keys(data: bytes) -> dict[str, SignedKeys]:
+    """Inverse of `join_keys`.
+
+    Raises:
+      MalformedBytes: as `split_named` and `read_keys`.
+    """
+    return {name: read_keys(each) for name, each in wire.split_named(data).items()}
 
 
 def place_of(terms: Terms, part: Part) -> bytes:
     """The attempt, the round and the run to which everything in an attempt is bound."""
-    return join(terms.encode(), round_bytes(part.round), part.attempt)
+    return wire.join(terms.encode(), wire.round_bytes(part.round), part.attempt)
 
 
-def context_of_keys(place: bytes, keys: Mapping[str, bytes]) -> bytes:
+def context_of_keys(place: bytes, keys: Mapping[str, SignedKeys]) -> bytes:
     """The digest of a place and of all signed keys in it.
 
     Each node's own fresh keys are among them, so that nothing of another attempt fits, even if a server gives two
     attempts one name. The server has no list of peers: through the keys it is bound to that for which they were signed.
     """
-    return digest(TAG + b" context", place, join_named(keys))
+    return wire.digest(TAG + b" context", place, join_keys(keys))
 
 
 def context_of_vectors(context: bytes, asked: bytes) -> bytes:
     """The context of masks, which `asked` is part of: masks of nodes that were asked differently do not cancel."""
-    return digest(TAG + b" asked", context, asked)
+    return wire.digest(TAG + b" asked", context, asked)
 
 
 def survivors_message(context: bytes, alive: Iterable[str], gone: Iterable[str]) -> bytes:
     """The message that nodes sign in the confirm stage: who is in the sum, and who shared and is not."""
-    return join(TAG + b" survivors", context, join_names(alive), join_names(gone))
+    return wire.join(TAG + b" survivors", context, wire.join_names(alive), wire.join_names(gone))

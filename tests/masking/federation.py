@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking.agreement import Terms, default_threshold
+from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer, Opened
@@ -22,7 +22,7 @@ NOBODY: Gone = {}
 
 
 def terms_of(nodes: int, *, dropouts: int = 1, colluding: int = 0, length: int = 7, bits: int = 20) -> Terms:
-    return Terms(RUN, nodes, dropouts, colluding, default_threshold(nodes, colluding), bits, length)
+    return Terms(RUN, nodes, dropouts, colluding, (nodes + colluding) // 2 + 1, bits, length)
 
 
 def identities(nodes: int) -> dict[str, Identity]:
