@@ -17,8 +17,6 @@ class BudgetSpent(RuntimeError):
     """The next round, or the next step of a loop, would pass a budget. The message says which, and what is left."""
 
 
-
-
 @dataclass(frozen=True)
 class ServerBudget:
     """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`; None: no budget.

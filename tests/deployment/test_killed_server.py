@@ -16,8 +16,7 @@ from discreet.deployment.local_federation import RUN_SECONDS, Federation, make_s
 from discreet.deployment.superlink import server_apps
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, state_of
-from discreet.masking.attempts import NodeState, read_state
-from discreet.masking.store import FolderStore
+from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate

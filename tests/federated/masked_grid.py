@@ -20,7 +20,7 @@ from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.serving import run
 from discreet.federated.state import State
-from discreet.masking.wire import Stage, contents
+from discreet.masking.wire import Stage, read_request
 from strategies.dp_fedavg import dp_fedavg
 
 TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")
@@ -36,7 +36,7 @@ def words_of(folder: Path, *more: str, clients: int = 4, rounds: int = 2) -> lis
 def stages_of(message: Message) -> set[Stage]:
     """What a message asks for; nothing if it asks who a node is."""
     request, _ = read_masking(message.content)
-    return set() if request == WHO else {stage for stage, _ in contents(request).stages}
+    return set() if request == WHO else {part.stage for part in read_request(request)[1]}
 
 
 Lost = Callable[[int, Message], bool]

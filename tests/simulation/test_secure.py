@@ -26,12 +26,12 @@ from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.store import MemoryStore
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
+from tests.masking.federation import MemoryStore
 
 NODES, DROPOUTS = 5, 1
 BASE = (
