@@ -33,11 +33,8 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.layer, self.shift = (
-            nn.Parameter(torch.ones(5)),
-            nn.Linear(5, 3),
-            nn.Parameter(torch.tensor(0.3)),
-        )
+        self.scale, self.layer = nn.Parameter(torch.ones(5)), nn.Linear(5, 3)
+        self.shift = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.layer(inputs * self.scale.exp()) * self.shift
@@ -97,14 +94,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3))
 
 
-SLOWER = [
-    (Scaled, "torch.func"),
-    (Branching, "a loop over"),
-    (Centred, "torch.func"),
-    (hooked, "torch.func"),
-    (tied, "torch.func"),
-    (normed, "torch.func"),
-]
+SLOWER = [(Branching, "a loop over"), *((build, "torch.func") for build in (Scaled, Centred, hooked, tied, normed))]
 
 
 @pytest.mark.parametrize(("build", "words"), SLOWER)
@@ -158,13 +148,6 @@ def test_the_layers_alone_decide_that_there_is_no_rule(model: nn.Module) -> None
 def test_a_layer_that_does_not_see_the_examples_first_is_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="dimensions"):
         clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), l2_norm_clip=1.0)
-
-
-def test_replacing_a_layer_is_noticed() -> None:
-    model, (inputs, targets) = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), batch()
-    assert_matches(model, inputs, targets, clip=0.6)
-    model[2] = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    assert_matches(model, inputs, targets, clip=0.6)
 
 
 MIXING = [
