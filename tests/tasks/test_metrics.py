@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 
 from discreet.tasks.examples import Examples
-from discreet.tasks.metrics import Evaluation, evaluate, indicators
+from discreet.tasks.metrics import evaluate, indicators
 from discreet.tasks.targets import LABELS, NUMBERS, Target
 from discreet.training.losses import binary_cross_entropy, squared
 
@@ -37,7 +37,7 @@ def test_loss_and_accuracy_are_those_computed_by_hand() -> None:
     assert result.num_examples == 3
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 10, 11])
+@pytest.mark.parametrize("batch_size", [1, 3, 11])
 def test_the_batch_size_does_not_matter(batch_size: int) -> None:
     generator = torch.Generator().manual_seed(60013)
     table = Examples(torch.randn(10, 4, generator=generator), torch.arange(10) % 4)
@@ -51,11 +51,6 @@ def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> No
     result = evaluate(Logits(), logits([NAN, 0.0], [1.0, 0.0], targets=[0, 0]))
     assert math.isnan(result.loss)
     assert result.accuracy == 0.5
-
-
-def test_an_infinite_loss_is_reported_as_infinite() -> None:
-    result = evaluate(Logits(), logits([-INF, 0.0], targets=[0]))
-    assert result == Evaluation(loss=INF, scores={"accuracy": 0.0}, num_examples=1)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -77,13 +72,7 @@ def test_indicators_are_those_counted_by_hand() -> None:
     assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
     expected = -sum(math.log(p) for p in (0.9, 0.8, 0.3, 0.4, 0.9)) / 5
     assert found["loss"] == pytest.approx(expected)
-
-
-def test_with_a_single_class_auc_and_ks_are_undefined() -> None:
-    found = indicators(torch.tensor([0, 0]), torch.tensor([0.2, 0.7]))
-    assert math.isnan(found["auc"])
-    assert math.isnan(found["ks"])
-    assert found["accuracy"] == 0.5
+    assert math.isnan(indicators(torch.tensor([0, 0]), torch.tensor([0.2, 0.7]))["auc"])  # of a single class
 
 
 def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
@@ -94,13 +83,6 @@ def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
     assert result.scores == pytest.approx({"r2": r2_score(truth, said), "mae": 10.0}, rel=1e-6)
     assert result.loss == pytest.approx(0.01, rel=1e-5)
     assert result.score == result.scores["r2"]
-
-
-def test_a_number_that_is_not_finite_leaves_no_score() -> None:
-    price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
-    result = evaluate(Logits(), Examples(torch.tensor([[NAN], [0.0]]), torch.zeros(2, 1)), loss=squared, target=price)
-    assert math.isnan(result.loss)
-    assert all(map(math.isnan, result.scores.values()))
 
 
 def test_labels_are_right_one_by_one_and_auc_leaves_out_a_label_that_never_changes() -> None:

@@ -81,18 +81,12 @@ def test_a_converted_resnet_trains_per_example() -> None:
 
 def test_weights_and_names_of_parameters_are_kept() -> None:
     plain = resnet()
+    nn.init.zeros_(next(to_group_norm(plain).parameters()))
+    torch.testing.assert_close(plain.state_dict(), resnet().state_dict())
     before, after = dict(plain.named_parameters()), dict(to_group_norm(plain).named_parameters())
     assert list(before) == list(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert list(to_group_norm(plain).buffers()) == []
-
-
-def test_the_model_that_is_given_stays_as_it_is() -> None:
-    plain = resnet()
-    changed = to_group_norm(plain)
-    nn.init.zeros_(next(changed.parameters()))
-    torch.testing.assert_close(plain.state_dict(), resnet().state_dict())
-    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in plain.modules()) == 6
+    assert list(to_group_norm(nn.Sequential(plain, nn.InstanceNorm2d(4, track_running_stats=True))).buffers()) == []
 
 
 @pytest.mark.parametrize(
@@ -101,10 +95,8 @@ def test_the_model_that_is_given_stays_as_it_is() -> None:
         (nn.BatchNorm2d(64), 32),
         (nn.BatchNorm3d(24), 8),
         (nn.BatchNorm2d(3), 1),
-        (nn.SyncBatchNorm(48), 16),
-        (nn.BatchNorm1d(64), 1),
+        (nn.BatchNorm1d(64), 1),  # with one channel a group each number would be normalised by itself
     ],
-    ids=str,
 )
 def test_groups_divide_the_channels(layer: nn.Module, groups: int) -> None:
     changed = to_group_norm(layer)
@@ -122,23 +114,6 @@ def test_frozen_shared_and_evaluated_layers_stay_so() -> None:
     assert (first.weight.requires_grad, first.bias.requires_grad) == (False, True)
     assert second.weight is None
     assert not any(layer.training for layer in changed.modules())
-
-
-def test_an_instance_norm_keeps_no_statistics_and_then_trains_per_example() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten())
-    model.append(nn.Linear(4 * 14 * 14, 10))
-    changed = to_group_norm(model)
-    assert list(changed.buffers()) == []
-    assert torch.equal(changed.eval()(images()), changed.train()(images()))
-    _, norms = clipped_gradient_sum(changed, images(), targets=torch.tensor([1, 4, 7]), l2_norm_clip=1.0)
-    assert norms.shape == (3,)
-
-
-def test_a_batch_norm_of_vectors_leaves_them_different() -> None:
-    # With one channel a group each number would be normalised by itself, and become the bias.
-    vectors = torch.randn(5, 16, generator=torch.Generator().manual_seed(331))
-    outputs = to_group_norm(nn.BatchNorm1d(16))(vectors)
-    torch.testing.assert_close(outputs, nn.functional.layer_norm(vectors, (16,)))
 
 
 @pytest.mark.parametrize(
