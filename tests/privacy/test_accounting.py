@@ -191,7 +191,7 @@ def test_extreme_parameters_are_answered(accountant: str, noise: float, probabil
     assert epsilon_spent([(event, 10)], delta=1e-5, accountant=accountant) >= 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.floats(1e-7, 1.0),
     st.floats(-2.0, 4.0).map(lambda power: 10.0**power),

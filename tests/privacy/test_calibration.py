@@ -82,7 +82,7 @@ def test_the_rounds_of_a_budget_fit_and_one_more_does_not(accountant: str) -> No
 @pytest.mark.parametrize(("budget", "message"), [(math.inf, "more than 10000000 rounds"), (-1.0, "at least 0")])
 def test_a_budget_without_a_number_of_rounds_is_refused(budget: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rounds_within(budget, event=sampled(1.0), delta=1e-5)
+        rounds_within(budget, event=GaussianDpEvent(1.0), delta=1e-5)
 
 
 def test_a_schedule_keeps_its_ratio_or_its_shares() -> None:

@@ -89,12 +89,7 @@ def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) ->
     torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
 
 
-@given(
-    clip=st.floats(1e-4, 1e4),
-    scale=st.floats(1e-6, 1e6),
-    order=st.sampled_from([1, 2]),
-    seed=st.integers(0, 9),
-)
+@given(clip=st.floats(1e-4, 1e4), scale=st.floats(1e-6, 1e6), order=st.sampled_from([1, 2]), seed=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
 def test_one_example_never_passes_the_clip_norm(clip: float, scale: float, order: int, seed: int) -> None:
     model, inputs, targets = batch(perceptron, 2, seed=seed)
@@ -181,10 +176,8 @@ def test_it_works_where_gradients_are_switched_off() -> None:
 
 
 def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
-    outputs, targets = (
-        torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31)),
-        torch.tensor([[0, 1, 2], [4, 4, 0]]),
-    )
+    outputs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31))
+    targets = torch.tensor([[0, 1, 2], [4, 4, 0]])
     single = [nn.functional.cross_entropy(row.T, wanted) for row, wanted in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
 

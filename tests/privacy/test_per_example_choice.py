@@ -65,20 +65,6 @@ class Centred(nn.Module):
         return logits - logits.tanh().mean(0, keepdim=True)
 
 
-class Shared(nn.Module):
-    """One layer used twice, and one embedding that is the output layer too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.layer, self.output = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        inner = torch.tanh(self.layer(torch.tanh(self.layer(self.embedding(numbers)))))
-        logits: Tensor = self.output(inner + self.embedding(numbers.flip(1)))
-        return logits
-
-
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     model[0].register_forward_hook(lambda layer, given, outputs: 3.0 * outputs)
@@ -108,11 +94,6 @@ def test_what_no_rule_covers_is_right_and_said_once(
             assert_matches(model, inputs[:count], targets[:count], clip=0.6, order=order)
     (record,) = caplog.records
     assert f"by {words}" in record.getMessage()
-
-
-def test_parameters_used_more_than_once_add_up_before_the_norm() -> None:
-    numbers = torch.randint(0, 6, (5, 4), generator=torch.Generator().manual_seed(5147))
-    assert_matches(seeded(Shared), numbers, numbers.flip(0), clip=0.6)
 
 
 def test_gradients_that_are_built_are_built_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

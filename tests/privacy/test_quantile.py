@@ -43,15 +43,6 @@ def test_a_search_comes_near_the_median_in_five_rounds(median: float) -> None:
     assert median / 2 < estimate < 2 * median
 
 
-def test_a_search_leaves_what_noise_alone_may_be_to_the_papers_rule() -> None:
-    plain, searching = (QuantileEstimator(1.0, 0.5, 0.2, search_rate=rate, doubt=0.2) for rate in (0.0, 5.0))
-    for count in (-0.2 * COHORT, 0.1 * COHORT):
-        assert searching.update(count, expected_cohort=COHORT)[0].estimate == (
-            plain.update(count, expected_cohort=COHORT)[0].estimate
-        )
-    assert searching.update(-0.3 * COHORT, expected_cohort=COHORT)[0].estimate == pytest.approx(math.exp(0.06 + 0.5))
-
-
 def test_the_fraction_stays_within_0_and_1_whatever_the_noise() -> None:
     estimator = QuantileEstimator(1.0, 0.5, 0.2)
     assert estimator.update(1e9, expected_cohort=10)[1] == 1.0

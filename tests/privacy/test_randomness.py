@@ -10,7 +10,7 @@ import copy
 import math
 import pickle
 from collections.abc import Iterable
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import mpmath
 import numpy as np
@@ -254,13 +254,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         RandomSource(b"short", is_secure=True)
     with pytest.raises(TypeError, match="float"):
         source.child(1.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK + 1])
-def test_a_draw_of_any_length_has_no_value_twice(count: int) -> None:
-    sample = seeded_source(88007).normal(count, dtype=torch.float64).sort().values.tolist()
-    assert len(sample) == count
-    assert all(left < right for left, right in pairwise(sample))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -89,14 +89,6 @@ def test_probabilities_zero_and_one_are_exact() -> None:
     assert sorted(fixed_size_cohort([5, 6, 7], 3, source)) == [5, 6, 7]
 
 
-def test_a_poisson_cohort_is_the_nodes_at_the_sampled_indices() -> None:
-    nodes = [2**63 + 5, 17, 4, 99, 3]
-    cohort = poisson_cohort(nodes, 0.6, seeded_source(5119))
-    chosen = poisson_sample(5, probability=0.6, source=seeded_source(5119)).tolist()
-    assert cohort == [nodes[index] for index in chosen]
-    assert poisson_cohort([], 0.6, seeded_source(5119)) == []
-
-
 def test_every_cohort_of_a_size_is_equally_likely() -> None:
     source = seeded_source(66293)
     seen: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(10, 16), 3), 0)
