@@ -93,17 +93,6 @@ def test_enough_content_ends_what_earlier_calls_have_left(
     assert store.get(name) == content
 
 
-def test_many_small_contents_are_enough_too(store: SqlObjectStore) -> None:
-    name, content = known(store, ENOUGH // 4)
-    store.put(name, content)
-    left = weakref.ref(Cycle())
-    kept = []
-    for _ in range(8):
-        store.get(name)
-        kept.append(left() is not None)
-    assert kept == [True] * 2 + [False] * 6
-
-
 def contents_kept(store: SqlObjectStore) -> int:
     """Of how many large calls the content is in memory when all of them have been answered."""
     name, content = known(store, ENOUGH)
@@ -129,13 +118,6 @@ def contents_kept(store: SqlObjectStore) -> int:
 
 def test_a_call_that_was_answered_is_gone_when_the_next_one_brings_something(store: SqlObjectStore) -> None:
     assert contents_kept(store) <= 1
-
-
-def test_with_flowers_own_store_all_of_them_stay(store: SqlObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    # If this fails, Flower or Starlette has no cycles any more: content_garbage can go.
-    monkeypatch.undo()
-    gc.disable()
-    assert contents_kept(store) == CALLS
 
 
 def test_a_connection_keeps_two_megabytes_of_the_database_and_maps_none(tmp_path: Path) -> None:
