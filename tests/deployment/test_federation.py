@@ -24,8 +24,8 @@ BOTH = ("data.num_clients=2", "privacy.delta=0.001", "sampling.kind=everyone", "
 PATIENT = "server.round_timeout=240"
 PRIVATE = ("privacy.user.noise_multiplier=2", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
 WEAK = ("privacy.user.noise_multiplier=0.5",)
-# No kink in the model: the last bits, in which engines differ, would decide on which side of one a unit is.
-NONE = ("privacy.user.enabled=false", "training.batch_size=512", "model.name=linear")
+# All examples in one batch, and no kink in the model: the last bits, in which engines differ, would decide on its side.
+NONE = ("privacy.user.enabled=false", "training.batch_size=1024", "model.name=linear")
 
 
 def own_data(folder: Path) -> Path:
