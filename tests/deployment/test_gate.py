@@ -98,20 +98,6 @@ def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_gate(content
     assert ask("GET", "/health")[1][0][:2] == ("GET", "/health")
 
 
-def test_a_superlink_that_is_away_is_something_to_try_again() -> None:
-    def broken(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    async def go() -> httpx.Response:
-        gate = make_gate("http://superlink", verify=False, largest_body=10)
-        async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://superlink") as behind:
-            inside = httpx.ASGITransport(_with_state(gate, behind))
-            async with httpx.AsyncClient(transport=inside, base_url="http://gate") as caller:
-                return await caller.post("/v1/fleet/pull-messages", content=b"x")
-
-    assert asyncio.run(go()).status_code == 503
-
-
 class Slow:
     """A SuperLink whose answers to calls with content wait until they are let go."""
 

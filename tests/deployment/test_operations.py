@@ -21,11 +21,7 @@ from discreet.client_settings import ConfigError
 from discreet.config import load_config
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
-from discreet.federated.run_folder import (
-    METRICS,
-    RunFolder,
-    only_writer,
-)
+from discreet.federated.run_folder import METRICS, RunFolder, only_writer
 from discreet.federated.serving import config_of
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.logs import FIELDS, log_to

@@ -90,23 +90,6 @@ def test_a_convolution_with_few_positions_has_gram_matrices() -> None:
     check(lambda: nn.Sequential(*layers, nn.Linear(32, 3)), inputs, targets=targets)
 
 
-@given(
-    widths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
-    middle=st.lists(st.integers(1, 4), max_size=2),
-    bias=st.booleans(),
-    count=COUNTS,
-    order=ORDERS,
-)
-@settings(max_examples=40, deadline=None)
-def test_stacks_of_linear_layers(widths: list[int], middle: list[int], bias: bool, count: int, order: int) -> None:
-    inputs, _ = draw(count, *middle, 6)
-    targets = torch.randint(0, 3, (count, *middle), generator=torch.Generator().manual_seed(83))
-    layers: list[nn.Module] = []
-    for before, after in zip([6, *widths], widths, strict=False):
-        layers += [nn.Linear(before, after, bias), nn.Tanh() if after % 2 else nn.ReLU()]
-    check(lambda: nn.Sequential(*layers, nn.Linear(widths[-1], 3)), inputs, targets=targets, order=order)
-
-
 @pytest.mark.parametrize("length", [2, 60])
 def test_long_and_short_sequences_through_wide_layers(length: int) -> None:
     inputs, targets = tokens(4, length)

@@ -20,7 +20,6 @@ from discreet.federated.messages import MalformedMessage, request_items, request
 from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.simulation.engine import learned_layers
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import Examples
 from discreet.tasks.model_check import check_model
@@ -210,12 +209,6 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
         value.copy_(before)
     assert who.answer(asked, params).update.shape == params.shape
     assert frozen_digest(nn.Linear(2, 2)) == ""
-
-
-@of_each_model
-def test_clients_of_such_models_are_trained_one_by_one(build: Build) -> None:
-    assert learned_layers(built(build), (5,)) is None
-    assert learned_layers(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), (5,)) is not None
 
 
 @pytest.fixture

@@ -92,10 +92,3 @@ def test_a_missing_file_is_one_line_that_says_what_is_expected(folder: Path, tmp
     ) as error:
         load_task("heart", path=str(tmp_path))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("line", ["1.0,2.0", "sixty" + ",0.0" * 13])
-def test_a_file_of_another_form_is_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / "processed.va.data").write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"data\.path: .* does not hold 14 numbers or \? a line"):
-        read_hospital(tmp_path / "processed.va.data")

@@ -53,11 +53,7 @@ def write_cifar(folder: Path) -> np.ndarray[Any, Any]:
 
 def write_femnist(file: Path, **changes: Any) -> None:
     writers = np.repeat([f"f{i:02}" for i in range(20)], 3)
-    arrays = {
-        "images": np.zeros((60, 28, 28), np.uint8),
-        "labels": np.arange(60),
-        "writers": writers,
-    } | changes
+    arrays = {"images": np.zeros((60, 28, 28), np.uint8), "labels": np.arange(60), "writers": writers} | changes
     kept: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
     np.savez(file, **kept)
 
@@ -85,14 +81,6 @@ def test_a_cifar_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     (tmp_path / "test_batch").write_bytes(pickle.dumps(os.getcwd))
     with pytest.raises(ValueError, match=r"test_batch is not a batch .*getcwd does not belong"):
-        load_task("cifar10", path=str(tmp_path))
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x02}.", b"\x80\x02K\x01."])
-def test_what_is_not_a_cifar_batch_is_refused(tmp_path: Path, content: bytes) -> None:
-    write_cifar(tmp_path)
-    (tmp_path / "data_batch_3").write_bytes(content)
-    with pytest.raises(ValueError, match="data_batch_3 is not a batch"):
         load_task("cifar10", path=str(tmp_path))
 
 

@@ -37,15 +37,6 @@ def test_loss_and_accuracy_are_those_computed_by_hand() -> None:
     assert result.num_examples == 3
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 11])
-def test_the_batch_size_does_not_matter(batch_size: int) -> None:
-    generator = torch.Generator().manual_seed(60013)
-    table = Examples(torch.randn(10, 4, generator=generator), torch.arange(10) % 4)
-    whole, parts = evaluate(Logits(), table), evaluate(Logits(), table, batch_size=batch_size)
-    assert parts.accuracy == whole.accuracy
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
-
-
 def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> None:
     # The NaN stands where the target is: argmax would take it for the largest value.
     result = evaluate(Logits(), logits([NAN, 0.0], [1.0, 0.0], targets=[0, 0]))

@@ -11,13 +11,7 @@ from discreet.privacy.rules.recurrent import LSTMLayer
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task, TaskShape
 from discreet.tasks.model_check import check_fits, check_model
-from discreet.tasks.models import (
-    MODELS,
-    build_model,
-    flatten_parameters,
-    load_parameters,
-    token_lstm,
-)
+from discreet.tasks.models import MODELS, build_model, flatten_parameters, load_parameters
 
 FITTING = [
     ("logistic_regression", (30,)),
@@ -178,10 +172,3 @@ def test_a_layer_gives_the_outputs_and_gradients_of_torch() -> None:
     for ours, other in (("hidden_weight", "weight_hh_l0"), ("input_weight", "weight_ih_l0"), ("bias", "bias_ih_l0")):
         wanted = getattr(theirs, other).grad
         torch.testing.assert_close(getattr(layer, ours).grad, wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_the_size_of_the_published_model_follows_from_its_widths() -> None:
-    # Embedding 8, two layers of 256 with one bias, 98 characters: 4 * 256 * (in + 256 + 1) a layer.
-    model = token_lstm(98, 98, widths=(8, 256, 256))
-    expected = 98 * 8 + 1024 * (8 + 257) + 1024 * (256 + 257) + 257 * 98
-    assert len(flatten_parameters(model)) == expected

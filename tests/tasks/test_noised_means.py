@@ -134,14 +134,6 @@ def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
             assert math.isfinite(one.value) or one.standard_error == math.inf
 
 
-def test_an_auc_of_one_class_alone_is_no_number() -> None:
-    blocks = metric_blocks(["auc"], KINDS[CLASSES])
-    mean = joined_answer(blocks, torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
-    found = read_metrics(blocks, mean, Noise(1e-3), shape=KINDS[CLASSES])["auc"]
-    assert math.isnan(found.value)
-    assert found.standard_error == math.inf
-
-
 def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:
     blocks = metric_blocks(["clients"], KINDS[CLASSES])
     shares = torch.full((20,), 1 / 20, dtype=torch.float64)

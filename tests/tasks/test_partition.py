@@ -39,13 +39,7 @@ def classes(part: torch.Tensor) -> int:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from(DRAWN),
-    st.integers(2, 90),
-    st.integers(1, 40),
-    st.floats(1e-3, 1e3),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.sampled_from(DRAWN), st.integers(2, 90), st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_every_example_has_exactly_one_client_and_none_is_empty(
     kind: str, examples: int, clients: int, alpha: float, seed: int
 ) -> None:

@@ -104,18 +104,6 @@ def test_groups_divide_the_channels(layer: nn.Module, groups: int) -> None:
     assert changed.num_groups == groups
 
 
-def test_frozen_shared_and_evaluated_layers_stay_so() -> None:
-    shared = nn.BatchNorm2d(4)
-    shared.weight.requires_grad_(requires_grad=False)
-    changed = to_group_norm(nn.Sequential(shared, nn.BatchNorm2d(4, affine=False), shared).eval())
-    assert isinstance(changed, nn.Sequential)
-    first, second, third = changed
-    assert first is third
-    assert (first.weight.requires_grad, first.bias.requires_grad) == (False, True)
-    assert second.weight is None
-    assert not any(layer.training for layer in changed.modules())
-
-
 @pytest.mark.parametrize(
     ("make", "groups", "wrong"),
     [
