@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,8 +78,3 @@ def test_evaluation_counts_positions_for_accuracy_and_examples_for_loss() -> Non
     found = evaluate(model, data, target=Target(SEQUENCES, length=LENGTH), batch_size=7)
     assert found.accuracy == pytest.approx(right / counted)
     assert found.loss == pytest.approx(sum(losses) / 30, rel=1e-5)
-
-
-def test_with_padding_alone_there_is_no_accuracy() -> None:
-    data = sequences(4, longest=0)
-    assert math.isnan(evaluate(built(), data, target=Target(SEQUENCES, length=LENGTH)).accuracy)
