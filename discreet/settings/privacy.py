@@ -51,9 +51,14 @@ File = Annotated[
 CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
 
 
-def _require_noise(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
-    names = ("noise_multiplier", "target_epsilon")
-    require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
+def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
+    """Raises ConfigError unless a guarantee that is on has its noise, and one that is off asks for no masks."""
+    if section.enabled:
+        names = ("noise_multiplier", "target_epsilon")
+        require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
+        return
+    rule = f"{PLAIN} with privacy.{level}.enabled=false"
+    require(section.aggregation == PLAIN, f"privacy.{level}.aggregation", rule, section.aggregation)
 
 
 @section("privacy.secure.")
@@ -123,10 +128,7 @@ class ExamplePrivacyConfig:
     max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
-        if self.enabled:
-            _require_noise("example", self)
-        rule = f"{PLAIN} with privacy.example.enabled=false"
-        require(self.enabled or self.aggregation == PLAIN, "privacy.example.aggregation", rule, self.aggregation)
+        _check_level("example", self)
 
     @property
     def secure(self) -> bool:
@@ -191,10 +193,7 @@ class UserPrivacyConfig:
     clip: ClipConfig = ClipConfig()
 
     def __post_init__(self) -> None:
-        if self.enabled:
-            _require_noise("user", self)
-        rule = f"{PLAIN} with privacy.user.enabled=false"
-        require(self.enabled or self.aggregation == PLAIN, "privacy.user.aggregation", rule, self.aggregation)
+        _check_level("user", self)
 
     @property
     def secure(self) -> bool:
