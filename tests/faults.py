@@ -136,8 +136,8 @@ FAULTS = (
     ),
     Fault(
         "a round that also rates the model is charged as if it did not",
-        "discreet.federated.run_plan:user_event",
-        lambda real: lambda config, noise, *, joined=False, **more: real(config, noise, **more),
+        "discreet.mechanisms.central_gaussian:CentralGaussian.event",
+        lambda real: lambda self, noise, *, rates=False, **more: real(self, noise, **more),
         "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
     ),
     Fault(

@@ -17,7 +17,7 @@ from discreet.audit.canaries import Auditor, draw_canaries
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release, Score, repeated
 from discreet.federated.answer_sum import AnswerNoise, answer_round
-from discreet.federated.guarantees import evaluation_event, guarantees_of
+from discreet.federated.guarantees import guarantees_of, server_mechanism
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import data_shape, statistics_noise
 from discreet.federated.query import Query
@@ -26,6 +26,7 @@ from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluatio
 from discreet.federated.session import checked, evaluation_query
 from discreet.federated.state import initial_state
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import statistic_blocks
@@ -43,16 +44,16 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     Raises:
       ConfigError: clients do not rate the model, or there are fewer than two releases.
     """
-    assert not config.privacy.user.secure, "discreet.audit.masked_audit opens the sum that rates the model"
     query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    if client_settings(config).rates_itself:
+    mechanism = server_mechanism(config)
+    if mechanism is None:
         raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
     asked, sampling, paid = config.evaluation, cohort_sampling(config), guarantees_of(config)[0].adjacency
     facts: Facts = {"metrics": ", ".join(asked.metrics), "noise_multiplier": asked.noise_multiplier}
     if asked.cohort == "own":
-        event = evaluation_event(config)
+        event = mechanism.event(0.0, trains=False, rates=True, sizes=PLANNED)
         score = _answers(answer_noise(config, query.length), event)
         return _repeated(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
     resolved, task = checked(config)

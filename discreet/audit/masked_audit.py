@@ -24,7 +24,7 @@ from discreet.client.account import Refused
 from discreet.client.client import DPClient
 from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy
-from discreet.federated.guarantees import guarantees_of
+from discreet.federated.guarantees import guarantees_of, noised
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
 from discreet.federated.round import RoundSettings
@@ -36,6 +36,7 @@ from discreet.federated.state import initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples, Task
@@ -66,7 +67,7 @@ def audit_secure(
       ConfigError: the user level has no secure aggregation with noise, the answers of clients that answer nothing are
         to be audited, or there are fewer than two releases.
     """
-    if not config.privacy.user.secure or config.privacy.user.noise_multiplier == 0:
+    if not noised(config, USER, masked=True):
         raise ConfigError("an audit of masked sums needs privacy.user.aggregation=secure, with noise")
     resolved, task = checked(config)
     query, sizes, own = evaluation_query(resolved, task), sizes_of(resolved, task), resolved.evaluation.cohort == "own"
@@ -146,7 +147,7 @@ def audit_shared_step(
       ConfigError: there is no secure aggregation with noise at example level, the client has no example or more than
         it may have, or there are fewer than two releases.
     """
-    if not config.privacy.example.secure or config.privacy.example.noise_multiplier == 0:
+    if not noised(config, EXAMPLE, masked=True):
         raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
     resolved, task = checked(config)
     settings = round_settings(resolved, sizes_of(resolved, task))

@@ -20,7 +20,7 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
-from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of, noised
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import Unrated
@@ -31,6 +31,7 @@ from discreet.federated.state import State
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Failure, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import virtual_clients
@@ -80,7 +81,7 @@ def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, 
 
 def check_noised(config: RunConfig) -> None:
     """Raises ConfigError unless there is a user-level guarantee."""
-    if not config.privacy.user.enabled or config.privacy.user.noise_multiplier == 0:
+    if not noised(config, USER):
         raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
 
 

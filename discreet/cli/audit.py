@@ -46,10 +46,11 @@ from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.user_audit import audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.deployment.interruption import ending
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of, mechanisms_of
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.logs import log_to
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 
@@ -133,7 +134,8 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
     wanted = asked.of or next((each.name for each in guarantees_of(config) if each.enabled), USER)
     releases = RELEASES if asked.canaries is None else asked.canaries
     canaries = MOST_CANARIES if asked.canaries is None else asked.canaries
-    if wanted == EXAMPLE and config.privacy.example.secure:
+    masked = any(each.masked for each in mechanisms_of(config).values())
+    if wanted == EXAMPLE and masked:
         return audit_shared_step(config, releases=releases, client=asked.client)
     if wanted == EXAMPLE:
         return audit_examples(config, canaries=canaries, client=asked.client, rounds=asked.rounds)
@@ -141,7 +143,7 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
         return audit_local(config, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
     if wanted == "statistics":
         return audit_statistics(config, releases=releases)
-    if config.privacy.user.secure:
+    if masked:
         return audit_secure(config, releases=releases, of_answers=wanted == "evaluation")
     if wanted == "evaluation":
         return audit_answers(config, releases=releases)

@@ -28,12 +28,11 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from discreet.federated.guarantees import EXAMPLE, LOCAL, ZERO_OUT
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings.privacy import SECURE, SecureConfig
+from discreet.settings.privacy import EXAMPLE, LOCAL, SECURE, ZERO_OUT, SecureConfig
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum

@@ -16,10 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.guarantees import mechanisms_of
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
+from discreet.mechanisms.mechanism import terms_of
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.run_config import RunConfig
 from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
@@ -76,15 +78,13 @@ def _account(config: RunConfig) -> Facts | None:
 
 def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | None) -> Facts | None:
     """The spending of a guarantee; None if it is off."""
-    privacy = config.privacy
-    on, budget = {
-        USER: (privacy.user.enabled, None if privacy.user.account else privacy.user.max_epsilon),
-        EXAMPLE: (privacy.example.enabled, privacy.example.max_epsilon or privacy.example.target_epsilon),
-        LOCAL: (privacy.local.kind != "none", privacy.local.max_epsilon or privacy.local.epsilon),
-    }[name]
-    if on and name == USER and folder.ledger_path.exists():
-        reported = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
-    return _spending(reported or 0.0, budget) if on else None
+    mechanism = mechanisms_of(config).get(name)
+    if mechanism is None:
+        return None
+    privacy, budget = config.privacy, terms_of(mechanism).budget
+    if not mechanism.reported and folder.ledger_path.exists():
+        reported = DurableLedger(folder.ledger_path).spent(name).epsilon(privacy.delta, privacy.accountant)
+    return _spending(reported or 0.0, None if name == USER and privacy.user.account else budget)
 
 
 def _spending(spent: float, budget: float | None) -> Facts:

@@ -24,6 +24,7 @@ from discreet.federated.masked_messages import terms_of
 from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
 from discreet.masking.agreement import Terms
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.privacy import EXAMPLE, USER, Sizes
 
@@ -79,7 +80,9 @@ class MaskedWork:
     @cached_property
     def sums(self) -> SecureSum:
         """What is added up, by the client's own count."""
-        return self.request.run.secure_sum(self.sizes)
+        mechanism = masked_mechanism(self.request.run)
+        assert mechanism is not None
+        return mechanism.sum(self.sizes)
 
     @property
     def guarantee(self) -> str:

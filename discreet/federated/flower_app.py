@@ -22,7 +22,7 @@ from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
-from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.guarantees import resolve_noise
 from discreet.federated.masked_transport import MaskedTransport, SumTerms
 from discreet.federated.messages import VirtualClient
 from discreet.federated.noise_outlook import check_noise
@@ -37,6 +37,7 @@ from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.state import Outcome, State
 from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import OnRound, TrainingRun
+from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
@@ -208,7 +209,7 @@ class FlowerApp:
         if asked.resume:
             return same_settings(asked)
         config = resolve_noise(asked, sizes)
-        check_search(config, count_stddev(config))
+        check_search(config, count_stddev(client_settings(config)))
         return config
 
     def transport(

@@ -33,6 +33,7 @@ from discreet.federated.transport import Failure
 from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
@@ -60,7 +61,9 @@ class SumTerms:
     def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms:
         """Of a configuration whose noise is resolved."""
         run = client_settings(config)
-        return cls(run.secure_sum(sizes), run)
+        mechanism = masked_mechanism(run)
+        assert mechanism is not None
+        return cls(mechanism.sum(sizes), run)
 
 
 @dataclass

@@ -12,12 +12,12 @@ from discreet.federated.answer_sum import AnswerNoise, answer_round, server_nois
 from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
-from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
 from discreet.federated.run_context import RunContext
 from discreet.settings.data import NormaliserConfig
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import DataShape

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
-from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.server_optimizer import server_optimizer
+from discreet.mechanisms.central_gaussian import count_stddev
+from discreet.mechanisms.mechanism import ServerMechanism, expected_cohort
+from discreet.mechanisms.mechanism_table import masked_mechanism, server_mechanism
 from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import l1_norm_of
@@ -48,13 +50,14 @@ def cohort_sampling(config: RunConfig) -> CohortSampling:
 def round_settings(config: RunConfig, sizes: Sizes = PLANNED) -> RoundSettings:
     """A round's public constants, of a configuration whose noise is resolved. `sizes`: of what is masked under secure
     aggregation."""
-    clients = client_settings(config)
+    run = client_settings(config)
+    masked = masked_mechanism(run)
     return RoundSettings(
-        expected_cohort=expected_cohort(config),
+        expected_cohort=expected_cohort(run),
         optimizer=server_optimizer(config.server),
         user=_user_privacy(config, sizes) if config.privacy.user.enabled else None,
-        secure=clients.secure_sum(sizes) if clients.masked else None,
-        norm=clients.step_norm if clients.example.secure else None,
+        secure=masked.sum(sizes) if masked else None,
+        norm=run.step_norm if masked and masked.fixed_norm else None,
     )
 
 
@@ -63,7 +66,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
     return server_noise(
         config,
         length,
-        expected_cohort=expected_cohort(config),
+        expected_cohort=expected_cohort(client_settings(config)),
         noise_multiplier=config.evaluation.noise_multiplier,
         probability=config.sampling_probability,
     )
@@ -73,7 +76,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     """How answers to a query are released: noised at the server, or by each client."""
     if not client_settings(config).rates_itself:
         return answer_noise(config, query.length)
-    cohort, probability = expected_cohort(config), config.sampling_probability
+    cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
     kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier
     if kind == "none":
         return NoisedByClients(query.length, cohort, noise_multiplier, probability)
@@ -82,13 +85,19 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 
+def _server_mechanism(config: RunConfig) -> ServerMechanism:
+    mechanism = server_mechanism(client_settings(config))
+    assert mechanism is not None
+    return mechanism
+
+
 def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
     user = config.privacy.user
     assert user.noise_multiplier is not None
     return UserPrivacy(
         noise_multiplier=user.noise_multiplier,
-        event=user_event(config, user.noise_multiplier, sizes=sizes),
-        count_stddev=count_stddev(config),
+        event=_server_mechanism(config).event(user.noise_multiplier, sizes=sizes),
+        count_stddev=count_stddev(client_settings(config)),
         target_quantile=user.clip.target_quantile,
         clip_learning_rate=user.clip.learning_rate,
         clip_max=user.clip.ceiling,
@@ -105,9 +114,12 @@ def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> 
     settings, answers = round_settings(config, sizes), answers_of(config, query)
     if settings.user is None:
         return EvaluationPlan(config.evaluation, query, replace(settings, answers=answers), event=None)
-    event = user_event(config, settings.user.noise_multiplier, joined=True, sizes=sizes)
+    mechanism, noise = _server_mechanism(config), settings.user.noise_multiplier
+    event = mechanism.event(noise, rates=True, sizes=sizes)
     joined = replace(settings, answers=answers, user=replace(settings.user, event=event))
-    return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config, sizes))
+    return EvaluationPlan(
+        config.evaluation, query, joined, mechanism.event(noise, trains=False, rates=True, sizes=sizes)
+    )
 
 
 def plan_of(config: RunConfig, *, num_params: int, chance_loss: float, query: Query | None = None) -> Plan:

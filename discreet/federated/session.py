@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from torch import nn
 
 import discreet
+from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.estimates import names_of
-from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.predictions import named_parameters_of, write_indicators, write_predictions
@@ -150,8 +151,7 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     try:
         task = load_task(config.data.name, path=config.data.path)
         config = resolve_noise(config, sizes_of(config, task) if config.privacy.masked else PLANNED)
-        if config.privacy.user.enabled:
-            count_stddev(config)
+        deciding_settings(config)
         config = with_constants(replace(config, task=resolved_task(config.task, task)), task)
         task = normaliser_in(config).task(task)
         check_fits(config.model.name, task)

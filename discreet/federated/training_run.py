@@ -15,7 +15,7 @@ from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
-from discreet.federated.guarantees import EXAMPLE, USER
+from discreet.federated.guarantees import mechanisms_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
@@ -27,9 +27,10 @@ from discreet.federated.run_plan import Plan
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
 from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, RoundReport, Transport, finite_epsilons
+from discreet.federated.transport import Failure, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
 from discreet.tasks.scores import main_score
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class TrainingRun:
         self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
         self.folder, self.ledger = context.folder, context.ledger
         self.rounds, self.privacy = context.config.rounds, context.config.privacy
-        self.on_round = on_round
+        self.on_round, self.mechanisms = on_round, mechanisms_of(context.config)
+        self.finite = tuple(name for each in self.mechanisms.values() for name in each.finite)
         self.progress = Progress(None, self.rounds)
         before = read_status(self.folder) or RunStatus("running", self.rounds)
         self.status = replace(before, state="running", rounds=self.rounds, reason=None)
@@ -141,7 +143,7 @@ class TrainingRun:
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
         self.members = self.transport.members()
         source = self.context.source.child("evaluation", last.round)
-        report = RoundReport(finite=finite_epsilons(self.privacy))
+        report = RoundReport(finite=self.finite)
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
@@ -230,7 +232,7 @@ class TrainingRun:
         self.members = self.transport.members()  # the time that it waits for clients is no round's
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
         replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
-        report = RoundReport(cohort=len(cohort), finite=finite_epsilons(self.privacy))
+        report = RoundReport(cohort=len(cohort), finite=self.finite)
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
@@ -301,12 +303,11 @@ class TrainingRun:
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
-        privacy, off = self.privacy, math.inf
-        return {
-            "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
-            "epsilon_example": after.largest_reported("epsilon_example") if privacy.example.enabled else off,
-            "epsilon_local": after.largest_reported("epsilon_local") if privacy.local.kind != "none" else off,
-        }
+        spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
+        for name, each in self.mechanisms.items():
+            key = f"epsilon_{name}"
+            spent[key] = after.largest_reported(key) if each.reported else self._epsilon(self.ledger.spent(name))
+        return spent
 
 
 def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: int) -> RunStatus:

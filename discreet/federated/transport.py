@@ -14,7 +14,6 @@ from torch import Tensor
 from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.state import State
-from discreet.settings.privacy import PrivacyConfig
 
 logger = logging.getLogger("discreet")
 
@@ -34,16 +33,6 @@ class Failure:
     client: int
     kind: str
     reason: str
-
-
-def finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
-    """The epsilons that clients report and that this run keeps finite."""
-    finite = {
-        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
-        "epsilon_local": privacy.local.kind != "none",
-        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
-    }
-    return tuple(name for name, is_finite in finite.items() if is_finite)
 
 
 class Transport(Protocol):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of
 from discreet.federated.messages import TrainReply
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import ask, data_query, data_shape
@@ -14,6 +14,7 @@ from discreet.federated.query import STATISTICS
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import replace_file
 from discreet.json_numbers import json_ready
+from discreet.settings.privacy import USER
 from discreet.tasks.examples import Task
 from discreet.tasks.noised_answers import Estimate, read_statistics
 

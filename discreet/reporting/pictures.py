@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from discreet.federated.guarantees import mechanisms_of
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, log_axis, to_svg
 from discreet.reporting.records import (
     SCORE,
@@ -21,6 +22,7 @@ from discreet.reporting.records import (
     tried_settings,
 )
 from discreet.reporting.spending import epsilon_curves, guarantee_names
+from discreet.settings.privacy import USER
 
 MOST_EFFECTS = 6  # pictures of what a setting does
 WIDE = 10.0  # largest over smallest value from which an axis is logarithmic
@@ -123,7 +125,7 @@ def _epsilon(groups: Sequence[Group], guarantee: str) -> Picture:
 
 
 def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
-    shown = [group for group in groups if group.records[0].config.privacy.user.enabled]
+    shown = [group for group in groups if USER in mechanisms_of(group.records[0].config)]
 
     def draw(upper: Any, lower: Any) -> str:
         _draw_groups(upper, shown, "clip_norm")

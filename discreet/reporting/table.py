@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from discreet.federated.csv_text import csv_text
-from discreet.federated.guarantees import GUARANTEES
 from discreet.reporting.records import (
     RunRecord,
     group_runs,
@@ -18,6 +17,7 @@ from discreet.reporting.records import (
     short_names,
     tried_settings,
 )
+from discreet.settings.privacy import GUARANTEES
 from discreet.tasks.scores import ERROR, score_columns
 
 

@@ -25,6 +25,7 @@ from discreet.federated.session import Session, checked, finish, prepare, traini
 from discreet.federated.state import Outcome
 from discreet.federated.training_run import OnRound
 from discreet.federated.transport import Failure, Transport
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
@@ -112,7 +113,8 @@ def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    return client_settings(session.config).secure_sum(session.sizes) if session.config.privacy.masked else None
+    mechanism = masked_mechanism(client_settings(session.config))
+    return None if mechanism is None else mechanism.sum(session.sizes)
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:

@@ -15,13 +15,13 @@ from discreet.client.answering import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.estimates import read
-from discreet.federated.guarantees import EXAMPLE
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape

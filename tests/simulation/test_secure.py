@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import server_mechanism
 from discreet.federated.noise_outlook import noise_outlook
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_folder import RunFolder
@@ -26,10 +27,11 @@ from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
+from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
 from tests.masking.federation import MemoryStore
 
@@ -166,7 +168,7 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
     run(tmp_path, *RATED, "evaluation.cohort=same")
     config = RunFolder(tmp_path).read_config()
     spent = ledger(tmp_path).spent("user")
-    planned = client_settings(config).user_releases(1.0, 3)
+    planned = releases_of(server_mechanism(config), 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3, "rdp") == pytest.approx(sum_of(planned), rel=1e-4)
 
