@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.client_settings import PRIVACY_DRAWS
 from discreet.config import RunConfig
-from discreet.federated.estimates import Sums
+from discreet.federated.query import Sums
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian

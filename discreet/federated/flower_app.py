@@ -19,7 +19,6 @@ from discreet.client_settings import FLOWER_APP
 from discreet.config import ConfigError, RunConfig
 from discreet.federated.array_layout import ArrayLayout, layout_of
 from discreet.federated.durable_ledger import LedgerError
-from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.guarantees import count_stddev, resolve_noise
@@ -40,15 +39,14 @@ from discreet.federated.training_plan import OnRound, tell_nobody
 from discreet.federated.training_run import Outcome, TrainingRun
 from discreet.secure_settings import Sizes
 from discreet.settings import client_settings
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
-ANY_SHAPE = TaskShape((1,), 2)
-RATED = Query(metric_blocks(["accuracy"], ANY_SHAPE), ANY_SHAPE)
+RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNSEEN = (
     "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
     "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
@@ -262,7 +260,7 @@ class FlowerApp:
         plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments, also=self.on_round or tell_nobody)
         if evaluation.evaluate_fn is None and query is None:
             logger.warning("%s", UNSEEN)
-        after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
+        after = (lambda _: Unrated(query.names())) if query else evaluation.after
         return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
 
 

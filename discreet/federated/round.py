@@ -16,7 +16,7 @@ from torch import Tensor
 from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
-from discreet.federated.estimates import Sums
+from discreet.federated.query import Sums
 from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import Grid, grid_for

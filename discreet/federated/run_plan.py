@@ -22,7 +22,6 @@ from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.secure_settings import PLANNED, Sizes
 from discreet.settings import client_settings
-from discreet.tasks.answers import l1_norm_of
 from discreet.training.losses import chance_loss
 
 
@@ -64,7 +63,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     if kind == "none":
         return NoisedByClients(query.length, cohort, noise_multiplier, probability)
     # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
-    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * l1_norm_of(query.blocks)
+    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * query.l1_norm
     return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import discreet
 from discreet.config import ConfigError, RunConfig
-from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
@@ -78,7 +77,7 @@ class Session:
     def evaluation(self) -> Callable[[Tensor], Scores]:
         """Of parameters, on the test set, whose fixed features are computed once; says nothing if the run has none."""
         if self.config.evaluation.kind != "public":
-            return partial(_unrated, Unrated(names_of(self.query) if self.query else ()))
+            return partial(_unrated, Unrated(self.query.names() if self.query else ()))
         fixed, learned = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
         return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.shape.target)

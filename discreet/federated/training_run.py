@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from discreet.federated.budget import BudgetSpentError, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress
+from discreet.federated.query import Sums
 from discreet.federated.reported_epsilons import finite_epsilons, largest_reported, with_reported
 from discreet.federated.round import RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
 from discreet.federated.round_line import round_line

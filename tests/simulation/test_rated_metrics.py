@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from discreet.config import load_config
-from discreet.federated.roc_file import read_roc
+from discreet.federated.roc import read_roc
 from discreet.federated.run_folder import RunFolder
 from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.answers import METRICS, joined_answer, metric_blocks
+from discreet.federated.query import Query, Sums
+from discreet.tasks.answers import Estimate, quantile
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.noised_answers import Estimate, Noise, noised_blocks, quantile, read_metrics
+from discreet.tasks.metric_answers import metric_blocks, metrics_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
 KINDS = {
@@ -18,7 +19,7 @@ KINDS = {
     LABELS: TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c"))),
     NUMBERS: TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0))),
 }
-EACH = [(kind, name) for kind in KINDS for name in METRICS[kind]]
+EACH = [(kind, name) for kind in KINDS for name in metrics_of(kind)]
 DRAWS, CLIENTS = 200, 300
 Client = tuple[Tensor, Tensor]
 
@@ -58,9 +59,7 @@ def exact(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
         return {"loss": float(np.minimum(-np.log(said.numpy()), 2 * math.log(2)).mean())}
     if name == "auc":
         scores = (outputs[:, 1] - outputs[:, 0])[:, None] if kind == CLASSES else outputs
-        return {
-            "auc": float(roc_auc_score(targets.reshape(len(targets), -1).squeeze().numpy(), scores.squeeze().numpy()))
-        }
+        return {"auc": float(roc_auc_score(targets.squeeze().numpy(), scores.squeeze().numpy()))}
     if name == "mae":
         return {"mae": float((errors * units).mean())}
     if name == "rmse":
@@ -80,18 +79,20 @@ def exact(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
     }
 
 
+def query_of(kind: str, *names: str) -> Query:
+    return Query(metric_blocks(names, KINDS[kind]))
+
+
 def drawn(kind: str, name: str, *, scale: float = 1.0, probability: float = 1.0, z: float = 2.0) -> dict[str, int]:
     """How often, of 200 seeded draws, each number is within 2 of its standard errors, times `scale`, of the exact."""
-    shape, clients = KINDS[kind], population(kind)
-    blocks, truth = metric_blocks([name], shape), exact(kind, name, clients)
-    answers = torch.stack([joined_answer(blocks, *client) for client in clients])
-    noise, source = Noise(z / (probability * CLIENTS), probability, CLIENTS), torch.Generator().manual_seed(90437)
+    clients, source = population(kind), torch.Generator().manual_seed(90437)
+    query, truth = query_of(kind, name), exact(kind, name, clients)
+    answers = torch.stack([query.answer(*client) for client in clients])
     hits = dict.fromkeys(truth, 0)
     for _ in range(DRAWS):
         asked = (torch.rand(CLIENTS, generator=source) < probability).double()
         drawn = torch.randn(answers.shape[1], generator=source, dtype=torch.float64) * z
-        mean = (asked @ answers + drawn) / (probability * CLIENTS)
-        read = read_metrics(blocks, mean, noise, shape=shape)
+        read = query.read(Sums((asked @ answers + drawn).tolist(), probability * CLIENTS, z, probability))
         assert read.keys() == truth.keys()
         for found, value in truth.items():
             hits[found] += abs(read[found].value - value) <= 2 * scale * read[found].standard_error
@@ -104,14 +105,11 @@ def test_a_private_number_is_within_two_standard_errors_of_the_exact_one(kind: s
     assert min(drawn(kind, name).values()) >= 183
 
 
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in EACH if pair[1] not in ("clients", "calibration")])
-def test_with_standard_errors_of_half_the_size_it_is_not(kind: str, name: str) -> None:
-    assert max(drawn(kind, name, scale=0.5).values()) < 170
-
-
-@pytest.mark.parametrize("name", ["calibration", "clients"])
-def test_nor_with_a_fifth_where_a_bound_is_stated(name: str) -> None:
-    assert min(drawn(CLASSES, name, scale=0.2).values()) < 170
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_with_smaller_standard_errors_it_is_not(kind: str, name: str) -> None:
+    only_bounded = name in ("clients", "calibration")  # their standard errors are bounds
+    hits = drawn(kind, name, scale=0.2 if only_bounded else 0.5).values()
+    assert (min if only_bounded else max)(hits) < 170
 
 
 @pytest.mark.parametrize(("kind", "name"), EACH)
@@ -119,67 +117,39 @@ def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(kind: str, name
     assert min(drawn(kind, name, probability=0.4, z=0.5).values()) >= 183
 
 
-def test_an_error_that_forgets_the_sampling_is_too_small() -> None:
-    assert drawn(CLASSES, "accuracy", probability=0.4, z=0.5)["accuracy"] >= 183
-    blocks, answers = metric_blocks(["accuracy"], KINDS[CLASSES]), population(CLASSES)
-    exactly = torch.stack([joined_answer(blocks, *one) for one in answers]).mean(dim=0)
-    sampled = read_metrics(blocks, exactly, Noise(0.5 / 120, 0.4, CLIENTS), shape=KINDS[CLASSES])["accuracy"]
-    forgot = read_metrics(blocks, exactly, Noise(0.5 / 120), shape=KINDS[CLASSES])["accuracy"]
-    assert sampled.standard_error > 5 * forgot.standard_error
-
-
 def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less_with_other_metrics() -> None:
     alone, both = (
-        noised_blocks(metric_blocks(names, KINDS[CLASSES]), torch.zeros(len(names)), Noise(5 / (0.3 * 200)))[0].noise
+        query_of(CLASSES, *names).noised(Sums([0.0] * len(names), 0.3 * 200, 5.0))[0]
         for names in (["accuracy"], ["accuracy", "loss"])
     )
     assert alone.stddev == pytest.approx(0.0417, abs=1e-4)
     assert both.stddev == pytest.approx(alone.stddev * math.sqrt(2))
 
 
-def test_metrics_that_are_asked_together_are_read_as_they_are_alone() -> None:
-    for kind, shape in KINDS.items():
-        clients, names = population(kind)[:30], METRICS[kind]
-        read = []
-        for asked in (list(names), *([name] for name in names)):
-            blocks = metric_blocks(asked, shape)
-            mean = torch.stack([joined_answer(blocks, *client) for client in clients]).mean(dim=0)
-            read.append({name: one.value for name, one in read_metrics(blocks, mean, Noise(1e-9), shape=shape).items()})
-        together, alone = read[0], {name: value for part in read[1:] for name, value in part.items()}
-        assert together == pytest.approx(alone, abs=1e-6)
-
-
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
-    blocks, source = metric_blocks([name], KINDS[kind]), torch.Generator().manual_seed(31511)
-    length = sum(block.length for block in blocks)
+    query, source = query_of(kind, name), torch.Generator().manual_seed(31511)
     for _ in range(20):
-        mean = torch.randn(length, generator=source) * 5
-        for one in read_metrics(blocks, mean, Noise(5.0), shape=KINDS[kind]).values():
+        noise = torch.randn(query.length, generator=source) * 5
+        for one in query.read(Sums(noise.tolist(), 1.0, 5.0)).values():
             assert one.standard_error > 0
             assert math.isfinite(one.value) or one.standard_error == math.inf
 
 
 def test_an_auc_of_one_class_alone_is_no_number() -> None:
-    blocks = metric_blocks(["auc"], KINDS[CLASSES])
-    mean = joined_answer(blocks, torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
-    found = read_metrics(blocks, mean, Noise(1e-3), shape=KINDS[CLASSES])["auc"]
+    query = query_of(CLASSES, "auc")
+    mean = query.answer(torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
+    found = query.read(Sums(mean.tolist(), 1.0, 1e-3))["auc"]
     assert math.isnan(found.value)
     assert found.standard_error == math.inf
 
 
-def test_a_mean_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(1,\), not \(2,\)"):
-        read_metrics(metric_blocks(["accuracy"], KINDS[CLASSES]), torch.zeros(2), Noise(1.0), shape=KINDS[CLASSES])
-
-
 def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:
-    blocks = metric_blocks(["clients"], KINDS[CLASSES])
     shares = torch.full((20,), 1 / 20, dtype=torch.float64)
-    (part,) = noised_blocks(blocks, shares, Noise(0.0))
+    (part,) = query_of(CLASSES, "clients").noised(Sums(shares.tolist(), 1.0, 0.0))
     edges = torch.linspace(0, 1, 21, dtype=torch.float64)
     assert quantile(part, 0.31, edges).value == pytest.approx(0.31)
-    louder = replace(part, noise=Noise(0.01))
+    louder = replace(part, stddev=0.01)
     # The cumulative share at 0.31 is 6.2 bins of 20: its error is 0.01 * sqrt(7 * 0.69^2 + 13 * 0.31^2).
     assert quantile(louder, 0.31, edges).standard_error == pytest.approx(
         0.01 * math.sqrt(7 * 0.69**2 + 13 * 0.31**2), rel=0.35

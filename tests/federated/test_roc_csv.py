@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from discreet.config import ConfigError
-from discreet.federated.roc_file import read_roc, write_roc
-from discreet.tasks.noised_answers import RocPoint
+from discreet.federated.roc import RocPoint, read_roc, write_roc
 
 FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
 
