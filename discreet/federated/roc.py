@@ -1,5 +1,5 @@
-"""ROC curves of the models that clients have rated, read from the histograms that AUC is read from, and roc.csv of a run
-folder, with a row a point."""
+"""ROC curves of the models that clients have rated, read from the histograms that AUC is read from, and roc.csv of a
+run folder, with a row a point."""
 
 from __future__ import annotations
 
