@@ -93,10 +93,10 @@ def test_token_ids_stay_whole_numbers(tmp_path: Path) -> None:
 WRONG = {
     "a missing description": (lambda folder: folder, "data.toml is missing"),
     "an unknown key": (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
-    "a missing key": (lambda folder: describe(folder, 'format = "csv"'), "must give file as a text"),
+    "a missing key": (lambda folder: describe(folder, 'format = "csv"'), "file: Field required"),
     "an unknown format": (
         lambda folder: describe(folder, 'format = "xls"\nfile = "a"\ntarget = "b"'),
-        "format must be one of csv, parquet, npz, idx",
+        "format: Input should be 'csv', 'parquet', 'npz' or 'idx'",
     ),
     "not TOML": (lambda folder: describe(folder, "format csv"), "is not TOML"),
     "a missing file": (
