@@ -16,8 +16,9 @@ from torch import nn
 
 from discreet.client.account import Refused
 from discreet.client.nodes import node_client
-from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import FolderError

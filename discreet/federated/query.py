@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings, ConfigError
-from discreet.statistics_settings import StatisticsConfig
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import StatisticsConfig
+from discreet.settings.rules import ConfigError
 from discreet.tasks.answers import Block, NoisedBlock
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from discreet.config import ConfigError
 from discreet.federated.run_folder import replace_file
+from discreet.settings.rules import ConfigError
 from discreet.tasks.answers import NoisedBlock, rising
 from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 

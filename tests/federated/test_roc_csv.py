@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import ConfigError
 from discreet.federated.roc import RocPoint, read_roc, write_roc
+from discreet.settings.rules import ConfigError
 
 FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from discreet.federated.query import Query, Sums
-from discreet.statistics_settings import STATISTICS
+from discreet.settings.data import STATISTICS
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.statistic_answers import LEAST_DEVIATION, DataShape, normaliser_from, statistic_blocks
 from discreet.tasks.targets import LABELS, NUMBERS, SEQUENCES, Target
