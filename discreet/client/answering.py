@@ -17,7 +17,6 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PRIVACY_DRAWS
-from discreet.tasks.answers import l1_norm_of
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, outputs_of
 
@@ -83,7 +82,7 @@ class LocalNoise:
         """What leaves of an answer (length,): (length + 1,), float32, whose last number is the variance of the noise on
         each of the others, a public constant. `held_out` decides nothing."""
         sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
-        scale = 2 * self.privacy.norm_clip * self.privacy.noise_multiplier
+        scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
         variance = 2 * scale**2 if self.privacy.kind == LAPLACE else scale**2
         return torch.cat([sent.double(), torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
 
@@ -96,7 +95,7 @@ def own_noise(run: ClientSettings, query: Query | None = None) -> OwnNoise | Loc
     noise_multiplier, kind = run.evaluation.noise_multiplier, run.local.kind
     if kind == "none":
         return OwnNoise(noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1))
-    norm = l1_norm_of(query.blocks) if query is not None and kind == LAPLACE else 1.0
+    norm = query.l1_norm if query is not None and kind == LAPLACE else 1.0
     return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier, run.noise))
 
 

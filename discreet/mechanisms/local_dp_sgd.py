@@ -11,7 +11,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 
 EXAMPLE_SETTINGS = (
-    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
+    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.clip_norm"),
     "data.public_num_examples",
 )
 

@@ -10,7 +10,7 @@ from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, shared_
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL
 
-LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
+LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
 EPSILONS = ("epsilon_local", "epsilon_local_pure")
 NORMS = {"gaussian": "L2, Gaussian", "laplace": "L1, Laplace"}
 
@@ -32,7 +32,7 @@ class LocalNoise:
 
     def statement(self, *, account: bool = False) -> Statement:
         norm = NORMS.get(self.run.local.kind)  # no kind: this guarantee is off
-        how = f"the update is clipped in {norm} noise for 2 * norm_clip at the client" if norm else "none"
+        how = f"the update is clipped in {norm} noise for 2 * clip_norm at the client" if norm else "none"
         return local_statement(self.run, unit="all data of one client", mechanism=how)
 
     @property

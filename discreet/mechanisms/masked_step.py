@@ -43,7 +43,7 @@ class MaskedStep:
     deciding: ClassVar[tuple[str, ...]] = (*SECURE_SETTINGS, "training.batch_size", *EXAMPLE_SETTINGS)
     grid_slack: ClassVar[None] = None
     only_rdp: ClassVar[bool] = True
-    fixed_norm: ClassVar[str] = "privacy.example.l2_norm_clip"
+    fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
 
     def statement(self, *, account: bool = False) -> Statement:
         return Statement(
