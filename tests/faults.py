@@ -98,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         "the count of norms has half its noise",
-        "discreet.federated.round:_noised_count",
-        lambda real: lambda below, user, source: real(below, replace(user, count_stddev=user.count_stddev / 2), source),
+        "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
+        lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
         "federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
     ),
     Fault(

@@ -25,6 +25,7 @@ from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_ro
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
 from discreet.federated.state import initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
@@ -57,10 +58,11 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
         return _repeated(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
     resolved, task = checked(config)
     settings = evaluation_plan(resolved, query).joined
-    assert settings.user is not None
+    user = settings.release
+    assert isinstance(user, UserPrivacy)
     score = _joined(resolved, settings, num_params_of(resolved.model.name, task))
-    facts = {**facts, "noise_multiplier of the update": settings.user.noise_multiplier}
-    release = Release("a round that also rates the model", settings.user.event, paid, score, facts)
+    facts = {**facts, "noise_multiplier of the update": user.noise_multiplier}
+    release = Release("a round that also rates the model", user.event, paid, score, facts)
     return _repeated(config, sampling, release, releases)
 
 

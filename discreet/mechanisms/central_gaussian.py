@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, expected_cohort, shared_examples
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
+from discreet.privacy.quantile import (
+    BIT_SENSITIVITY,
+    LARGEST_NUMBER,
+    QuantileEstimator,
+    default_count_stddev,
+    split_noise_multiplier,
+)
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, USER, Sizes
+from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
+    from discreet.privacy.grid import Grid
+    from discreet.privacy.randomness import RandomSource
 
 ASKED_BEFORE = "; and before the first round a Gaussian of everybody's means and deviations of inputs"
 OF_ANOTHER_APP = (
@@ -104,6 +114,22 @@ class CentralGaussian:
             return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
         return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
 
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> UserPrivacy:
+        noise = self.run.user.noise_multiplier
+        assert noise is not None
+        return UserPrivacy(
+            noise,
+            self.event(noise, rates=rates),
+            count_stddev=count_stddev(self.run),
+            target_quantile=clip.target_quantile,
+            clip_learning_rate=clip.learning_rate,
+            clip_max=clip.ceiling,
+            clip_search_rate=clip.search_rate,
+            draws=PRIVACY_DRAWS.get(self.run.noise, 1),
+            on_grid=self.run.noise == "grid",
+            largest_cohort=self.run.user.population_size,
+        )
+
     @property
     def noise_in_sum(self) -> float:
         return update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
@@ -111,6 +137,124 @@ class CentralGaussian:
     @property
     def averaged(self) -> float:
         return expected_cohort(self.run)
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """The server's release: it clips once more, adds up, noises the sum and moves the clip norm.
+
+    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2 and
+    the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian mechanism of
+    multiplier z, sampled as `event` says. Noise and denominator are functions of public constants and C_t alone: not of
+    who replied. A sum of answers, which differs by at most 1, is part of the same mechanism, of multiplier
+    (z^-2 + z_answers^-2)^(-1/2).
+
+    Attributes:
+      noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
+      event: what a round costs.
+      count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
+      target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
+      clip_search_rate: a further learning rate in the first round, halved in each one after it.
+      draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
+      on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
+      largest_cohort: how many updates a sum on the grid must be able to hold.
+    """
+
+    noise_multiplier: float
+    event: DpEvent
+    count_stddev: float | None = None
+    target_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    clip_max: float = LARGEST_NUMBER
+    clip_search_rate: float = 0.0
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+    guarantee: ClassVar[str] = USER
+    masked: ClassVar[bool] = False
+
+    @property
+    def exact(self) -> bool:
+        return self.on_grid
+
+    @property
+    def clipping(self) -> UserPrivacy:
+        return self
+
+    @property
+    def sum_noise(self) -> float:
+        """z_update, see `update_noise_multiplier`."""
+        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+    def norm(self, clip_norm: float) -> float:
+        return clip_norm
+
+    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum
+
+        if not self.on_grid:
+            return CohortSum(num_params, clip_norm, None)
+        scale = self.sum_noise * clip_norm
+        return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, scale))
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        from discreet.mechanisms.sums import Released, take_all
+        from discreet.privacy.mechanisms import Gaussian
+
+        total = self.empty(at.num_params, at.clip_norm)
+        take_all(replies, total, at.answers)
+        at.charge(self.event)
+        answers = at.answers and at.answers.released(at.source.child("answer"))
+        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self.draws), at.source.child("update"))
+        below = None if self.count_stddev is None else self._noised_count(total.below, at.source.child("count"))
+        return Released(noised, *self.moved(at, below), total.replies, answers)
+
+    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
+        from discreet.mechanisms.sums import take_all
+
+        assert at.answers is not None
+        assert event is not None
+        take_all(replies, None, at.answers)
+        at.charge(event)
+        return at.answers.released(at.source)
+
+    def moved(self, at: Round, below: float | None) -> tuple[float, float | None]:
+        """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
+        constants and of the round."""
+        if self.count_stddev is None or below is None:
+            return at.clip_norm, None
+        estimator, fraction = QuantileEstimator(
+            min(at.clip_norm, self.clip_max),  # a run may be resumed with a lower ceiling than the norm it has reached
+            self.target_quantile,
+            self.clip_learning_rate,
+            self.clip_max,
+            # Halved each round: a search that halves its interval, in the logarithm of the norm.
+            search_rate=self.clip_search_rate * 0.5**at.number,
+            doubt=2 * self.count_stddev / at.expected_cohort,
+        ).update(below, expected_cohort=at.expected_cohort)
+        return estimator.estimate, fraction
+
+    def _grid(self, norm: float, length: int, noise_scale: float) -> Grid:
+        from discreet.privacy.grid import grid_for
+
+        return grid_for(norm, length, largest_cohort=self.largest_cohort, noise_scale=noise_scale)
+
+    def _noised_count(self, below: int, source: RandomSource) -> float:
+        """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
+        import torch
+
+        from discreet.privacy.mechanisms import Gaussian
+
+        assert self.count_stddev is not None
+        mechanism = Gaussian(self.count_stddev / BIT_SENSITIVITY, draws=self.draws)
+        if self.on_grid:
+            grid = self._grid(BIT_SENSITIVITY, 1, self.count_stddev)
+            steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
+            noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
+            return float(grid.to_float(noised, torch.float64)[0])
+        total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
+        return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
 
 
 def unit(run: ClientSettings) -> str:

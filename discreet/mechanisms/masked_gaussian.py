@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.mechanisms.central_gaussian import (
     SETTINGS,
+    CentralGaussian,
+    UserPrivacy,
     clip_kind,
     count_stddev,
     ratings,
@@ -23,12 +25,13 @@ from discreet.mechanisms.central_gaussian import (
 from discreet.mechanisms.mechanism import NOT_COVERED, Statement, expected_cohort
 from discreet.privacy.quantile import default_count_stddev
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, USER, Sizes
+from discreet.settings.privacy import EXAMPLE, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
 
 SECURE_SETTINGS = (
@@ -102,6 +105,10 @@ class MaskedGaussian:
     ) -> DpEvent:
         return self.sum(sizes, noise_multiplier).event_of(trains=trains, rates=rates)
 
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
+        clipping, noise = CentralGaussian(self.run).server_release(clip), self.run.user.noise_multiplier or 0.0
+        return MaskedSum(self.sum(sizes), self.event(noise, rates=rates, sizes=sizes), clipping)
+
     @property
     def noise_in_sum(self) -> float:
         noise = update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
@@ -110,6 +117,71 @@ class MaskedGaussian:
     @property
     def averaged(self) -> float:
         return expected_cohort(self.run)
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The server's release: it charges a sum that nobody has read, and opens it.
+
+    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
+    one client's vector (at example level one example) is zeroed out it moves by at most `vector.sensitivity_squared` in
+    squared L2 norm, and the noise of h honest clients is what the event says. All that follows is post-processing. A
+    dishonest client can send any integers, and nobody sees them: it spoils the model, not the privacy of others. The
+    denominator is a public constant.
+
+    Attributes:
+      vector: what clients add up.
+      clipping: the rule by which the clip norm moves.
+      step_norm: at example level, where no rule moves it, the norm that one step of the sum refers to.
+    """
+
+    vector: SecureSum
+    event: DpEvent
+    clipping: UserPrivacy | None = None
+    step_norm: float = math.inf
+    masked: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+
+    @property
+    def guarantee(self) -> str:
+        return EXAMPLE if self.clipping is None else USER
+
+    @property
+    def sum_noise(self) -> float:
+        """Of all clients: more than what is accounted for those that are sure to add theirs."""
+        return self.vector.own_noise_stddev * math.sqrt(self.vector.nodes)
+
+    def norm(self, clip_norm: float) -> float:
+        return self.step_norm if self.clipping is None else clip_norm
+
+    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
+        raise TypeError("clients' vectors are added up under masks, and no updates")
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        """As `ServerRelease` has it. RoundAbandoned: too few clients are left to open the sum, which is charged all the
+        same."""
+        from discreet.mechanisms.sums import Released
+
+        (update, below, answers), count = self._opened(replies, at, self.event)
+        said = None if answers is None or at.answers is None else at.answers.opened(answers)
+        moved = (at.clip_norm, None) if self.clipping is None else self.clipping.moved(at, below)
+        return Released(update, *moved, count, said)
+
+    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
+        """The vectors hold noise in all places but the answers'."""
+        assert at.answers is not None
+        assert event is not None
+        (_, _, answers), _ = self._opened(replies, at, event)
+        return at.answers.opened(answers)
+
+    def _opened(self, replies: Replies, at: Round, event: DpEvent) -> tuple[tuple[Any, ...], int]:
+        from discreet.mechanisms.sums import UnopenedSum
+
+        (sealed,) = replies
+        if not isinstance(sealed, UnopenedSum):
+            raise TypeError("a reply in the clear was given to a mechanism that opens masked sums")
+        at.charge(event)
+        return self.vector.decode(sealed.open(), self.norm(at.clip_norm)), sealed.replies
 
 
 def resolved(guarantee: str, noise_multiplier: float | None) -> float:

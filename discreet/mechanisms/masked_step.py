@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
 from discreet.mechanisms.masked_gaussian import (
     SECURE_SETTINGS,
+    MaskedSum,
     accounting,
     cohort,
     lost,
@@ -21,7 +22,7 @@ from discreet.mechanisms.masked_gaussian import (
 )
 from discreet.mechanisms.mechanism import ONE_PERSON, Statement, expected_cohort, shared_examples
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, Sizes
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -83,6 +84,10 @@ class MaskedStep:
         self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
     ) -> DpEvent:
         return self.sum(sizes, noise_multiplier).event_of(trains=trains, rates=rates)
+
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
+        vector = self.sum(sizes)
+        return MaskedSum(vector, vector.event, step_norm=self.run.step_norm)
 
     @property
     def noise_in_sum(self) -> float:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from discreet.privacy.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PLANNED, Sizes
+from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.mechanisms.sums import ServerRelease
 
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
@@ -112,6 +114,9 @@ class ServerMechanism(Mechanism, Protocol):
         self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
     ) -> DpEvent:
         """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
+
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
+        """The release of rounds. `rates`: of those in which clients also rate the model."""
 
     @property
     def noise_in_sum(self) -> float:

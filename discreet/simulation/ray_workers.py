@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
+from discreet.mechanisms.sums import PartialReply
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
 from discreet.simulation.workers import QUEUED, Train, Work
