@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from discreet.privacy.clipping import check_clip, clip_factors
 from discreet.privacy.rules.any_model import built_terms, check_layers, plain_gradient
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
-from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
 from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
-from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
-from discreet.privacy.rules.normalisation import NORMALISATION_RULES
+from discreet.privacy.rules.layer_rules import LAYER_RULES, covers_bag, covers_dimension
+from discreet.privacy.rules.linear import is_perceptron, linear, perceptron_terms
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.privacy.rules.operations import Unserved
 from discreet.privacy.rules.recurrent import SEQUENCE_RULES, covers_encoder
@@ -35,10 +34,9 @@ from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmove
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
 
 RULES: dict[type[nn.Module], Rule] = {
-    **FREE_RULES,
-    **LINEAR_RULES,
+    nn.Linear: linear,
+    **LAYER_RULES,
     **CONVOLUTION_RULES,
-    **NORMALISATION_RULES,
     **SEQUENCE_RULES,
 }
 # Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
