@@ -17,6 +17,7 @@ NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
 MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
 _NOTHING_SPENT = PrivacyLedger()
+_SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
 _ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
 
 
@@ -123,30 +124,27 @@ def rounds_within(
     return bisect_right(range(high), max_epsilon, lo=high // 2 + 1, key=epsilon) - 1
 
 
-def epsilon_schedule(
-    total_epsilon: float, *, kind: str | Sequence[float], rounds: int, ratio: float = 0.9
-) -> tuple[float, ...]:
+def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], rounds: int) -> tuple[float, ...]:
     """Per-round pure epsilons that add up to a total.
 
-    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets ``ratio`` times that of the round before it), or a list
-    of the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
+    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets 0.9 times that of the round before it), or a list of
+    the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
     never pass the total by rounding.
 
     Raises:
-        ValueError: a total, a ratio or a share that is not finite and positive, rounds below 1, a list of
+        ValueError: a total or a share that is not finite and positive, rounds below 1, a list of
             another length, or an unknown kind.
 
-    >>> [round(e, 6) for e in epsilon_schedule(7.0, kind="geometric", rounds=3, ratio=2.0)]
-    [1.0, 2.0, 4.0]
+    >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
+    [1.0, 0.9, 0.81]
     """
     _require_whole("rounds", rounds)
-    for name, value in (("total_epsilon", total_epsilon), ("ratio", ratio)):
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, not {value}")
+    if not 0.0 < total_epsilon < math.inf:
+        raise ValueError(f"total_epsilon must be finite and above 0, not {total_epsilon}")
     if kind == "uniform":
         shares = [1.0] * rounds
     elif kind == "geometric":
-        shares = [math.exp((t - (rounds - 1) * (ratio > 1)) * math.log(ratio)) for t in range(rounds)]
+        shares = [math.exp(t * math.log(_SCHEDULE_RATIO)) for t in range(rounds)]
     elif isinstance(kind, str):
         raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
     else:
