@@ -180,20 +180,13 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
     terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
     if not terms:
         return terms, objective.parameters[0].new_zeros(len(batch[0]))
-    norms = _norms(terms, objective.order)
+    # A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
+    total = reduce(add, (term.mass(objective.order) for term in terms))
+    norms = total if objective.order == 1 else total.sqrt()
     if math.isfinite(norms.sum()):
         return terms, norms
     lost = ~norms.isfinite()
     return [without(term, lost) for term in terms], norms.masked_fill(lost, math.inf)
-
-
-def _norms(terms: list[Term], order: int) -> Tensor:
-    """Norms (n,) of the gradients that the terms, one at least, make up together.
-
-    A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
-    """
-    total = reduce(add, (term.mass(order) for term in terms))
-    return total if order == 1 else total.sqrt()
 
 
 def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from discreet.privacy.rules.terms import Bag, Lookup, Rows, Rule, Slot, Tape, Term
+from discreet.privacy.rules.terms import Lookup, Rows, Rule, Slot, Tape, Term
 
 _ANY: Sequence[type[nn.Module]] = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Threshold, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
@@ -106,7 +106,12 @@ def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     outputs = functional.embedding_bag(inputs, weight, mode=mode, padding_idx=padding)
     slot = tape.slot(weight)
     if slot is not None:
-        tape.add(outputs, lambda grads: [Bag(slot, inputs.long(), _shares(layer, inputs, grads), grads)])
+
+        def terms(grads: Tensor) -> list[Term]:
+            shares = _shares(layer, inputs, grads)
+            return [Lookup(slot, inputs.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
+
+        tape.add(outputs, terms)
     return outputs
 
 
