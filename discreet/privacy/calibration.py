@@ -45,7 +45,7 @@ def noise_multiplier_for_epsilon(
     >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
     3.0
     """
-    _require_whole("count", count)
+    check_whole("count", count)
     return noise_multiplier_for_releases(
         target_epsilon, releases=lambda noise: ((make_event(noise), count),), delta=delta, accountant=accountant
     )
@@ -138,7 +138,7 @@ def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], round
     >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
     [1.0, 0.9, 0.81]
     """
-    _require_whole("rounds", rounds)
+    check_whole("rounds", rounds)
     if not 0.0 < total_epsilon < math.inf:
         raise ValueError(f"total_epsilon must be finite and above 0, not {total_epsilon}")
     if kind == "uniform":
@@ -157,6 +157,7 @@ def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], round
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 
 
-def _require_whole(name: str, value: int) -> None:
+def check_whole(name: str, value: int) -> None:
+    """Raises ValueError unless a setting is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")

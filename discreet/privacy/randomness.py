@@ -101,6 +101,10 @@ class RandomSource:
         self._fill(words)
         return words
 
+    def uniform(self, count: int) -> Tensor:
+        """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
+        return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
+
     def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
         """`count` independent normal values of mean 0, shape (count,).
 

@@ -49,7 +49,7 @@ class TrialCount:
         """
         from scipy import stats
 
-        first, second = ((word >> 11) * 2.0**-53 + 2.0**-54 for word in source.words(2).tolist())  # never 0 or 1
+        first, second = (source.uniform(2) + 2.0**-54).tolist()  # never 0 or 1
         if self.distribution == "poisson":
             return int(stats.poisson.ppf(first, self.mean))
         if self.mean == 1:

@@ -109,6 +109,16 @@ def largest_of_bits(words: np.ndarray) -> float:
     return float(max(np.abs(centred[:-1].mean(0)).max(), np.abs((centred[1:] * centred[:-1]).mean(0)).max()))
 
 
+def test_uniform_is_uniform_over_multiples_of_two_to_the_minus_53() -> None:
+    sample = seeded_source(60493).uniform(500_000)
+    assert sample.dtype == torch.float64
+    assert 0 <= float(sample.min()) < 1e-4
+    assert 1 - 1e-4 < float(sample.max()) < 1
+    assert bool((sample * 2**53 == (sample * 2**53).round()).all())
+    assert stats.kstest(sample.numpy(), "uniform").pvalue > ALARM
+    assert stats.kstest(sample.numpy() ** 1.03, "uniform").pvalue < ALARM
+
+
 @pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
 def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: int) -> None:
     sample = seeded_source(seed).normal(2_000_000, draws=draws, dtype=torch.float64)
@@ -213,7 +223,7 @@ def test_every_order_is_equally_likely(count: int) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     source = seeded_source(1193)
-    for draw in (source.words, source.normal, source.laplace, source.permutation):
+    for draw in (source.words, source.uniform, source.normal, source.laplace, source.permutation):
         with pytest.raises(ValueError, match="count must be >= 0"):
             draw(-1)
     for wrong in ({"draws": 0}, {"stddev": -1.0}, {"stddev": math.inf}, {"stddev": math.nan}):
