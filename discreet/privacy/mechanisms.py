@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.events import check_noise_multiplier
+from discreet.privacy.events import check_noise_multiplier, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -71,9 +71,7 @@ class Gaussian:
 
     def event(self) -> DpEvent:
         """The event of one release."""
-        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
-
-        return GaussianDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
+        return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True)

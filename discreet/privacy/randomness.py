@@ -7,7 +7,6 @@ import hmac
 import math
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -88,13 +87,8 @@ class RandomSource:
         return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
 
     def words(self, count: int) -> Words:
-        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,).
-
-        However a stream is cut into calls, it gives the same words in the same order.
-
-        Raises:
-            ValueError: for a negative count.
-            RuntimeError: in another process than the one that built the source.
+        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
+        calls. RuntimeError in another process than the one that built the source.
         """
         _check_count(count)
         words = np.empty(count, dtype=np.uint64)
@@ -143,7 +137,7 @@ class RandomSource:
         """
         _check_count(count)
         values = torch.empty(count, dtype=dtype)
-        for part in _chunks(values):
+        for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)
             for index in ((words & LOW_63_BITS) < _FEW_BITS).nonzero().flatten().tolist():
@@ -211,7 +205,7 @@ def seeded_source(seed: int) -> RandomSource:
 
 
 def signed(words: Words) -> Tensor:
-    """The same bits as an int64 tensor, without a copy: PyTorch does little arithmetic on unsigned words."""
+    """The same bits as an int64 tensor, without a copy."""
     return torch.from_numpy(words.view(np.int64))
 
 
@@ -256,10 +250,6 @@ def laplace_values(words: Tensor) -> Tensor:
 def _check_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"count must be >= 0, not {count}")
-
-
-def _chunks(values: Tensor) -> Iterator[Tensor]:
-    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
 
 
 def _derive(key: bytes, *labels: str | int) -> bytes:
