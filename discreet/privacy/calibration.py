@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
 MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
-_NOTHING_SPENT = PrivacyLedger()
 _SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
 _ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
 
@@ -97,11 +96,9 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
     return noise
 
 
-def rounds_within(
-    max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD, spent: PrivacyLedger = _NOTHING_SPENT
-) -> int:
-    """The number of further releases of ``event`` that fit after ``spent`` before the epsilon at ``delta`` passes
-    ``max_epsilon``: 0 if not one fits. The adjacency is that of the events.
+def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD) -> int:
+    """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not one
+    fits. The adjacency is that of the event.
 
     Raises:
         ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as ``epsilon_spent``.
@@ -114,7 +111,7 @@ def rounds_within(
         raise ValueError(f"max_epsilon must be at least 0, not {max_epsilon}")
 
     def epsilon(count: int) -> float:
-        return spent.record(event, count).epsilon(delta, accountant)
+        return PrivacyLedger(((event, count),)).epsilon(delta, accountant)
 
     high = 1
     while epsilon(high) <= max_epsilon:

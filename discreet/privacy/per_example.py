@@ -39,7 +39,7 @@ RULES: dict[type[nn.Module], Rule] = {
     **CONVOLUTION_RULES,
     **SEQUENCE_RULES,
 }
-# Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
+# For classes of layers that a rule does not cover with all settings: True if it covers this layer.
 _COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.TransformerEncoderLayer: covers_encoder,
     nn.EmbeddingBag: covers_bag,
@@ -227,7 +227,12 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
 
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
-    objective, targets = objective_of(model, _mixed), inputs.new_zeros(3)
+
+    def every_output_counts_otherwise(outputs: Tensor, targets: Tensor) -> Tensor:
+        rows = outputs.reshape(len(targets), -1)
+        return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+
+    objective, targets = objective_of(model, every_output_counts_otherwise), inputs.new_zeros(3)
     try:
         with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
@@ -241,12 +246,6 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
     margin = max(float(value.norm()) for value in wanted) * AGREEMENT
     pairs = zip(objective.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
-
-
-def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A number of each example, in which every output counts otherwise; for any model's outputs."""
-    rows = outputs.reshape(len(targets), -1)
-    return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
 
 def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from discreet.privacy.rules.terms import Lookup, Rows, Rule, Slot, Tape, Term
+from discreet.privacy.rules.terms import Lookup, Rows, Rule, Tape, Term
 
 _ANY: Sequence[type[nn.Module]] = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Threshold, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
@@ -79,10 +79,16 @@ without_parameters: Rule = _free(1)
 def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=1)
     check_table(layer)
-    outputs = functional.embedding(inputs, layer.weight, layer.padding_idx)
-    slot = tape.slot(layer.weight)
+    padding, slot = layer.padding_idx, tape.slot(layer.weight)
+    outputs = functional.embedding(inputs, layer.weight, padding)
     if slot is not None:
-        tape.add(outputs, lambda grads: [_lookup(slot, inputs.long(), grads, layer.padding_idx)])
+
+        def terms(grads: Tensor) -> list[Term]:
+            ids = inputs.long().reshape(len(inputs), -1)
+            rows = grads.reshape(*ids.shape, grads.shape[-1])
+            return [Lookup(slot, ids, rows if padding is None else rows.masked_fill((ids == padding).unsqueeze(2), 0))]
+
+        tape.add(outputs, terms)
     return outputs
 
 
@@ -92,34 +98,21 @@ def check_table(layer: nn.Module) -> None:
         raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
 
 
-def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding_idx: int | None) -> Term:
-    ids, grads = ids.reshape(len(ids), -1), grads.reshape(len(ids), -1, grads.shape[-1])
-    if padding_idx is not None:
-        grads = grads.masked_fill((ids == padding_idx).unsqueeze(2), 0)
-    return Lookup(slot, ids, grads)
-
-
 def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=2, most=2)
     check_table(layer)
-    weight, padding, mode = layer.weight, layer.padding_idx, layer.mode
-    outputs = functional.embedding_bag(inputs, weight, mode=mode, padding_idx=padding)
-    slot = tape.slot(weight)
+    padding, slot = layer.padding_idx, tape.slot(layer.weight)
+    outputs = functional.embedding_bag(inputs, layer.weight, mode=layer.mode, padding_idx=padding)
     if slot is not None:
 
         def terms(grads: Tensor) -> list[Term]:
-            shares = _shares(layer, inputs, grads)
+            shares = torch.ones_like(inputs, dtype=grads.dtype) if padding is None else (inputs != padding).to(grads)
+            if layer.mode == "mean":
+                shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
             return [Lookup(slot, inputs.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
 
         tape.add(outputs, terms)
     return outputs
-
-
-def _shares(layer: nn.EmbeddingBag, ids: Tensor, grads: Tensor) -> Tensor:
-    """The share of each place's row in the bag, (n, T), in the gradients' type."""
-    counted = torch.ones_like(ids) if layer.padding_idx is None else ids != layer.padding_idx
-    shares = counted.to(grads.dtype)
-    return shares / shares.sum(1, keepdim=True).clamp(min=1) if layer.mode == "mean" else shares
 
 
 def covers_bag(layer: nn.EmbeddingBag) -> bool:
@@ -127,19 +120,12 @@ def covers_bag(layer: nn.EmbeddingBag) -> bool:
 
 
 def prelu(tape: Tape, layer: nn.PReLU, inputs: Tensor) -> Tensor:
-    shared = layer.num_parameters == 1
-    tape.rows(inputs, least=1 if shared else 2)
+    tape.rows(inputs, least=1 if layer.num_parameters == 1 else 2)
     outputs, slot = functional.prelu(inputs, layer.weight), tape.slot(layer.weight)
-
     if slot is not None:
-        width = 1 if shared else inputs.shape[1]
-        tape.add(outputs, lambda grads: [Rows(slot, _by_channel(grads * inputs.clamp(max=0), width))])
+        by_channel = (len(inputs), layer.num_parameters, -1)
+        tape.add(outputs, lambda grads: [Rows(slot, (grads * inputs.clamp(max=0)).reshape(by_channel).sum(2))])
     return outputs
-
-
-def _by_channel(values: Tensor, width: int) -> Tensor:
-    """(n, ...) -> (n, width): the sums over what an example has of each channel, or over everything if width is 1."""
-    return values.reshape(len(values), width, -1).sum(2)
 
 
 Gather = Callable[[Tensor], Tensor]  # sums the positions at which an example uses an entry of the weight
