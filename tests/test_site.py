@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import discreet
-from discreet.cli.calibrate import Question, answer, sampled_choices
+from discreet.privacy.prices import sampled_prices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -102,9 +102,8 @@ def prices() -> list[list[str]]:
 @pytest.mark.parametrize("row", prices(), ids=lambda row: f"{row[0]}_clients")
 def test_calibrate_gives_the_prices_of_the_first_page(row: list[str]) -> None:
     clients, cohort, rounds, delta, noise = int(row[0]), int(row[1]), int(row[2]), float(row[3]), row[5]
-    poisson, _, _, everyone = sampled_choices(clients, cohort)
-    asked = Question(delta, None, 2.0, rounds)
-    assert [f"{answer(choice, asked):.5g}" for choice in (poisson, everyone)] == [noise, row[7]]
+    poisson, _, _, everyone = sampled_prices(clients, cohort)
+    assert [f"{price.noise(2.0, rounds, delta):.5g}" for price in (poisson, everyone)] == [noise, row[7]]
 
 
 def test_the_first_page_has_prices_for_small_and_large_federations() -> None:

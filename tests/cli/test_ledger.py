@@ -26,8 +26,8 @@ def test_show_gives_every_guarantee_with_its_epsilon(run: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "user" in printed
     assert "local" in printed
-    assert "user-level: 2 x Gaussian of noise multiplier 3\n" in printed
-    assert "local-level, client 4: 1 x Laplace of noise multiplier 2\n" in printed
+    assert "user-level: 2 x GaussianDpEvent(noise_multiplier=3.0)\n" in printed
+    assert "local-level, client 4: 1 x LaplaceDpEvent(noise_multiplier=2.0)\n" in printed
     assert "pure epsilon 0.5" in printed  # of the one Laplace release
     assert "{" not in printed
 
@@ -68,8 +68,8 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
     lines = capsys.readouterr().out.splitlines()
     assert "population people: 20 clients, add or remove one client, delta 0.001" in lines
     assert [line for line in lines if line.startswith("run ")] == [
-        "run /runs/second: 1 x Gaussian of noise multiplier 3",
-        "run /runs/first: 2 x Gaussian of noise multiplier 3",
+        "run /runs/second: 1 x GaussianDpEvent(noise_multiplier=3.0)",
+        "run /runs/first: 2 x GaussianDpEvent(noise_multiplier=3.0)",
     ]
     together = get_epsilon_gaussian(3.0 / 3**0.5, 1e-3)
     assert lines[-2] == "all runs together (2): 3 releases"
