@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "a trial that the account ended early is published",
-        "discreet.cli.tune:require_whole",
+        "discreet.simulation.tuning:require_whole",
         always(None),
         "cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",
     ),

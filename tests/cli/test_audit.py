@@ -11,8 +11,7 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.cli.audit import settings_of
-from discreet.config import ConfigError
+from discreet.config import RunConfig
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run
@@ -128,19 +127,25 @@ def test_every_bound_says_what_it_assumes(
     assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
 
 
-def test_the_settings_of_a_run_folder_are_taken_whole(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path
-    taken = settings_of(folder, [])
-    assert (taken.rounds, taken.privacy.user.noise_multiplier) == (3, 1.7)
-    with pytest.raises(ConfigError, match="--run takes the settings of that run"):
-        settings_of(folder, ["rounds=2"])
+def test_the_settings_of_a_run_folder_are_taken_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken(config: RunConfig, asked: object) -> Experiment:
+        assert (config.rounds, config.privacy.user.noise_multiplier) == (3, 1.7)
+        return made(1.0, 0)
+
+    monkeypatch.setattr(audit, "experiment_of", taken)
+    folder = str(make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path)
+    assert main(["--run", folder, "--output", str(tmp_path)]) == 0
+    assert main(["--run", folder, "rounds=2"]) == 2
+    assert "--run takes the settings of that run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--false-alarm", "0.2"], "--false-alarm must be within"),
-        (["--canaries", "0"], "an audit needs"),
+        (["--canaries", "0"], "--canaries"),
         (["--run", "no/such/run"], "no/such/run"),
         (["privacy.user.enabled=false"], "privacy.user"),
         (["--federation", "--of", "example"], "--federation audits the user level"),

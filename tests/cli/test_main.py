@@ -41,7 +41,7 @@ def test_the_help_of_every_verb_has_an_example(verb: str, capsys: pytest.Capture
         ),
         (["status"], "Missing argument 'RUN'."),
         (["status", "run", "--jsno"], "No such option '--jsno'. Did you mean '--json'?"),
-        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer."),
+        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer range."),
         (["run", "--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
         (
             ["tune", "--batch-size=8"],

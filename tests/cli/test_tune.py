@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from discreet.cli import tune
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import cost_of, publish, require_room
@@ -22,6 +21,7 @@ from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
+from discreet.simulation import tuning
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
 from tests.command import tune as main
@@ -107,8 +107,8 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
         simulate(config)
         ran.append(accuracies[len(ran) % 4])
 
-    monkeypatch.setattr(tune, "simulate", simulated)
-    monkeypatch.setattr(tune, "score", lambda _: ran[-1])
+    monkeypatch.setattr(tuning, "simulate", simulated)
+    monkeypatch.setattr(tuning, "score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
     assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
     assert ran == accuracies
@@ -251,7 +251,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise KilledError
         save(files, checkpoint, best=best, account=account)
 
-    monkeypatch.setattr(tune, "simulate", simulated)
+    monkeypatch.setattr(tuning, "simulate", simulated)
     return ran
 
 
@@ -263,7 +263,7 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
         ran = killed_at(2, patch)
         with pytest.raises(KilledError):
             main(["--output", str(tmp_path / "out"), *WORDS])
-    drawn = [trial.folder for trial in tune.read_tune(tmp_path / "out").trials]
+    drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
     assert ran == drawn[:2]
     assert main(["--output", str(tmp_path / "out"), *WORDS]) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
@@ -338,7 +338,7 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    monkeypatch.setattr(tune, "require_room", lambda _: None)  # another run takes the room meanwhile
+    monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
     one = PrivacyLedger(((user_event(load_config(SMALL), 2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
