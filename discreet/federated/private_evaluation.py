@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from discreet.client_settings import EvaluationConfig
 from discreet.federated.answer_sum import AnswerNoise, AnswerPart, NoisedAnswers, NoisedByClients, answer_round
+from discreet.federated.csv_text import write_roc
 from discreet.federated.estimates import Sums, names_of, read, roc_of
 from discreet.federated.messages import Work
 from discreet.federated.query import EVALUATION, Query
-from discreet.federated.roc_file import write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
