@@ -26,8 +26,7 @@ from typer import Option
 
 from discreet.cli.console import print_table
 from discreet.federated.guarantees import EXAMPLE, LOCAL, ZERO_OUT
-from discreet.privacy.prices import LOCAL_PRICES, Price, sampled_prices, secure_prices
-from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
+from discreet.federated.prices import LOCAL_PRICES, Price, masked_lines, masked_sum, sampled_prices, secure_prices
 from discreet.secure_settings import SecureConfig
 
 
@@ -109,30 +108,3 @@ def _rows(prices: list[Price], asked: dict[str, float]) -> list[dict[str, object
             row["times the first"] = str(error)
         rows.append(row)
     return rows
-
-
-def masked_sum(
-    clients: int, secure: SecureConfig, noise_multiplier: float, parameters: int, examples: int | None = None
-) -> SecureSum:
-    """The secure sum of a round, or at example level of a step in which each client has at most so many `examples`.
-
-    The noise is that on the sum over the clip norm.
-
-    >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
-    24
-    """
-    cohort = SecureCohort(clients, secure.summands(clients))
-    if examples is None:
-        return secure_sum(parameters, cohort, noise_multiplier=noise_multiplier)
-    return example_secure_sum(parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=examples)
-
-
-def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[str]:
-    """The noise that a client adds and the bytes that it sends, in words."""
-    return [
-        f"each of {clients} clients adds a discrete Gaussian of standard deviation "
-        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of {found.clip_steps} steps); "
-        f"that of {found.summands} is accounted",
-        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client and round; "
-        f"{secure.threshold_of(clients)} nodes must agree to open a sum",
-    ]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.calibrate import masked_sum
-from discreet.privacy.prices import LOCAL_PRICES, sampled_prices, secure_prices
+from discreet.federated.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
 from discreet.secure_settings import SecureConfig
 from tests.command import calibrate as main
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
+from discreet.secure_settings import SecureConfig
 
 PURE = "pure"  # epsilon at delta 0, which adds up
 
@@ -80,4 +83,31 @@ def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or
         Price("secure aggregation", "zero-out", RDP, event),
         Price("everyone, noise at the server", adjacency, RDP, GaussianDpEvent),
         Price("everyone, noise at the server", adjacency, PLD, GaussianDpEvent),
+    ]
+
+
+def masked_sum(
+    clients: int, secure: SecureConfig, noise_multiplier: float, parameters: int, examples: int | None = None
+) -> SecureSum:
+    """The secure sum of a round, or at example level of a step in which each client has at most so many `examples`.
+
+    The noise is that on the sum over the clip norm.
+
+    >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
+    24
+    """
+    cohort = SecureCohort(clients, secure.summands(clients))
+    if examples is None:
+        return secure_sum(parameters, cohort, noise_multiplier=noise_multiplier)
+    return example_secure_sum(parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=examples)
+
+
+def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[str]:
+    """The noise that a client adds and the bytes that it sends, in words."""
+    return [
+        f"each of {clients} clients adds a discrete Gaussian of standard deviation "
+        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of {found.clip_steps} steps); "
+        f"that of {found.summands} is accounted",
+        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client and round; "
+        f"{secure.threshold_of(clients)} nodes must agree to open a sum",
     ]
