@@ -13,7 +13,7 @@ from discreet import __version__
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Judgement, Verdict
 from discreet.federated.run_folder import replace_file
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, to_svg
 
 RECORD, PICTURE = "audit.json", "audit.svg"

@@ -39,7 +39,7 @@ from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import flush_folder
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.settings import client_settings, described
 from discreet.tasks.scores import score_columns
 

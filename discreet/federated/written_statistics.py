@@ -12,7 +12,7 @@ from discreet.federated.opened_run import OpenedRun
 from discreet.federated.private_statistics import ask, data_query, data_shape
 from discreet.federated.query import STATISTICS
 from discreet.federated.run_folder import replace_file
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.tasks.examples import Task
 from discreet.tasks.noised_answers import Estimate, read_statistics
 
