@@ -11,8 +11,9 @@ from discreet.audit.federation_audit import audit_federation
 from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.user_audit import audit_users
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 MOST_CANARIES = 500  # unless more are asked for
 NODES = 40  # canaries of each run in a federation

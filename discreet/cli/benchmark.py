@@ -30,8 +30,8 @@ import torch
 import typer
 
 from discreet.cli.console import print_table
-from discreet.config import ConfigError
-from discreet.places import own_files
+from discreet.settings.places import own_files
+from discreet.settings.rules import ConfigError
 
 SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "secure_round")
 

@@ -27,7 +27,7 @@ from typer import Option
 from discreet.cli.console import print_table
 from discreet.federated.guarantees import EXAMPLE, LOCAL, ZERO_OUT
 from discreet.federated.prices import LOCAL_PRICES, Price, masked_lines, masked_sum, sampled_prices, secure_prices
-from discreet.secure_settings import SecureConfig
+from discreet.settings.privacy import SecureConfig
 
 
 def command(

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from discreet.client_settings import ConfigError
-from discreet.places import own_files
+from discreet.settings.places import own_files
+from discreet.settings.rules import ConfigError
 
 # Differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
 SETTINGS = {

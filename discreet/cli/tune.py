@@ -30,9 +30,11 @@ import typer
 from typer import Option
 
 from discreet.cli.sweep import composed
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment.interruption import ending, interrupt_below, not_begun
 from discreet.logs import log_to
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.many_runs import check_parallel, run_all
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
 

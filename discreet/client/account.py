@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import GUARANTEES
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
 from discreet.privacy.events import RDP, exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import GUARANTEES
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

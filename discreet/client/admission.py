@@ -15,12 +15,13 @@ from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
 from discreet.client.answering import own_noise
 from discreet.client.local_privacy import LocalPrivacy, round_privacy
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
-from discreet.client_settings import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER, ClientSettings
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.secure_grid import MOST_GRADIENTS
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from discreet.client.account import Refused
 from discreet.client.local_privacy import LocalPrivacy, release_update
-from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import STATISTICS, Query, query_of
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PRIVACY_DRAWS
 from discreet.tasks.answers import l1_norm_of
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import load_parameters, outputs_of

@@ -15,12 +15,12 @@ from discreet.client.answering import answer_of_data, answer_to, own_noise
 from discreet.client.local_privacy import release_step, release_update
 from discreet.client.noised_vector import Values, noised_vector
 from discreet.client.policy import ClientPolicy
-from discreet.client_settings import ClientSettings
 from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
 from discreet.federated.query import OF_DATA, query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.client_settings import ClientSettings
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.models import frozen_digest, load_parameters, trainable
 from discreet.training.local_training import local_update

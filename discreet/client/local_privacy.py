@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.account import Refused
-from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm, clip_to_grid
 from discreet.privacy.grid import grid_for
@@ -26,6 +25,8 @@ from discreet.privacy.mechanisms import (
 )
 from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PRIVACY_DRAWS
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, to_train, trainable_part

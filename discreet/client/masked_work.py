@@ -19,14 +19,13 @@ from discreet.client.admission import NO_LEDGER, Account
 from discreet.client.client import DPClient
 from discreet.client.nodes import client_of
 from discreet.client.policy import budgets_of, check_own_count
-from discreet.client_settings import EXAMPLE, USER
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.masked_messages import terms_of
 from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
 from discreet.masking.agreement import Terms
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import EXAMPLE, USER, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

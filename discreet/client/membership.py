@@ -18,10 +18,9 @@ from discreet.federated.messages import VirtualClient
 from discreet.federated.simulation_keys import MembershipFiles, virtual_files
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.masking.agreement import MaskingRefused, Terms
-from discreet.masking.attempts import OVER
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
-from discreet.masking.store import FolderStore
+from discreet.masking.store import OVER, FolderStore
 
 # Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder for its state.
 NAME, KEY, PEERS, STATE = "name", "identity-key", "peers", "masking-state"

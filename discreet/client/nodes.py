@@ -13,12 +13,14 @@ from discreet.client.account import Accounts, Refused, node_accounts
 from discreet.client.client import DPClient
 from discreet.client.node_data import NodeDataError, node_table
 from discreet.client.policy import ClientPolicy, node_policy
-from discreet.client_settings import ClientSettings, DataConfig, EvaluationConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig
+from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Examples, TaskShape

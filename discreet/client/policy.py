@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.client.account import Budget, Refused
-from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.secure_settings import SECURE
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

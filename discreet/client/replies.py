@@ -10,7 +10,7 @@ from flwr.app import Error, Message, RecordDict
 from discreet.client.account import Refused
 from discreet.federated.known_ledgers import LedgerError
 from discreet.federated.messages import REFUSED_CODE, MalformedMessage
-from discreet.setting_checks import ConfigError
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.client")
 

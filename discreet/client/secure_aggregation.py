@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import NDArray
 
 from discreet.client.account import Refused
 from discreet.client.membership import Membership, membership_of
 from discreet.client.policy import check_sums, node_policy
 from discreet.federated.masked_messages import WHO, asked_bytes, member_content, read_masking, reply_content
-from discreet.masking.agreement import MaskingRefused
-from discreet.masking.wire import Contents, MalformedBytes, Stage, contents
+from discreet.masking.agreement import MaskingRefused, Terms
+from discreet.masking.wire import MalformedBytes, Stage, read_request
 
 if TYPE_CHECKING:
     from discreet.client.masked_work import MaskedWork
@@ -45,40 +43,32 @@ def answer_masking(
     membership = membership_of(virtual, node_config)
     if request == WHO:
         return member_content(membership.member)
-    asked = _contents(request)
-    if Stage.KEYS in {stage for stage, _ in asked.stages}:
-        # A node gives no keys for a sum that its owner does not allow.
-        policy, terms = node_policy(node_config), asked.terms
-        check_sums(policy, colluding=terms.colluding, summands=terms.summands)
-        membership.forget(but=asked.terms.run)
-    return reply_content(_answer(request, asked, membership, work=work))
-
-
-def _contents(request: bytes) -> Contents:
     try:
-        return contents(request)
+        terms, parts = read_request(request)
     except MalformedBytes as error:
         raise Refused(f"malformed: {error}") from error
-
-
-def _answer(request: bytes, asked: Contents, membership: Membership, *, work: Callable[[], MaskedWork]) -> bytes:
+    stages = {part.stage for part in parts}
+    if Stage.KEYS in stages:
+        # A node gives no keys for a sum that its owner does not allow.
+        check_sums(node_policy(node_config), colluding=terms.colluding, summands=terms.summands)
+        membership.forget(but=terms.run)
     try:
-        if Stage.MASKED not in {stage for stage, _ in asked.stages}:
-            # These terms are the server's. With its keys a node signs them, and no later stage may have others: not
-            # that of the masked vector either, whose terms are the node's own.
-            return membership.node(asked.terms).answer(request, _no_vector, _no_release)
-        masked = work()
-        node = membership.node(masked.terms(asked.terms.run))
-        reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
+        return reply_content(_answer(request, terms, membership, work=work if Stage.MASKED in stages else None))
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
+
+
+def _answer(request: bytes, terms: Terms, membership: Membership, *, work: Callable[[], MaskedWork] | None) -> bytes:
+    if work is None:
+        # These terms are the server's. With its keys a node signs them, and no later stage may have others: not that of
+        # the masked vector either, whose terms are the node's own.
+        return membership.node(terms).answer(request, _no_work, _no_work)
+    masked = work()
+    node = membership.node(masked.terms(terms.run))
+    reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
     masked.report(len(reply))
     return reply
 
 
-def _no_vector() -> NDArray[np.int64]:
-    raise MaskingRefused("a masked vector is asked for without the work")
-
-
-def _no_release() -> None:
+def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")

@@ -25,7 +25,7 @@ from discreet.federated.messages import MalformedMessage, TrainRequest, request_
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
 

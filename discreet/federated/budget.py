@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.events import exceeds
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import USER, PrivacyConfig
 
 
-class BudgetSpentError(RuntimeError):
-    """The next round would pass a budget. The message says which, and what is left."""
+class BudgetSpent(RuntimeError):
+    """The next round, or the next step of a loop, would pass a budget. The message says which, and what is left."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class ServerBudget:
         return _epsilon(spent, self.delta, self.accountant)
 
     def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpentError if these charges, for `what`, would pass the budget after what was spent."""
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was spent."""
         if self.max_epsilon is None:
             return
         after = spent
@@ -56,14 +55,14 @@ class ServerBudget:
         if exceeds(self.epsilon(after), self.max_epsilon):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
             level = "a user-level" if self.guarantee == USER else "an example-level"
-            raise BudgetSpentError(
+            raise BudgetSpent(
                 f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
                 f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
             )
 
 
 def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
-    """Raises BudgetSpentError if a release that is charged so, for `what`, would pass the budget: that of all runs over
+    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that of all runs over
     the population if the ledger charges an account, else that of the run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)

@@ -14,11 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError
 from discreet.federated.csv_text import csv_text
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.privacy.rules.objective import PADDING, cross_entropy
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import FLOWER_APP
 from discreet.tasks.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.tasks.description import DataDescription, read_description
 from discreet.tasks.examples import Task, TaskShape

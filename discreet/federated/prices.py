@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
@@ -12,8 +13,10 @@ from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
-from discreet.secure_settings import SecureConfig
+from discreet.settings.privacy import SecureConfig
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
 
 PURE = "pure"  # epsilon at delta 0, which adds up
 
@@ -96,6 +99,9 @@ def masked_sum(
     >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
     24
     """
+    # Imported here: it imports PyTorch, which takes twice as long as all else.
+    from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
+
     cohort = SecureCohort(clients, secure.summands(clients))
     if examples is None:
         return secure_sum(parameters, cohort, noise_multiplier=noise_multiplier)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from discreet.client_settings import FLOWER_APP
 from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import Picture
@@ -18,6 +17,7 @@ from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import RunRecord, find_runs, read_runs
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_holder, worst_epsilons
 from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
+from discreet.settings.training import FLOWER_APP
 
 REPORT_FILE = "report.html"
 

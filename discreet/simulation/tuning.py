@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import (
     ACCOUNTANT,
     SelectionCost,
@@ -26,6 +25,8 @@ from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
 from discreet.tasks.scores import main_score

@@ -11,7 +11,7 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.config import RunConfig
+from discreet.settings.run_config import RunConfig
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from discreet.federated.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
-from discreet.secure_settings import SecureConfig
+from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from discreet.config import load_config
 from discreet.federated.predictions import (
     indicators_of,
     load_model,
@@ -21,6 +20,7 @@ from discreet.federated.predictions import (
     write_indicators,
     write_predictions,
 )
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import CLASS, FolderError

@@ -9,9 +9,8 @@ import pytest
 
 from discreet.client.membership import FORGOTTEN_SECONDS, Membership
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.attempts import read_state
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.store import FolderStore
+from discreet.masking.store import FolderStore, read_state
 from discreet.masking.wire import Stage
 from tests.masking.federation import RUN, Federation, federation, terms_of
 

@@ -16,13 +16,15 @@ from discreet.client.admission import Admitted, admit, local_settings
 from discreet.client.answering import OwnNoise
 from discreet.client.client import DPClient
 from discreet.client.policy import ClientPolicy
-from discreet.client_settings import MEANS, ClientSettings, ConfigError
 from discreet.federated.messages import TrainReply, TrainRequest, Work, encode_reply
 from discreet.federated.query import Query
 from discreet.federated.run_plan import answers_of
 from discreet.federated.server_messages import OwnMessages
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.settings import client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.evaluation import MEANS
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import client_settings
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
 from discreet.tasks.targets import NUMBERS, Target

@@ -141,4 +141,4 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], 
     with pytest.raises(Refused, match="asks for an update in the clear"):
         who.answer(asked, params_of(linear()))
     with pytest.raises(Refused, match="asks for an update in the clear"):
-        who.fit([params_of(linear()).numpy()], dict(request_items(asked)))  # type: ignore[arg-type]
+        who.fit([params_of(linear()).numpy()], dict(request_items(asked)))
