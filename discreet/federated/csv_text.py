@@ -1,18 +1,12 @@
-"""CSV files in which a spreadsheet finds no formula: any rows, and roc.csv of a run folder."""
+"""CSV text in which a spreadsheet finds no formula."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, fields
-from pathlib import Path
-
-from discreet.federated.run_folder import replace_file
-from discreet.tasks.noised_answers import RocPoint
+from collections.abc import Iterable
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-ROC_FILE = "roc.csv"
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
@@ -35,16 +29,3 @@ def _is_number(text: str) -> bool:
         return float(text) == float(text)
     except ValueError:
         return False
-
-
-def write_roc(folder: Path, number: int, points: Sequence[RocPoint]) -> None:
-    """Adds to roc.csv the ROC curves of the model after a round, in place of those that are there of it: a row a point.
-
-    Without points there is no file.
-    """
-    path, kept = folder / ROC_FILE, list[list[str]]()
-    if path.exists():
-        kept = [row for row in csv.reader(path.read_text().splitlines()[1:]) if row[:1] != [str(number)]]
-    if kept or points:
-        header = ["round", *(field.name for field in fields(RocPoint))]
-        replace_file(path, csv_text([header, *kept, *((number, *astuple(point)) for point in points)]).encode())

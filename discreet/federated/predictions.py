@@ -136,7 +136,7 @@ def _description_of(path: Path, saved: SavedModel) -> DataDescription:
         low, high = zip(*BREAST_CANCER_RANGES, strict=True)
         facts |= {"low": low, "high": high}
         facts |= {} if arrays else {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
-    return DataDescription("csv", path.name, **facts)
+    return DataDescription(format="csv", file=path.name, **facts)
 
 
 _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {

@@ -26,9 +26,8 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import METRICS
 from discreet.settings.run_config import client_settings
-from discreet.tasks.answers import METRICS as OF_KIND
-from discreet.tasks.answers import joined_answer, l1_norm_of, metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
+from discreet.tasks.metric_answers import metric_blocks, metrics_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 from tests.client.clients import OFF, config, examples, ledger_at, linear, params_of
 from tests.replay import replay
@@ -43,7 +42,7 @@ SHAPES = {
     LABELS: TaskShape((5,), 0, target=Target(LABELS, ("a", "b", "c"))),
     NUMBERS: TaskShape((5,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0))),
 }
-EACH = [(kind, name) for kind in SHAPES for name in OF_KIND[kind]]
+EACH = [(kind, name) for kind in SHAPES for name in metrics_of(kind)]
 KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 
 
@@ -57,7 +56,7 @@ def ask(kind: str, work: Work, *words: str, number: int = 1) -> TrainRequest:
 
 
 def query(*names: str, shape: TaskShape = THREE) -> Query:
-    return Query(metric_blocks(names, shape), shape)
+    return Query(metric_blocks(names, shape))
 
 
 def noise_of(kind: str, asked: Query, *words: str) -> LocalNoise:
@@ -75,7 +74,7 @@ def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None 
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str, name: str) -> None:
     shape, draw = SHAPES[kind], torch.Generator().manual_seed(20161)
-    blocks = metric_blocks([name], shape)
+    asked = query(name, shape=shape)
     for scale in (0.0, 0.5, 30.0):
         outputs = torch.randn(7, shape.num_outputs, generator=draw).double() * scale
         outputs[0] = math.nan
@@ -83,15 +82,12 @@ def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str,
             targets = torch.randint(3, (7,), generator=draw)
         else:
             targets = torch.randint(0 if kind == LABELS else -1, 2, (7, shape.num_outputs), generator=draw).float()
-        assert float(joined_answer(blocks, outputs, targets).abs().sum()) <= l1_norm_of(blocks) + 1e-12
+        assert float(asked.answer(outputs, targets).abs().sum()) <= asked.l1_norm + 1e-12
 
 
 def test_the_l1_norm_of_shares_is_their_sum_and_of_one_number_its_bound() -> None:
-    assert [l1_norm_of(metric_blocks([name], THREE)) for name in ("accuracy", "loss", "clients", "calibration")] == [
-        1
-    ] * 4
-    two = metric_blocks(["accuracy", "loss"], THREE)
-    assert l1_norm_of(two) == pytest.approx(math.sqrt(2))
+    assert [query(name).l1_norm for name in ("accuracy", "loss", "clients", "calibration")] == [1] * 4
+    assert query("accuracy", "loss").l1_norm == pytest.approx(math.sqrt(2))
     assert set(METRICS) == {name for _, name in EACH}
 
 

@@ -25,8 +25,8 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import MEANS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import client_settings
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 from discreet.tasks.targets import NUMBERS, Target
 from tests.client.clients import EXAMPLE, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay
@@ -34,7 +34,7 @@ from tests.replay import replay
 Z = 3.0
 RATED = (*EXAMPLE, "evaluation.kind=private", f"evaluation.noise_multiplier={Z}", "evaluation.every=2")
 RATE, BOTH = Work(trains=False, query="evaluation"), Work(trains=True, query="evaluation")
-ACCURACY = Query(metric_blocks(["accuracy"], TaskShape((5,), 3)), TaskShape((5,), 3))
+ACCURACY = Query(metric_blocks(["accuracy"], TaskShape((5,), 3)))
 SHAPES = {
     **dict.fromkeys(("accuracy", "loss", "auc", "calibration"), TaskShape((5,), 2)),
     **dict.fromkeys(("mae", "rmse"), TaskShape((5,), 2, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0)))),

@@ -81,7 +81,7 @@ WRONG = [
     (lambda folder: folder, "data.toml is missing"),
     (lambda folder: describe(folder, "format csv"), "is not TOML"),
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
-    (lambda folder: describe(folder, 'format = "csv"'), "must give file as a text"),
+    (lambda folder: describe(folder, 'format = "csv"'), "file: Field required"),
     (lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'), "must lie in"),
     (lambda folder: csv_folder(folder, extra="low = 1"), "low and high must be given together"),
     (lambda folder: csv_folder(folder, extra='inputs = ["p0"]'), r"1 inputs a row, not 64 for the shape \(1, 8, 8\)"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from discreet.federated.csv_text import write_roc
-from discreet.tasks.noised_answers import RocPoint
+from discreet.federated.roc import RocPoint, write_roc
 
 FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
 
