@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "a client noises its own answer for half an example",
-        "discreet.client.answering:OwnNoise.noised",
+        "discreet.client.release:OwnNoise.noised",
         lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
         "client/test_own_noise.py::test_the_noise_is_for_one_of_the_held_out_examples",
     ),
@@ -316,7 +316,7 @@ FAULTS = (
     ),
     Fault(
         "a virtual member is believed without a ticket",
-        "discreet.client.membership:is_simulations",
+        "discreet.client.secure_aggregation:is_simulations",
         always(True),
         "client_app/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),

@@ -15,7 +15,7 @@ from torch.distributions import Laplace, Normal
 
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
 from discreet.audit.repeated_release import Score, scores_of
-from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.client_settings import ConfigError
 from discreet.config import RunConfig
 from discreet.privacy import mechanisms

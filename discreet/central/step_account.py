@@ -11,8 +11,8 @@ from discreet.central.loop_settings import LoopSettings
 from discreet.client_settings import EXAMPLE
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.events import ACCOUNTANTS, exceeds
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.events import ACCOUNTANTS
+from discreet.privacy.privacy_ledger import PrivacyLedger, passes
 from discreet.training.local_training import example_event, steps_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class StepAccount:
         """The largest number of further steps, up to the plan's, that does not pass the budget."""
 
         def beyond(steps: int) -> bool:
-            return exceeds(self.price.epsilon(self._before.record(self.event, steps)), most)
+            spent = self._before.record(self.event, steps)
+            return passes(spent, most, delta=self.price.delta, accountant=self.price.accountant)
 
         left = self.planned - self._first
         if not beyond(left):

@@ -1,4 +1,4 @@
-"""What a client's owner allows: a client refuses work that gives less privacy than that."""
+"""The policy of a client's owner: a client refuses work that gives less privacy than it asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from discreet.client.account import Budget, Refused
 from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
@@ -17,10 +17,8 @@ from discreet.secure_settings import SECURE
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-POLICY_KEYS = (
-    *("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples"),
-    *("min-colluding", "min-summands"),
-)
+WHOLE = ("public-num-examples", "min-colluding", "min-summands")
+POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", *WHOLE)
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
@@ -81,30 +79,15 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
 
     Raises:
-      ValueError: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
+      Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
     """
-    settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
-    settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
-    unknown = sorted(set(settings) - set(POLICY_KEYS))
-    if unknown:
-        raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(POLICY_KEYS)}")
-    required = settings.get("require", "")
-    names = required if isinstance(required, list) else str(required).replace(",", " ").split()
-    return ClientPolicy(
-        min_noise_multiplier=_number(settings, "min-noise-multiplier", 0.0),
-        max_epsilon=_number(settings, "max-epsilon", math.inf),
-        max_delta=_number(settings, "max-delta", 1.0),
-        require=tuple(str(name) for name in names),
-        public_num_examples=_whole_number(settings, "public-num-examples"),
-        min_colluding=_whole_number(settings, "min-colluding") or 0,
-        min_summands=_whole_number(settings, "min-summands") or 0,
-    )
-
-
-def node_policy(node_config: Mapping[str, object]) -> ClientPolicy:
-    """`policy_from`, for a node that answers a request: Refused if the policy can't be read."""
     try:
-        return policy_from(node_config)
+        settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+        settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
+        unknown = sorted(set(settings) - set(POLICY_KEYS))
+        if unknown:
+            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(POLICY_KEYS)}")
+        return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
@@ -121,23 +104,16 @@ def _policy_file(path: Path) -> dict[str, object]:
     return read
 
 
-def _number(settings: Mapping[str, object], key: str, default: float) -> float:
-    value = settings.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{key} must be a number (got {value})")
+def _value(key: str, value: object) -> Any:
+    if key == "require":
+        return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
     try:
-        return float(value)
+        number = float(str(value))
     except ValueError as error:
         raise ValueError(f"{key} must be a number (got {value})") from error
-
-
-def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
-    value = _number(settings, key, math.nan)
-    if key not in settings:
-        return None
-    if not value.is_integer():
-        raise ValueError(f"{key} must be a whole number (got {settings[key]})")
-    return int(value)
+    if key in WHOLE and not number.is_integer():
+        raise ValueError(f"{key} must be a whole number (got {value})")
+    return int(number) if key in WHOLE else number
 
 
 def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
@@ -232,18 +208,14 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     `max_epsilon` names a budget at delta instead.
     """
     example, local = run.example, run.local
-    budgets = []
-    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
-        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
     of_run = {
-        EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
-        LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
+        EXAMPLE: example.target_epsilon if example.max_epsilon is None else example.max_epsilon,
+        LOCAL: local.epsilon if local.max_epsilon is None else local.max_epsilon,
         USER: run.user.max_epsilon,
     }
-    for name in guarantees:
-        epsilon = of_run[name]
-        if epsilon is not None:
-            budgets.append(Budget(epsilon, run.delta, name))
+    budgets = [Budget(most, run.delta, name) for name in guarantees if (most := of_run[name]) is not None]
+    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -10,10 +10,11 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampl
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
+from discreet.client.account import Accounts, Budget, Refused
 from discreet.client_settings import EXAMPLE, LOCAL, USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.privacy.privacy_ledger import epsilon_of
 from tests.client.clients import ledger_at
 
 STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
@@ -73,9 +74,9 @@ def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path
     mine = account(tmp_path / "ledger.db")
     for scale in (4.0, 2.0):
         charge(mine, LaplaceDpEvent(scale), 1, guarantee=LOCAL)
-    assert pure_epsilon_of(mine.spent(LOCAL, "")) == pytest.approx(0.75)
+    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == pytest.approx(0.75)
     charge(mine, GaussianDpEvent(2.0), 1, guarantee=LOCAL)
-    assert pure_epsilon_of(mine.spent(LOCAL, "")) == math.inf
+    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == math.inf
 
 
 def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from scipy import stats
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client.answering import LocalNoise, own_noise
-from discreet.client.client import DPClient
-from discreet.client.local_privacy import round_privacy
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
+from discreet.client.release import LocalNoise, own_noise, round_privacy
 from discreet.client_settings import METRICS, ClientSettings
 from discreet.federated.messages import TrainReply, TrainRequest, Work
 from discreet.federated.query import Query
@@ -65,10 +64,10 @@ def noise_of(kind: str, asked: Query, *words: str) -> LocalNoise:
     return noise
 
 
-def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None = None) -> DPClient:
+def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None = None) -> Client:
     accounts = Accounts(ledger_at(ledger), 1e-3, "pld")
     source = source or seeded_source(5519)
-    return DPClient(linear(), examples(6), accounts, ClientPolicy(), source, "", held_out, THREE)
+    return Client(linear(), examples(6), accounts, ClientPolicy(), source, "", held_out, THREE)
 
 
 @pytest.mark.parametrize(("kind", "name"), EACH)

@@ -12,8 +12,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from discreet.client.account import Refused
-from discreet.client.client import DPClient
-from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.client.client import Client
+from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
@@ -47,7 +47,7 @@ def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = 
     return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
 
 
-def answers(run: RunConfig, who: DPClient) -> list[TrainReply]:
+def answers(run: RunConfig, who: Client) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
     return [who.answer(request(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.client.membership import FORGOTTEN_SECONDS, Membership
+from discreet.client.secure_aggregation import FORGOTTEN_SECONDS, Membership
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.attempts import read_state
 from discreet.masking.identity import Directory, Identity

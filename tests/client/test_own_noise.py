@@ -13,9 +13,9 @@ from dp_accounting.pld import PLDAccountant
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit, local_settings
-from discreet.client.answering import OwnNoise
-from discreet.client.client import DPClient
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
+from discreet.client.release import OwnNoise
 from discreet.client_settings import MEANS, ClientSettings, ConfigError
 from discreet.federated.messages import TrainReply, TrainRequest, Work, encode_reply
 from discreet.federated.query import Query
@@ -47,10 +47,10 @@ def ask(work: Work, *words: str, number: int = 1) -> TrainRequest:
     return TrainRequest(number, math.inf, settings(*words), work=work)
 
 
-def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None = None) -> DPClient:
+def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None = None) -> Client:
     accounts = Accounts(ledger_at(ledger), 1e-3, "pld")
     source = source or seeded_source(5519)
-    return DPClient(linear(), examples(6), accounts, ClientPolicy(), source, "", held_out, TaskShape((5,), 3))
+    return Client(linear(), examples(6), accounts, ClientPolicy(), source, "", held_out, TaskShape((5,), 3))
 
 
 @pytest.mark.parametrize("name", MEANS)

@@ -66,7 +66,7 @@ BAD = {
 
 @pytest.mark.parametrize(("message", "node"), BAD.items())
 def test_a_bad_value_is_named(message: str, node: dict[str, object]) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is compared below
+    with pytest.raises(Refused) as error:
         policy_from(node)
     assert message in str(error.value)
 
@@ -78,12 +78,12 @@ FILES = {"{": "is not JSON", "[1]": "must hold one JSON object", '{"max-epsilom"
 def test_a_policy_file_that_is_not_understood_is_never_taken_for_none(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Refused, match=message):
         policy_from({"policy": str(path)})
 
 
 def test_a_policy_file_that_is_not_there_is_never_taken_for_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the policy file can't be read: No such file") as error:
+    with pytest.raises(Refused, match="the policy file can't be read: No such file") as error:
         policy_from({"policy": str(tmp_path / "policy.json")})
     assert str(tmp_path) not in str(error.value)
 

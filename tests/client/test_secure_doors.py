@@ -14,7 +14,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.client.account import Refused
 from discreet.client.app import train
 from discreet.client.secure_sum_mod import secure_sum_mod
-from discreet.federated.messages import request_items
 from discreet.federated.server_messages import encode_request, parameters_record
 from discreet.masking.wire import Stage
 from tests.client.clients import client, examples, linear, params_of
@@ -140,5 +139,3 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], 
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
     with pytest.raises(Refused, match="asks for an update in the clear"):
         who.answer(asked, params_of(linear()))
-    with pytest.raises(Refused, match="asks for an update in the clear"):
-        who.fit([params_of(linear()).numpy()], dict(request_items(asked)))  # type: ignore[arg-type]

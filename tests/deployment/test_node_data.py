@@ -12,12 +12,13 @@ import torch
 from pyarrow import parquet
 
 from discreet.client.account import Refused
-from discreet.client.node_data import NodeDataError, load_node_data, main
+from discreet.client.node_data import main, node_table
 from discreet.client.nodes import model_of, node_examples
 from discreet.config import load_config
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import SHAPES
+from discreet.tasks.targets import FolderError
 
 PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
 CLASSES = np.array([0, 7, 9])
@@ -61,14 +62,14 @@ def idx_folder(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [csv_folder, parquet_folder, npz_folder, idx_folder])
 def test_every_format_gives_the_same_examples(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    examples = load_node_data(make(tmp_path), "digits")
+    examples = node_table(make(tmp_path), "digits")[0]
     torch.testing.assert_close(examples.inputs, EXPECTED)
     assert examples.targets.tolist() == CLASSES.tolist()
 
 
 def test_columns_are_taken_in_the_order_of_the_description(tmp_path: Path) -> None:
     names = ", ".join(f'"{name}"' for name in reversed(NAMES))
-    examples = load_node_data(csv_folder(tmp_path, extra=f"{SCALE}inputs = [{names}]\n"), "digits")
+    examples = node_table(csv_folder(tmp_path, extra=f"{SCALE}inputs = [{names}]\n"), "digits")[0]
     torch.testing.assert_close(examples.inputs, EXPECTED.flatten(1).flip(1).reshape(3, 1, 8, 8))
 
 
@@ -77,7 +78,7 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
         "kind," + ",".join(f"f{n}" for n in range(30)) + "\nmalign," + "1," * 29 + "3\nbenign," + "2," * 29 + "9\n"
     )
     text = 'format = "csv"\nfile = "a.csv"\ntarget = "kind"\nclasses = ["malign", "benign"]\nlow = 1\nhigh = 3\n'
-    examples = load_node_data(describe(tmp_path, text), "breast_cancer")
+    examples = node_table(describe(tmp_path, text), "breast_cancer")[0]
     assert examples.targets.tolist() == [0, 1]
     # breast_cancer lies in [-1, 1]: low is -1, high is 1, and what is outside is clamped.
     assert examples.inputs[0, 0] == -1
@@ -87,7 +88,7 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
 def test_token_ids_stay_whole_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", inputs=np.full((2, 80), 97), y=np.array([0, 97]))
     describe(tmp_path, 'format = "npz"\nfile = "a.npz"\ntarget = "y"\n')
-    assert load_node_data(tmp_path, "shakespeare").inputs.dtype == torch.int64
+    assert node_table(tmp_path, "shakespeare")[0].inputs.dtype == torch.int64
 
 
 WRONG = {
@@ -129,21 +130,21 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said(tmp_path: Path, name: str) -> None:
     make, message = WRONG[name]
-    with pytest.raises(NodeDataError, match=message):
-        load_node_data(make(tmp_path), "digits")
+    with pytest.raises(FolderError, match=message):
+        node_table(make(tmp_path), "digits")
 
 
 def test_a_class_that_the_task_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
     rows = np.zeros((3, 30), int)
     head = ",".join([*(f"f{number}" for number in range(30)), "digit"])
     folder = csv_folder(tmp_path, head=head, rows=rows, extra="")
-    with pytest.raises(NodeDataError, match="line 3: the class is not one of 0 to 1"):
-        load_node_data(folder, "breast_cancer")
+    with pytest.raises(FolderError, match="line 3: the class is not one of 0 to 1"):
+        node_table(folder, "breast_cancer")
 
 
 def test_a_task_that_is_not_known_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NodeDataError, match="no task 'weather'"):
-        load_node_data(csv_folder(tmp_path), "weather")
+    with pytest.raises(FolderError, match="no task 'weather'"):
+        node_table(csv_folder(tmp_path), "weather")
 
 
 def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

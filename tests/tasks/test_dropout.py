@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client import nodes
-from discreet.client.local_privacy import LocalPrivacy, release_step
+from discreet.client.release import LocalPrivacy, release_step
 from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import secure_source, seeded_source

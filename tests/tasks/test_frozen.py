@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.client import nodes
-from discreet.client.local_privacy import LocalPrivacy, release_step
+from discreet.client.release import LocalPrivacy, release_step
 from discreet.config import ConfigError, load_config
 from discreet.federated.messages import MalformedMessage, request_items, request_of
 from discreet.federated.predictions import named_parameters_of

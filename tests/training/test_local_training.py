@@ -160,7 +160,7 @@ def test_a_model_that_is_not_finite_is_not_sent_on() -> None:
     wild = torch.full((18,), math.nan)
     update = local_update(linear(), wild, examples(4), settings=dp(1.0), source=seeded_source(5))
     assert update.shape == (18,)
-    assert bool(torch.isnan(update).all())  # DPClient clips it to zero: see test_client
+    assert bool(torch.isnan(update).all())  # Client clips it to zero: see test_client
 
 
 def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -> None:
