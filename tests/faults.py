@@ -292,14 +292,14 @@ FAULTS = (
     ),
     Fault(
         "a client charges one step a round",
-        "discreet.client.admission:example_events",
-        lambda real: lambda *args, **more: tuple((event, 1) for event, _ in real(*args, **more)),
+        "discreet.client.admission:steps_of",
+        always(1),
         "client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
     ),
     Fault(
         "a client charges no answer",
-        "discreet.client.admission:answer_events",
-        always(()),
+        "discreet.client.admission:own_noise",
+        always(None),
         "client/test_local_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
     ),
     Fault(

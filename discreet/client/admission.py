@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from discreet.client.account import Accounts, Budget, Refused
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
@@ -30,9 +29,6 @@ from discreet.training.local_training import (
     settings_without_noise,
     steps_of,
 )
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 ANYTHING = ClientPolicy()
 NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
@@ -134,36 +130,27 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
         _check(run, training, local, num_examples=num_examples, policy=policy)
     except Refused as refusal:
         return refusal
-    events = {
-        EXAMPLE: example_events(request, training, num_examples=num_examples),
-        LOCAL: local_events(request, local),
-    }
-    charges = tuple(Charge(number, name, "", event, count) for name in events for event, count in events[name])
-    return Admitted(training, local, charges, budgets_of(policy, run, *(name for name in events if events[name])))
+    charges = _charges(request, training, local, num_examples)
+    return Admitted(
+        training, local, charges, budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
+    )
 
 
-def example_events(
-    request: TrainRequest, training: LocalSettings, *, num_examples: int
-) -> tuple[tuple[DpEvent, int], ...]:
-    """The cost of a round at example level: the steps on what the client trains on, and its answer on what it holds
-    out. No example is in both, so that an account of the two together is an upper bound."""
-    steps = steps_of(num_examples, training)
-    trained = request.work.trains and training.example is not None and steps > 0
-    steps_taken = ((example_event(num_examples, training), steps),) if trained else ()
-    answered = answer_events(request) if training.example is not None else ()
-    return steps_taken + answered
-
-
-def local_events(request: TrainRequest, local: LocalPrivacy | None) -> tuple[tuple[DpEvent, int], ...]:
-    """The cost of a round at local level: its update, if it trains, and its answer."""
-    updated = () if local is None else ((local.event, 1),)
-    return updated + (answer_events(request) if request.run.local.kind != "none" else ())
-
-
-def answer_events(request: TrainRequest) -> tuple[tuple[DpEvent, int], ...]:
-    """The cost of an answer to a client that noises it by itself."""
-    noise = own_noise(request.run)
-    return ((noise.event, 1),) if request.work.query and noise is not None else ()
+def _charges(
+    request: TrainRequest, training: LocalSettings, local: LocalPrivacy | None, num_examples: int
+) -> tuple[Charge, ...]:
+    """The cost of a round to a client without a name: at example level the steps on what it trains on and its answer on
+    what it holds out, at local level its update and its answer. No example is both trained on and held out, so that an
+    account of the two together is an upper bound."""
+    number, steps, charges = request.round, steps_of(num_examples, training), list[Charge]()
+    if request.work.trains and training.example is not None and steps > 0:
+        charges.append(Charge(number, EXAMPLE, "", example_event(num_examples, training), steps))
+    if local is not None:
+        charges.append(Charge(number, LOCAL, "", local.event))
+    answer = own_noise(request.run) if request.work.query else None
+    if answer is not None:
+        charges.append(Charge(number, EXAMPLE if request.run.local.kind == "none" else LOCAL, "", answer.event))
+    return tuple(charges)
 
 
 def _check(
@@ -186,17 +173,14 @@ def _check(
     counted = counted_examples(num_examples, training)
     if run.rates_itself:  # at most so many, with those that it holds out
         counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    if counted > 1 and noises.keys() - {USER}:
-        _check_delta("privacy.delta", run.delta, counted)
-        if math.isfinite(policy.max_epsilon):
-            _check_delta("max-delta of this client's policy", policy.max_delta, counted)
-    check_policy(policy, run, noise_multipliers=noises)
-
-
-def _check_delta(name: str, delta: float, num_examples: int) -> None:
     # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
-    if delta >= 1 / num_examples:
-        raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+    deltas = {"privacy.delta": run.delta}
+    if math.isfinite(policy.max_epsilon):
+        deltas["max-delta of this client's policy"] = policy.max_delta
+    for name, delta in deltas.items() if noises.keys() - {USER} else ():
+        if counted > 1 and delta >= 1 / counted:
+            raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+    check_policy(policy, run, noise_multipliers=noises)
 
 
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:

@@ -20,10 +20,8 @@ from discreet.client.nodes import client_of
 from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.client_settings import EXAMPLE, USER
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.masked_messages import terms_of
 from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
-from discreet.masking.agreement import Terms
 from discreet.privacy.secure_grid import SecureSum
 from discreet.secure_settings import Sizes
 
@@ -43,9 +41,6 @@ class MaskedWork:
       accounts, policy, holder: as `discreet.client.client.Client` has them.
       work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused before anything is
         computed.
-
-    Raises:
-      Refused: the run is not one under secure aggregation.
     """
 
     request: TrainRequest
@@ -61,11 +56,7 @@ class MaskedWork:
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
-        """The work that a message asks for.
-
-        Raises:
-          MalformedMessage, Refused, LedgerError, ConfigError: as `client_of`, and as the class.
-        """
+        """The work that a message asks for; errors as `client_of`."""
         request, params = decode_request(content)
         client, sizes = client_of(request, node_config), Sizes(params.numel())
         if request.run.evaluation.private:
@@ -89,26 +80,14 @@ class MaskedWork:
         """The cost of this round's sum to this client, by its own count."""
         return self.sums.event_of(trains=self.request.work.trains, rates=bool(self.request.work.query))
 
-    def terms(self, run: str) -> Terms:
-        """The terms of a run's masked sums, by the settings that this client was sent: others are refused."""
-        return terms_of(run, self.request.run, self.sums)
-
     def vector(self) -> NDArray[np.int64]:
-        """The clipped update, the bit and the answer on the grid, with this client's share of the noise: (length,).
-
-        Raises:
-          Refused: what the sum would cost passes a budget, or the policy forbids the work: nothing is computed.
-        """
+        """The client's vector (length,). Nothing is computed if a budget or the policy forbids it: Refused."""
         self._check()
         values: NDArray[np.int64] = self.work(self.sums).numpy()
         return values
 
     def release(self) -> None:
-        """Writes what the sum costs to this client's own ledger, before its masked vector leaves.
-
-        Raises:
-          Refused: it would pass a budget.
-        """
+        """Charges the sum to this client's own ledger, before its masked vector leaves; Refused beyond a budget."""
         assert self.accounts is not None
         while not self.accounts.write([self._check()]):
             pass  # the ledger was charged by another run meanwhile, and the budgets are looked at again

@@ -59,7 +59,7 @@ def virtual_client(request: TrainRequest) -> Client:
     accounts = accounts_of(run, virtual, {}) if run.accounts_itself else None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
-    return Client(_model(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
+    return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
 def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
@@ -81,7 +81,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Cli
     if OWN in run.model and (folder is None or read_description(folder).model != run.model):
         raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
-    model = _model(run.model, shape)
+    model = model_of(run.model, shape)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
 
 
@@ -129,11 +129,7 @@ def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
     return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
 
 
-def model_of(run: ClientSettings) -> nn.Module:
-    """The architecture for the demonstration data; its parameters come with each request. Built once per process."""
-    return _model(run.model, shape_of(run))
-
-
 @lru_cache(maxsize=4)
-def _model(name: str, shape: TaskShape) -> nn.Module:
+def model_of(name: str, shape: TaskShape) -> nn.Module:
+    """The architecture; its parameters come with each request. Built once per process."""
     return model_for(name, shape, seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ from discreet.client.account import Budget, Refused
 from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.secure_settings import SECURE
+from discreet.setting_checks import check_value, require, setting
+from discreet.value_rules import Rule, at_least
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 WHOLE = ("public-num-examples", "min-colluding", "min-summands")
-POLICY_KEYS = ("min-noise-multiplier", "max-epsilon", "max-delta", "require", *WHOLE)
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
@@ -42,37 +43,24 @@ class ClientPolicy:
       min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
     """
 
-    min_noise_multiplier: float = 0.0
-    max_epsilon: float = math.inf
-    max_delta: float = 1.0
-    require: tuple[str, ...] = ()
-    public_num_examples: int | None = None
-    min_colluding: int = 0
-    min_summands: int = 0
+    min_noise_multiplier: float = setting(0.0, Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf))
+    max_epsilon: float = setting(math.inf, Rule("above 0", lambda epsilon: epsilon > 0))
+    max_delta: float = setting(1.0, Rule("within (0, 1]", lambda delta: 0 < delta <= 1))
+    require: tuple[str, ...] = setting((), Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset))
+    public_num_examples: int | None = setting(None, at_least(1))
+    min_colluding: int = setting(0, at_least(0))
+    min_summands: int = setting(0, at_least(0))
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.min_noise_multiplier) and self.min_noise_multiplier >= 0):
-            raise ValueError(
-                f"min-noise-multiplier must be a finite number of at least 0 (got {self.min_noise_multiplier})"
-            )
-        if math.isnan(self.max_epsilon) or self.max_epsilon <= 0:
-            raise ValueError(f"max-epsilon must be above 0 (got {self.max_epsilon})")
-        if not 0 < self.max_delta <= 1:
-            raise ValueError(f"max-delta must be within (0, 1] (got {self.max_delta})")
-        if math.isfinite(self.max_epsilon) and self.max_delta == 1:
-            raise ValueError(
-                "max-delta must be given with max-epsilon, below 1 / the number of this node's examples: it is the "
-                "delta that the budget is for, for instance max-delta=1e-5"
-            )
-        unknown = sorted(set(self.require) - set(REQUIRABLE))
-        if unknown:
-            raise ValueError(f"require must name guarantees of {', '.join(REQUIRABLE)} (got {', '.join(unknown)})")
-        if self.public_num_examples is not None and self.public_num_examples < 1:
-            raise ValueError(
-                f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
-            )
-        if min(self.min_colluding, self.min_summands) < 0:
-            raise ValueError("min-colluding and min-summands must be whole numbers of at least 0")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                check_value(value, item.name.replace("_", "-"), item.metadata["rule"])
+        rule = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
+        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", rule, self.max_delta)
+
+
+POLICY_KEYS = tuple(item.name.replace("_", "-") for item in fields(ClientPolicy))
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:

@@ -19,7 +19,15 @@ from flwr.app import RecordDict
 
 from discreet.client.account import Refused
 from discreet.client.policy import check_sums, policy_from
-from discreet.federated.masked_messages import WHO, Member, asked_bytes, member_content, read_masking, reply_content
+from discreet.federated.masked_messages import (
+    WHO,
+    Member,
+    asked_bytes,
+    member_content,
+    read_masking,
+    reply_content,
+    terms_of,
+)
 from discreet.federated.messages import VirtualClient
 from discreet.federated.simulation_keys import MembershipFiles, virtual_files
 from discreet.federated.simulation_ticket import is_simulations
@@ -72,7 +80,7 @@ def answer_masking(
             # that of the masked vector either, whose terms are the node's own.
             return reply_content(membership.node(asked.terms).answer(request, _no_vector, _no_vector))
         masked = work()
-        node = membership.node(masked.terms(asked.terms.run))
+        node = membership.node(terms_of(asked.terms.run, masked.request.run, masked.sums))
         reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal

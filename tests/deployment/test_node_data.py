@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from discreet.client.account import Refused
 from discreet.client.node_data import main, node_table
-from discreet.client.nodes import model_of, node_examples
+from discreet.client.nodes import model_of, node_examples, shape_of
 from discreet.config import load_config
 from discreet.settings import client_settings
 from discreet.tasks.datasets import load_task
@@ -164,7 +164,10 @@ def test_inputs_lie_in_the_range_that_is_known_of_them(name: str) -> None:
 
 def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:
     run = load_config(["data.name=mnist", "data.path=/nowhere", "model.name=logistic_regression"])
-    assert sum(parameter.numel() for parameter in model_of(client_settings(run)).parameters()) == 7850
+    assert (
+        sum(parameter.numel() for parameter in model_of(run.model.name, shape_of(client_settings(run))).parameters())
+        == 7850
+    )
 
 
 def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

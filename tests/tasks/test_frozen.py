@@ -234,7 +234,7 @@ def test_clients_of_such_models_are_trained_one_by_one(build: Build) -> None:
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    nodes._model.cache_clear()
+    nodes.model_of.cache_clear()
     data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=100", "rounds=2", "training.epochs=1"]
     return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
 
