@@ -300,13 +300,13 @@ FAULTS = (
         "a client charges no answer",
         "discreet.client.admission:own_noise",
         always(None),
-        "client/test_local_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+        "client/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
     ),
     Fault(
         "a client noises its own answer for half an example",
         "discreet.client.release:OwnNoise.noised",
         lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
-        "client/test_own_noise.py::test_the_noise_is_for_one_of_the_held_out_examples",
+        "client/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
     ),
     Fault(
         "a SuperNode that was configured like a simulation's is taken for one",

@@ -104,8 +104,11 @@ def test_a_required_guarantee_that_is_off_is_refused() -> None:
     assert message == "the policy of this client requires the local-level guarantee, which is off"
 
 
-def test_a_larger_delta_is_refused() -> None:
-    assert "allows delta up to 1e-05; the run has 0.001" in refusal(ClientPolicy(max_delta=1e-5), config(*OFF))
+@pytest.mark.parametrize("guarantee", [USER, EXAMPLE, LOCAL])
+def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str) -> None:
+    run = config(*USER_ON, "privacy.delta=0.98", "data.num_clients=1", "sampling.population_size=1")
+    said = refusal(ClientPolicy(max_epsilon=100, max_delta=1e-5), run, **{guarantee: 50.0})
+    assert "allows delta up to 1e-05; the run has 0.98" in said
 
 
 def test_the_planned_user_level_epsilon_is_compared_with_the_policy() -> None:
