@@ -281,7 +281,7 @@ FAULTS = (
         "an owner's budget is spent once for each guarantee",
         "discreet.client.account:_together",
         lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
-        "client_app/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
+        "client/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
     ),
     Fault(
         "beside others a masked sum counts as if its client were left out",
@@ -318,7 +318,7 @@ FAULTS = (
         "a virtual member is believed without a ticket",
         "discreet.client.secure_aggregation:is_simulations",
         always(True),
-        "client_app/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
+        "client/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),
     Fault(
         "the gate passes on the registering of nodes",

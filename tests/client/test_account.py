@@ -42,14 +42,6 @@ def oracle(*events: tuple[DpEvent, int]) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-def test_epsilon_is_cumulative_over_the_rounds(tmp_path: Path) -> None:
-    mine = account(tmp_path / "ledger.db")
-    assert mine.epsilon(mine.spent(EXAMPLE, "")) == 0
-    spent = [charge(mine, STEP, 4) for _ in range(3)]
-    assert spent == pytest.approx([oracle((STEP, 4)), oracle((STEP, 8)), oracle((STEP, 12))], rel=5e-3)
-    assert mine.epsilon(mine.spent(EXAMPLE, "")) == spent[-1]
-
-
 def test_epsilon_is_cumulative_over_runs_with_other_noise(tmp_path: Path) -> None:
     charge(account(tmp_path / "ledger.db"), STEP, 4)
     other = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.9))
@@ -63,11 +55,6 @@ def test_clients_and_guarantees_have_accounts_of_their_own(tmp_path: Path) -> No
     mine = account(path)
     spent = {(name, client): mine.epsilon(mine.spent(name, client)) for name in (EXAMPLE, LOCAL) for client in "78"}
     assert [key for key, epsilon in spent.items() if epsilon > 0] == [(EXAMPLE, "7")]
-
-
-def test_the_accountant_is_the_one_that_is_named(tmp_path: Path) -> None:
-    spent = charge(account(tmp_path / "l.db", accountant="rdp"), STEP, 9)
-    assert spent == pytest.approx(RdpAccountant().compose(SelfComposedDpEvent(STEP, 9)).get_epsilon(DELTA), rel=0.02)
 
 
 def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path) -> None:

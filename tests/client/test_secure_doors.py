@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.client.account import Refused
 from discreet.client.app import train
@@ -26,13 +25,6 @@ SHARED_STEP = (
 )
 PLAIN = ("privacy.user.aggregation=plain",)
 ME = NAMES[0]
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 class App:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 import discreet.client.client
@@ -36,13 +35,6 @@ SIZE = 650
 Node = dict[str, bool | float | int | str]
 
 NODE: Node = {"partition-id": 1, "num-partitions": 4}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def run_of(*words: str) -> RunConfig:
