@@ -163,11 +163,7 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
-    the honest clients' shares are sure to add up to, over what one client can add to the sum.
-
-    Raises:
-      Refused: it is below.
-    """
+    the honest clients' shares are sure to add up to, over what one client can add to the sum."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
     if noise < policy.min_noise_multiplier * (1 - ROUNDING):
         raise Refused(

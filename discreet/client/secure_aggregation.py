@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,7 +30,7 @@ from discreet.federated.masked_messages import (
 from discreet.federated.messages import VirtualClient
 from discreet.federated.simulation_keys import MembershipFiles, virtual_files
 from discreet.federated.simulation_ticket import is_simulations
-from discreet.masking.agreement import MaskingRefused, Terms
+from discreet.masking.agreement import MaskingRefused
 from discreet.masking.attempts import OVER
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
@@ -62,25 +61,34 @@ def answer_masking(
       MalformedMessage: the message can't be read.
     """
     request, virtual = read_masking(content)
-    membership = membership_of(virtual, node_config)
+    files = _files_of(virtual, node_config)
+    try:
+        identity, directory = read_member(files)
+    except IdentityError as error:
+        logger.error("%s", error)
+        raise Refused("this node's key or its list of peers can't be used; its log says why") from error
     if request == WHO:
-        return member_content(Member(membership.identity.name, membership.directory.names))
+        return member_content(Member(identity.name, directory.names))
     try:
         asked = contents(request)
     except MalformedBytes as error:
         raise Refused(f"malformed: {error}") from error
-    stages = {stage for stage, _ in asked.stages}
+    run, stages = asked.terms.run, {stage for stage, _ in asked.stages}
     if Stage.KEYS in stages:
         # A node gives no keys for a sum that its owner does not allow.
         check_sums(policy_from(node_config), colluding=asked.terms.colluding, summands=asked.terms.summands)
-        membership.forget(but=asked.terms.run)
+        forget(files.state, but=run)
+    # The terms are the server's. With its keys a node signs them, and no later stage may have others: not that of the
+    # masked vector either, whose terms are the node's own.
+    masked = work() if Stage.MASKED in stages else None
+    terms = terms_of(run, masked.request.run, masked.sums) if masked else asked.terms
     try:
-        if Stage.MASKED not in stages:
-            # These terms are the server's. With its keys a node signs them, and no later stage may have others: not
-            # that of the masked vector either, whose terms are the node's own.
-            return reply_content(membership.node(asked.terms).answer(request, _no_vector, _no_vector))
-        masked = work()
-        node = membership.node(terms_of(asked.terms.run, masked.request.run, masked.sums))
+        node = MaskingNode(identity, directory, terms, FolderStore(files.state))
+    except ValueError as error:  # the run has not as many nodes as the list of peers
+        raise Refused(str(error)) from error
+    try:
+        if masked is None:
+            return reply_content(node.answer(request, _no_vector, _no_vector))
         reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
@@ -92,69 +100,41 @@ def _no_vector() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 
-@dataclass(frozen=True)
-class Membership:
-    """A node among its peers.
-
-    Attributes:
-      identity: its name and private key.
-      directory: all nodes' public keys, as people compared them.
-      state: the folder of its state.
-    """
-
-    identity: Identity
-    directory: Directory
-    state: Path
-
-    @classmethod
-    def read(cls, files: MembershipFiles) -> Membership:
-        """From files.
-
-        Raises:
-          IdentityError: a file is missing or no such key or list, or the list has another key for this node.
-        """
-        identity, directory = Identity.read(files.name, files.key), Directory.read(files.peers)
-        if not directory.has(identity):
-            raise IdentityError(f"{files.peers} must hold the public key of {files.name!r}, this node, too")
-        return cls(identity, directory, files.state)
-
-    def node(self, terms: Terms) -> MaskingNode:
-        """The node in a run with these terms.
-
-        Raises:
-          Refused: the run has not as many nodes as the list of peers.
-        """
-        try:
-            return MaskingNode(self.identity, self.directory, terms, FolderStore(self.state))
-        except ValueError as error:
-            raise Refused(str(error)) from error
-
-    def forget(self, *, but: str, now: float | None = None) -> None:
-        """Ends other runs that nobody has gone on with for an hour, those that were killed: their secrets are erased.
-
-        What stays of a run says that it is over. If nodes knew nothing of a round that they have opened, they would
-        open it again, and a node that neither sum asked for shares would pay for one of them.
-        """
-        now, store = time.time() if now is None else now, FolderStore(self.state)
-        for path in self.state.glob("*.state"):
-            if path.stem != but and now - path.stat().st_mtime > FORGOTTEN_SECONDS:
-                with suppress(MaskingRefused), store.locked(path.stem):  # refused: another process answers right now
-                    if store.load(path.stem) != OVER:
-                        store.save(path.stem, OVER)
-
-
-def membership_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> Membership:
-    """The membership of a node, by its own `--node-config`, or of a virtual client.
+def read_member(files: MembershipFiles) -> tuple[Identity, Directory]:
+    """A node's name and private key, and all nodes' public keys, as people compared them.
 
     Raises:
-      Refused: the node has no key, list of peers, name or folder, they can't be used, or this is no simulation. What
-        is wrong with a file is only logged: the reason of a refusal goes to the server.
+      IdentityError: a file is missing or no such key or list, or the list has another key for this node.
     """
+    identity, directory = Identity.read(files.name, files.key), Directory.read(files.peers)
+    if not directory.has(identity):
+        raise IdentityError(f"{files.peers} must hold the public key of {files.name!r}, this node, too")
+    return identity, directory
+
+
+def forget(folder: Path, *, but: str, now: float | None = None) -> None:
+    """Ends other runs in a node's state that nobody has gone on with for an hour, those that were killed: their secrets
+    are erased.
+
+    What stays of a run says that it is over. If nodes knew nothing of a round that they have opened, they would open it
+    again, and a node that neither sum asked for shares would pay for one of them.
+    """
+    now, store = time.time() if now is None else now, FolderStore(folder)
+    for path in folder.glob("*.state"):
+        if path.stem != but and now - path.stat().st_mtime > FORGOTTEN_SECONDS:
+            with suppress(MaskingRefused), store.locked(path.stem):  # refused: another process answers right now
+                if store.load(path.stem) != OVER:
+                    store.save(path.stem, OVER)
+
+
+def _files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> MembershipFiles:
+    """The files of a node, which its own `--node-config` names, or of a virtual client. Refused if they are not named,
+    or this is no simulation."""
     if virtual is not None:
         folder = Path(virtual.state_folder)
         if not is_simulations(node_config, folder, virtual.ticket):
             raise Refused("the masking request names a virtual client, and this node is no simulation's")
-        return _member(virtual_files(folder, str(virtual.client_id)))
+        return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]
     if missing:
         raise Refused(
@@ -163,12 +143,4 @@ def membership_of(virtual: VirtualClient | None, node_config: Mapping[str, objec
             'masking-state="/folder"\''
         )
     key, peers, state = (Path(str(node_config[name])) for name in (KEY, PEERS, STATE))
-    return _member(MembershipFiles(str(node_config[NAME]), key, peers, state))
-
-
-def _member(files: MembershipFiles) -> Membership:
-    try:
-        return Membership.read(files)
-    except IdentityError as error:
-        logger.error("%s", error)
-        raise Refused("this node's key or its list of peers can't be used; its log says why") from error
+    return MembershipFiles(str(node_config[NAME]), key, peers, state)

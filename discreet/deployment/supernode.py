@@ -21,7 +21,7 @@ from pathlib import Path
 from discreet.client.account import Refused
 from discreet.client.node_data import node_table
 from discreet.client.policy import policy_from
-from discreet.client.secure_aggregation import KEY, NAME, PEERS, STATE, Membership
+from discreet.client.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
 from discreet.deployment.flower_fixes import commands, hand_over
 from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
@@ -90,7 +90,7 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     if arguments.peers is not None:
         with _about("--peers"):
             files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
-            count = len(Membership.read(files).directory.keys)
+            count = len(read_member(files)[1].keys)
         logger.info("secure aggregation: this node is %s among %d", files.name, count)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
