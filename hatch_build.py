@@ -6,7 +6,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# The same places below discreet/app as in a checkout: `discreet.places` finds them in either.
+# The same places below discreet/app as in a checkout: `discreet.settings.places` finds them in either.
 PLACES = (
     *("conf", "client_app", "server_app", "strategies", "benchmarks", "examples/own", "examples/project"),
     "constraints.txt",

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
-from discreet.config import RunConfig, load_config
-from discreet.federated.opened_run import first_clip_norm
-from discreet.federated.round import ServerState, dp_fedavg_round, initial_state
+from discreet.federated.round import dp_fedavg_round
+from discreet.federated.run_context import first_clip_norm
 from discreet.federated.run_plan import cohort_sampling, round_settings
+from discreet.federated.state import State, initial_state
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import secure_source
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
@@ -72,7 +74,7 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
     }
 
 
-def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> ServerState:
+def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> State:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))

@@ -34,16 +34,16 @@ from benchmarks.pfl_rounds import pfl_rounds
 from discreet.client.account import Accounts
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
-from discreet.client_settings import DataConfig
-from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
-from discreet.federated.transport import Replies
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.data import DataConfig
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
@@ -186,8 +186,8 @@ def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLe
     def rounds(clients: Sequence[int]) -> None:
         total = empty_sum(len(start), CLIP_NORM, user)
         for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
-            assert isinstance(replies, Replies)
-            total.merge(replies.part)
+            assert isinstance(replies, PartialReply)
+            total.merge(replies)
 
     return rounds
 

@@ -31,6 +31,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.opacus_steps import OPACUS_MODES, fixed_for_opacus, opacus_step
 from discreet.central.dpsgd import DPSGD
+from discreet.central.step_account import LoopPrivacy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
@@ -177,8 +178,8 @@ def plain_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
 def private_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
     """One `DPSGD.step` on the same batch each time: every example joins with the chance 1."""
     optimizer, count = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), len(batch[0])
-    settings = {"batch_size": count, "epochs": 10**6, "delta": 1e-5, "l2_norm_clip": CLIP}
-    loop = DPSGD(model, optimizer, TensorDataset(*batch), noise_multiplier=NOISE_MULTIPLIER, **settings)  # type: ignore[arg-type]
+    privacy, data = LoopPrivacy(noise_multiplier=NOISE_MULTIPLIER), TensorDataset(*batch)
+    loop = DPSGD(model, optimizer, data, batch_size=count, epochs=10**6, delta=1e-5, clip_norm=CLIP, privacy=privacy)
     batches = iter(loop)
 
     def call() -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TrainingConfig
+from discreet.settings.training import TrainingConfig
 from discreet.simulation.client_examples import ClientExamples
 from discreet.tasks.examples import Task
 

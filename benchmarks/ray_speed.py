@@ -24,10 +24,10 @@ import torch
 
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from discreet.config import load_config
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
-from discreet.federated.transport import Replies
+from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
@@ -125,8 +125,8 @@ def _turn(transport: BatchedTransport) -> list[float]:
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
         total = empty_sum(engine.model.layout.size, CLIP_NORM, user)
         for replies in transport.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=range(COHORT)):
-            assert isinstance(replies, Replies)
-            total.merge(replies.part)
+            assert isinstance(replies, PartialReply)
+            total.merge(replies)
         times.append(time.perf_counter() - started)
     return times
 

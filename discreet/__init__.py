@@ -11,6 +11,7 @@ __all__ = [
     "BudgetSpent",
     "ConfigError",
     "DPFedAvg",
+    "LoopPrivacy",
     "PrivateEvaluation",
     "ServerAdam",
     "ServerSGD",
@@ -26,10 +27,11 @@ __version__ = "0.1.0"
 # and a node does not need what the server has.
 _HOMES = {
     "BatchError": "discreet.central.dpsgd",
-    "BudgetSpent": "discreet.central.step_account",
-    "ConfigError": "discreet.setting_checks",
+    "BudgetSpent": "discreet.federated.budget",
+    "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.federated.strategy",
     "DPSGD": "discreet.central.dpsgd",
+    "LoopPrivacy": "discreet.central.step_account",
     "PrivateEvaluation": "discreet.federated.strategy_settings",
     "ServerAdam": "discreet.federated.server_optimizer",
     "ServerSGD": "discreet.federated.server_optimizer",

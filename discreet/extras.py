@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from discreet.client_settings import ConfigError
+from discreet.settings.rules import ConfigError
 
 
 class MissingExtra(ConfigError):

@@ -23,20 +23,12 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
-from discreet.federated.grid_transport import GridTransport
-from discreet.federated.masked_transport import MaskedTransport
-from discreet.federated.ready_run import OwnApp
-from discreet.federated.session import Session
-from discreet.federated.strategy import DPFedAvg
+from discreet.federated.sealed_sum import SealedTransport
+from discreet.federated.session import Session, training_run
+from discreet.federated.training_run import TrainingRun
+from discreet.federated.transport import Transport
 
 
-def dp_fedavg(
-    session: Session, transport: GridTransport | MaskedTransport, *, meanwhile: AbstractContextManager[object]
-) -> DPFedAvg:
-    """The strategy of a run that is ready to start; `meanwhile` is entered while it goes on.
-
-    The same class drives the clients of any other Flower app, which neither clip nor say a bit: the server does it.
-    """
-    return DPFedAvg.of(OwnApp(session, transport, meanwhile))
+def dp_fedavg(session: Session, transport: Transport | SealedTransport) -> TrainingRun:
+    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
+    return training_run(session, transport)

@@ -50,10 +50,10 @@ def _known_key(real: Any) -> Any:
 def _looked_at_once(real: Any) -> Any:
     seen: dict[int, int] = {}
 
-    def require_room(self: Any) -> None:
+    def require_room(self: Any, charge: Any) -> None:
         if seen.get(id(self)) != self.taken:
             seen[id(self)] = self.taken
-            real(self)
+            real(self, charge)
 
     return require_room
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dp_accounting import DpEvent
 
-from discreet.config import load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER, resolve_noise, user_event
 from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.settings.compose import load_config
 
 ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 

@@ -26,25 +26,25 @@ def _answered(self: Any, request: Any, params: Any) -> TrainReply:
 MASKED_FAULTS = (
     Fault(
         "a node signs any two lists",
-        "discreet.masking.node_stages:_check_lists",
+        "discreet.masking.node:MaskingNode._check_lists",
         always(None),
         "masking/test_attacks.py::test_a_node_in_both_lists_is_refused",
     ),
     Fault(
         "a node takes keys that nobody signed",
-        "discreet.masking.node_stages:is_signed",
+        "discreet.masking.node:is_signed",
         always(True),
         "masking/test_attacks.py::test_a_key_that_was_swapped_under_a_true_signature_is_found_out",
     ),
     Fault(
         "a node opens a sum whose lists others did not sign",
-        "discreet.masking.node_stages:_check_signatures",
+        "discreet.masking.node:MaskingNode._check_signatures",
         always(None),
         "masking/test_attacks.py::test_fewer_signatures_than_the_threshold_open_nothing",
     ),
     Fault(
         "a node that has given its shares does not close the round",
-        "discreet.masking.attempts:NodeState.closed_until",
+        "discreet.masking.store:NodeState.closed_until",
         lambda _: lambda self, number: self,
         "masking/test_attacks.py::test_a_round_that_was_opened_can_not_be_tried_again",
     ),
@@ -134,7 +134,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a node answers a stage on other terms than those of its keys",
-        "discreet.masking.node_stages:Party.agreed",
+        "discreet.masking.node:MaskingNode.agreed",
         lambda _: property(lambda self: b""),
         "client/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys",
     ),

@@ -11,14 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.config import ConfigError, conf_folder, load_config, parse_config
-from discreet.settings import rules
+from discreet.settings.compose import load_config, parse_config
+from discreet.settings.places import conf_folder
+from discreet.settings.rules import ConfigError, rules
+from discreet.settings.run_config import RunConfig
 
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
-    "rounds=many": "setting rounds: Value 'many'",
+    "rounds=many": "rounds must be a whole number, at least 1 (got many)",
     "rounds=0": "rounds must be",
-    "rounds=2.5": "setting rounds",
+    "rounds=2.5": "rounds must be a whole number, at least 1 (got 2.5)",
+    "rounds='3'": "rounds must be a whole number, at least 1 (got 3)",
+    "rounds=true": "rounds must be a whole number, at least 1 (got True)",
+    "rounds=null": "rounds must be a whole number, at least 1 (got None)",
+    "data.alpha=true": "data.alpha must be a number, within [1e-09, 1e+09] (got True)",
+    "data=3": "data must be a group of settings (got 3)",
+    "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a list of numbers within",
+    "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
     "seed=-1": "seed must be",
     "data.num_clients=0": "data.num_clients must be",
     "data.partition=dirichlt": "did you mean dirichlet?",
@@ -31,7 +40,7 @@ WRONG = {
     "data.examples_per_client=3": "data.partition must be sampled with data.examples_per_client (got iid)",
     "sampling.kind=binomial": "sampling.kind must be one of",
     "sampling.probability=1.5": "sampling.probability must be within",
-    "sampling.probability=0": "expected cohort of zero clients",
+    "sampling.probability=0": "sampling.probability must be within (0, 1]",
     "sampling.population_size=0": "sampling.population_size must be",
     "sampling.population_size=199": "sampling.population_size must be at least data.num_clients = 200",
     "training.batch_size=0": "training.batch_size must be",
@@ -47,7 +56,7 @@ WRONG = {
     "training.weight_decay=-1": "training.weight_decay must be 0 or within [1e-09, 1e+09]",
     "training.schedule=step": "training.schedule must be one of constant, cosine, linear",
     "privacy.accountant=moments": "privacy.accountant must be one of pld, rdp",
-    "privacy.user.enabled=maybe": "setting privacy.user.enabled",
+    "privacy.user.enabled=maybe": "privacy.user.enabled must be true or false (got maybe)",
     "privacy.user.target_epsilon=null": "privacy.user.target_epsilon are both missing",
     "privacy.user.clip.target_quantile=1": "privacy.user.clip.target_quantile must be within (0, 1)",
     "privacy.example.enabled=true": "privacy.example.target_epsilon are both missing",
@@ -99,9 +108,9 @@ def test_laplace_step_takes_one_local_step() -> None:
     assert load_config([*words, "training.epochs=1"]).privacy.local.kind == "laplace_step"
     with pytest.raises(ConfigError, match=r"training\.epochs must be 1 with laplace_step: its sensitivity"):
         load_config([*words, "training.epochs=2"])
-    with pytest.raises(ConfigError, match=r"training\.optimizer must be sgd with laplace_step, a plain step"):
+    with pytest.raises(ConfigError, match=r"training\.optimizer must be sgd with laplace_step: a plain step"):
         load_config([*words, "training.epochs=1", "training.optimizer=adam"])
-    with pytest.raises(ConfigError, match=r"training\.weight_decay must be 0 with laplace_step, a plain step"):
+    with pytest.raises(ConfigError, match=r"training\.weight_decay must be 0 with laplace_step: a plain step"):
         load_config([*words, "training.epochs=1", "training.weight_decay=0.1"])
 
 
@@ -140,12 +149,12 @@ def comments() -> dict[str, str]:
 
 
 def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
-    assert sorted(comments()) == sorted(name for name, _ in rules())
+    assert sorted(comments()) == sorted(name for name, _ in rules(RunConfig))
 
 
-@pytest.mark.parametrize("name", [name for name, rule in rules() if rule is not None])
+@pytest.mark.parametrize("name", [name for name, rule in rules(RunConfig) if rule is not None])
 def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
-    rule = dict(rules())[name]
+    rule = dict(rules(RunConfig))[name]
     assert rule is not None
     assert all(word in comments()[name] for word in rule.names or [rule.words])
 
@@ -179,5 +188,5 @@ def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_pa
     command = [sys.executable, "-m", *entry.split(), "privacy.delta=1", f"output_dir={tmp_path / 'run'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1.0)"
+    assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"
     assert not (tmp_path / "run").exists()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from discreet import extras
-from discreet.config import ConfigError
 from discreet.deployment import flower_run, local_federation
+from discreet.settings.rules import ConfigError
 from discreet.tasks.folder import open_table
 from discreet.tasks.images import load_mnist
 

@@ -15,15 +15,12 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
-def test_a_fault_patches_what_is_there_and_names_a_test_that_exists(fault: Fault) -> None:
-    place_of(fault.at)
-    path, _, name = fault.test.partition("::")
-    assert f"def {name}(" in (TESTS / path).read_text()
-
-
-def test_no_two_faults_have_one_name() -> None:
+def test_each_fault_has_a_name_patches_what_is_there_and_names_a_test_that_exists() -> None:
     assert len({fault.name for fault in (*ALL, *CHECKS)}) == len(ALL) + len(CHECKS)
+    for fault in ALL:
+        place_of(fault.at)
+        path, _, name = fault.test.partition("::")
+        assert f"def {name}(" in (TESTS / path).read_text(), fault.name
 
 
 @pytest.mark.parametrize(

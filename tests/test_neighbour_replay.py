@@ -13,23 +13,22 @@ import torch
 from torch import Tensor
 
 from discreet.client.release import LocalPrivacy, Values, noised_vector, release_step, release_update
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise
+from discreet.federated.messages import TrainReply
 from discreet.federated.round import (
-    ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
     empty_sum,
-    initial_state,
 )
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
@@ -37,7 +36,7 @@ from tests.replay import Replay, replay
 from tests.sequences import BUILDERS, built, sequences
 
 C, Z = 0.5, 1.3
-Updates = list[ClientUpdate]
+Updates = list[TrainReply]
 
 KINDS = {
     "fixed clip": UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z)),
@@ -58,7 +57,7 @@ WILD = {
 }
 wild = pytest.mark.parametrize("update", WILD.values(), ids=WILD.keys())
 
-OTHERS = [ClientUpdate(torch.tensor([0.1, 0.2, -0.3]), below=True), ClientUpdate(torch.full((3,), 9.0), below=False)]
+OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True), TrainReply(1, torch.full((3,), 9.0), below=False)]
 
 
 def rounds(user: UserPrivacy, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
@@ -71,7 +70,7 @@ def rounds(user: UserPrivacy, updates: Updates, source: RandomSource, *, number:
     return left
 
 
-def add_and_remove(user: UserPrivacy, who: ClientUpdate, *, number: int = 1) -> list[Replay]:
+def add_and_remove(user: UserPrivacy, who: TrainReply, *, number: int = 1) -> list[Replay]:
     with_it, without = [*OTHERS, who], list(OTHERS)
     pairs = [(with_it, without), (without, with_it), ([who], [])]
     return [replay(lambda u, s: rounds(user, u, s, number=number), one, other) for one, other in pairs]
@@ -83,14 +82,14 @@ def add_and_remove(user: UserPrivacy, who: ClientUpdate, *, number: int = 1) -> 
 def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivities(
     user: UserPrivacy, update: Tensor, below: bool
 ) -> None:
-    for found in add_and_remove(user, ClientUpdate(update, below)):
+    for found in add_and_remove(user, TrainReply(1, update, below)):
         assert found.faults == ()
         assert found.gaussian_distance <= (1 + 1e-9) / Z  # what the round's event says both cost together
 
 
 @kinds
 def test_the_worst_client_costs_all_that_the_event_says(user: UserPrivacy) -> None:
-    for found in add_and_remove(user, ClientUpdate(WILD["huge"], below=False)):
+    for found in add_and_remove(user, TrainReply(1, WILD["huge"], below=False)):
         # Updates on the grid are truncated towards zero, by less than 1 part in 1000.
         assert found.shares == pytest.approx([1.0] * len(found.shares), rel=1e-3)
         assert found.gaussian_distance == pytest.approx(1 / Z, rel=1e-3)
@@ -101,13 +100,13 @@ def test_the_worst_client_costs_all_that_the_event_says(user: UserPrivacy) -> No
 def test_over_rounds_in_which_the_clip_norm_moves_each_step_keeps_to_its_sensitivity(
     user: UserPrivacy, update: Tensor
 ) -> None:
-    for found in add_and_remove(user, ClientUpdate(update, below=False), number=3):
+    for found in add_and_remove(user, TrainReply(1, update, below=False), number=3):
         assert found.faults == ()
         assert len(found.shares) == (3 if user.count_stddev is None else 6)
 
 
 def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
-    rows = torch.stack([update.update for update in [*OTHERS, ClientUpdate(WILD["huge"], below=True)]])
+    rows = torch.stack([update.update for update in [*OTHERS, TrainReply(1, WILD["huge"], below=True)]])
     bits = torch.tensor([True, False, True])
 
     def run(count: int, source: RandomSource) -> list[object]:
@@ -126,7 +125,7 @@ def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
 def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_the_clip_norm(
     user: UserPrivacy, update: Tensor
 ) -> None:
-    one, other = ([*OTHERS, ClientUpdate(sign * update, below)] for sign, below in ((1, True), (-1, False)))
+    one, other = ([*OTHERS, TrainReply(1, sign * update, below)] for sign, below in ((1, True), (-1, False)))
     found = replay(lambda updates, source: rounds(user, updates, source), one, other, sensitivities=2.0)
     assert found.faults == ()
     # That is why the event of such a round holds half the noise multiplier.
@@ -141,7 +140,7 @@ MASKED = {
     "with answers": secure_sum(3, SecureCohort(5, 3), noise_multiplier=1.32, count_stddev=4.0, answers=(2, 2.5)),
 }
 masked = pytest.mark.parametrize("vector", MASKED.values(), ids=MASKED.keys())
-NOBODY = ClientUpdate(torch.zeros(3), below=False)
+NOBODY = TrainReply(1, torch.zeros(3), below=False)
 
 
 def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
@@ -173,7 +172,7 @@ def sum_of_vectors(vector: SecureSum, updates: Updates, clip_norm: float, source
 def test_zeroing_out_a_client_moves_a_masked_sum_within_its_sensitivity(
     vector: SecureSum, update: Tensor, below: bool
 ) -> None:
-    there, gone = [*OTHERS, ClientUpdate(update, below)], [*OTHERS, NOBODY]
+    there, gone = [*OTHERS, TrainReply(1, update, below)], [*OTHERS, NOBODY]
     for one, other in ((there, gone), (gone, there)):
         found = replay(lambda u, s: masked_rounds(vector, u, s, number=3), one, other)
         assert found.faults == ()
@@ -185,7 +184,7 @@ def test_zeroing_out_a_client_moves_a_masked_sum_within_its_sensitivity(
 @masked
 def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(vector: SecureSum) -> None:
     update, answered = torch.tensor([30.0, 0.0, 0.0]), vector.answer_length > 0
-    found = replay(partial(masked_rounds, vector), [*OTHERS, ClientUpdate(update, False)], [*OTHERS, NOBODY])
+    found = replay(partial(masked_rounds, vector), [*OTHERS, TrainReply(1, update, False)], [*OTHERS, NOBODY])
     # Update and answer are truncated towards zero, by less than 1 part in 1000; the event is of the whole.
     assert found.shares == pytest.approx([1.0], rel=2e-3)
     assert answered or found.gaussian_distance == pytest.approx(1 / Z, rel=5e-3)
@@ -202,7 +201,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
         else:
             reply = client(share, source=own).answer(asked, params)
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
-    state = ServerState(0, params, torch.zeros_like(params), C)
+    state = State(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, ServerSGD(), UserPrivacy(Z, vector.event, count_stddev=4.0), secure=vector)
     return list(secure_round(state, Sealed(lambda: vector.centred(total), 3), how, charge=lambda _: None))
 
@@ -225,8 +224,8 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
     run, params, updates = config(*OFF, "training.epochs=2"), params_of(linear()), []
     for number, share in enumerate(shares):
         reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
-        updates.append(ClientUpdate(reply.update, reply.below))
-    state = ServerState(0, params, torch.zeros_like(params), C)
+        updates.append(TrainReply(1, reply.update, reply.below))
+    state = State(0, params, torch.zeros_like(params), C)
     how = RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
     state, metrics = dp_fedavg_round(state, updates, how, source=source.child("server"), charge=lambda _: None)
     return [state, replace(metrics, replies=0)]

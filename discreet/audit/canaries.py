@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
-from discreet.client_settings import ConfigError
-from discreet.federated.round import CohortSum, RoundSettings, ServerState
-from discreet.federated.run_folder import Checkpoint
+from discreet.federated.round import CohortSum, RoundSettings
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
-
-State = Checkpoint | ServerState
+from discreet.settings.rules import ConfigError
 
 
 @dataclass(frozen=True, eq=False)

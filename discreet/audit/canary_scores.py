@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from discreet.privacy.privacy_ledger import PrivacyLedger
-    from discreet.settings import PrivacyConfig
+    from discreet.settings.privacy import PrivacyConfig
 
 Facts = Mapping[str, str | int | float | bool]
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.client.admission import local_settings
-from discreet.client_settings import ADD_OR_REMOVE, ZERO_OUT, ConfigError
-from discreet.config import RunConfig
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import source_of
-from discreet.settings import client_settings
+from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.tasks.datasets import load_task
 from discreet.tasks.dropout import masks_from

@@ -27,19 +27,20 @@ from flwr.app import Message, RecordDict
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment, Scores
 from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said_first
-from discreet.config import ConfigError, RunConfig
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, make_secrets
 from discreet.deployment.raw_node import raw_node
 from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply, decode_request, encode_reply
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
+from discreet.federated.state import State
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings, described
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings, described
 from discreet.tasks.model_check import num_params_of
 
 logger = logging.getLogger("discreet")
@@ -156,9 +157,9 @@ def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
 
 
 @contextmanager
-def kept_checkpoints(run: RunFolder) -> Iterator[list[Checkpoint]]:
+def kept_checkpoints(run: RunFolder) -> Iterator[list[State]]:
     """The checkpoints that a run writes while the block runs, in order; complete when the block has ended."""
-    ended, kept = threading.Event(), list[Checkpoint]()
+    ended, kept = threading.Event(), list[State]()
 
     def look() -> None:
         last, over = 0, False
@@ -180,12 +181,12 @@ def kept_checkpoints(run: RunFolder) -> Iterator[list[Checkpoint]]:
         thread.join()
 
 
-def scored(run: RunFolder, releases: Sequence[Checkpoint], canaries: Canaries) -> SeenRun:
+def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
     """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
     config, zeros = run.read_config(), torch.zeros_like(releases[0].params)
     auditor, start = (
         Auditor.of(round_settings(config), canaries),
-        Checkpoint(0, zeros, zeros, config.privacy.user.clip.norm),
+        State(0, zeros, zeros, config.privacy.user.clip.norm),
     )
     values = [
         auditor.scores(before, after, row["fraction_below"])

@@ -24,19 +24,20 @@ from discreet.client.account import Refused
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.client.release import Values, noised_vector
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
-from discreet.federated.round import RoundSettings, initial_state
+from discreet.federated.round import RoundSettings
 from discreet.federated.run_plan import evaluation_plan, round_settings
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.session import checked, evaluation_query, sizes_of
+from discreet.federated.state import initial_state
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.models import flatten_parameters
 from discreet.training.losses import loss_of

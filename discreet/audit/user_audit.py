@@ -20,17 +20,19 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import USER, guarantees_of
 from discreet.federated.messages import TRAIN, TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.round import UserPrivacy, empty_sum
-from discreet.federated.run_folder import Checkpoint
 from discreet.federated.run_plan import plan_of, round_settings
 from discreet.federated.session import checked, prepare
+from discreet.federated.state import State
 from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.federated.transport import Failure, RoundReport, Transport
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
@@ -127,15 +129,16 @@ def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         config = replace(config, output_dir=f"{folder}/run", resume=False)
         session = prepare(config, simulated=True, held=held, resolved=config)
-        start, plan = session.opened, plan_of(session.opened, chance_loss=math.inf)
+        context, num_params = session.context, session.context.state.params.numel()
+        plan = plan_of(config, num_params=num_params, chance_loss=math.inf)
         assert plan.settings.user is not None
-        canaries = draw_canaries(count, start.checkpoint.params.numel(), start.source.child("canaries"))
+        canaries = draw_canaries(count, num_params, context.source.child("canaries"))
         inner, replaced = virtual_clients(session, held) if honest else None, config.sampling.kind == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
         auditor, rounds = Auditor.of(plan.settings, canaries), list[Scores]()
-        before, after = start.checkpoint, start.checkpoint
+        before, after = context.state, context.state
 
-        def evaluate(now: Checkpoint) -> Unrated:
+        def evaluate(now: State) -> Unrated:
             nonlocal before, after
             before, after = after, now
             return Unrated(())
@@ -144,10 +147,8 @@ def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
             values = auditor.scores(before, after, row["fraction_below"], transport.others)
             rounds.append(Scores(values, canaries.included, centred=not replaced))
 
-        plan = replace(plan, also=score)
-        run = TrainingRun(plan, session.folder, ledger=start.ledger, transport=transport, evaluate=evaluate)
-        run.run(start.checkpoint)
-        return rounds, start.ledger.spent(USER)
+        TrainingRun(context, plan, transport=transport, evaluate=evaluate, on_round=score).run()
+        return rounds, context.ledger.spent(USER)
 
 
 class CanaryTransport:
@@ -175,7 +176,7 @@ class CanaryTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | Replies | Failure]:
+    ) -> Iterator[TrainReply | PartialReply | Failure]:
         """Replies of the honest clients of a cohort, then of its canaries."""
         self.others = empty_sum(params.numel(), clip_norm, self.user)
         if self.inner is not None:

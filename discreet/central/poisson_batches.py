@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,25 +18,19 @@ from discreet.privacy.rules.trial import differ, is_same
 from discreet.training.local_training import step_batch
 
 _TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
+Batch = tuple[Tensor, Tensor]
 Collate = Callable[[list[Any]], Any]
 
 
 class MapDataset(Protocol):
-    """What PyTorch calls a map-style data set; a list of (input, target) is one too."""
+    """A map-style data set of PyTorch, or a list: `dataset[index]` is an example, (input, target)."""
 
-    def __len__(self) -> int:
-        """How many examples there are."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """One example: an input and a target."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def size_of(dataset: MapDataset) -> int:
-    """How many examples there are.
-
-    Raises:
-      ValueError: none, or the data set does not say.
-    """
+    """The number of examples. ValueError if there are none, or the data set has no length or no index."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
             "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
@@ -66,31 +60,28 @@ class PoissonBatches:
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
             _check_collate(self.collate, [self.dataset[place] for place in places])
 
-    def at(self, step: int) -> tuple[Tensor, Tensor]:
+    def at(self, step: int) -> Batch:
         """The batch of a step. It is drawn anew if the source is secure: ask once.
 
         Raises:
           ValueError: the examples are not pairs, or collate does not give one row an example.
         """
         drawn = step_batch(self.source, step, len(self.dataset), probability=self.probability)
-        inputs, targets = (part.to(self.device) for part in self._pair(drawn))
-        return inputs, targets
+        inputs, targets = self._pair(drawn)
+        return inputs.to(self.device), targets.to(self.device)
 
-    def _pair(self, positions: Tensor) -> Sequence[Tensor]:
+    def _pair(self, positions: Tensor) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
             return _checked([part[positions.to(part.device)] for part in self.dataset.tensors], len(positions))
-        collate = default_collate if self.collate is None else self.collate
-        if len(positions):
-            return _checked(collate([self.dataset[position] for position in positions.tolist()]), len(positions))
         # Shapes and types of an empty batch are those of a batch of one.
-        return [part[:0] for part in _checked(collate([self.dataset[0]]), 1)]
+        examples = [self.dataset[position] for position in positions.tolist() or [0]]
+        inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
+        return inputs[: len(positions)], targets[: len(positions)]
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:
-    """Raises ValueError if what collate makes of an example follows from other examples of the batch too.
-
-    Rows may come in another order, and padding to the longest example is fine: only batches of one shape are compared.
-    """
+    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in another order, and
+    padding to the longest example is fine: only batches of one shape are compared."""
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
         raise ValueError(
@@ -113,7 +104,7 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
         )
 
 
-def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Sequence[Tensor]:
+def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
     """A batch, with seeded generators that are afterwards as they were."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -127,16 +118,16 @@ def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Sequence[Ten
             np.random.set_state(states[1])
 
 
-def _strangers(some: Sequence[Tensor], among: Sequence[Tensor]) -> int:
-    """How many rows of a batch are not among those of another one; 0 for batches of other shapes."""
+def _strangers(some: Batch, among: Batch) -> int:
+    """The number of rows of a batch that are not among those of another one; 0 for batches of other shapes."""
     if [part.shape[1:] for part in some] != [part.shape[1:] for part in among]:
         return 0
+
+    def alike(one: Tensor, other: Tensor) -> bool:
+        return not differ(one, other) if one.is_floating_point() else is_same(one, other)
+
     wanted = list(zip(*among, strict=True))
-    return sum(not any(all(map(_alike, row, each)) for each in wanted) for row in zip(*some, strict=True))
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return not differ(one, other) if one.is_floating_point() else is_same(one, other)
+    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in zip(*some, strict=True))
 
 
 def _changed(value: Any) -> Any:
@@ -150,10 +141,10 @@ def _changed(value: Any) -> Any:
     return changed if isinstance(value, Tensor) else changed.numpy()
 
 
-def _checked(parts: Any, count: int) -> Sequence[Tensor]:
+def _checked(parts: Any, count: int) -> Batch:
     if not isinstance(parts, tuple | list) or len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
         raise ValueError("dataset: an example must be a pair, an input and a target, that collate_fn makes tensors of")
     if any(part.dim() == 0 or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in parts)
         raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
-    return parts
+    return parts[0], parts[1]

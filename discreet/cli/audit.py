@@ -45,12 +45,13 @@ from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.user_audit import audit_users
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
-from discreet.config import ConfigError, RunConfig
 from discreet.deployment.interruption import ending
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.logs import log_to
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 MOST_CANARIES = 500  # unless more are asked for
 NODES = 40  # canaries of each run in a federation

@@ -31,8 +31,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from discreet.config import ConfigError
-from discreet.places import own_files
+from discreet.settings.places import own_files
+from discreet.settings.rules import ConfigError
 
 SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "secure_round")
 Rows = list[dict[str, Any]]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
@@ -33,8 +33,10 @@ from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.privacy.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
-from discreet.secure_settings import SECURE, SecureConfig
+from discreet.settings.privacy import SECURE, SecureConfig
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
 
 PURE = "pure"
 
@@ -217,6 +219,9 @@ class SecurePrice:
 
     def sum(self, noise_multiplier: float) -> SecureSum:
         """The secure sum of a round, or of a step at example level, with this noise on the sum over the clip norm."""
+        # Imported here: it imports PyTorch, which takes twice as long as all else.
+        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
+
         cohort = SecureCohort(self.clients, self.secure.summands(self.clients))
         if self.examples is None:
             return secure_sum(self.parameters, cohort, noise_multiplier=noise_multiplier)

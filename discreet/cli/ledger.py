@@ -29,7 +29,6 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
-from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import GUARANTEES, USER
 from discreet.federated.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
@@ -37,6 +36,7 @@ from discreet.federated.run_folder import CONFIG, RunFolder
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.events import ACCOUNTANTS, event_to_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.rules import ConfigError
 
 DEFAULT_DELTA = 1e-5
 

@@ -31,6 +31,7 @@ IN_A_PROJECT = {
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
+OF_SETTINGS = ("run", "simulate", "statistics")  # their settings are checked before PyTorch is imported
 SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
@@ -72,7 +73,9 @@ def _app(given: Sequence[str]) -> typer.Typer:
         signal.signal(signal.SIGINT, _end)
     try:
         if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
-            import_module("discreet.places").app_folder()
+            import_module("discreet.settings.places").app_folder()
+            if given[0] in OF_SETTINGS:
+                import_module("discreet.settings.compose").check_words(given[1:])
         for verb, line in VERBS.items():
             module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
             command: Callable[..., object] = module.command if module else _nothing
@@ -103,8 +106,8 @@ def _as_written(text: str) -> str:
 
 def _told(verb: str) -> tuple[type[Exception], ...]:
     """The errors whose message is all that a person needs. They are imported if something was raised."""
-    from discreet.client_settings import ConfigError
     from discreet.federated.known_ledgers import LedgerError
+    from discreet.settings.rules import ConfigError
 
     return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))
 
@@ -121,10 +124,11 @@ def _setting(option: str) -> str | None:
     >>> _setting("--rounds"), _setting("--learning-rate"), _setting("--batch-size"), _setting("--jobs")
     ('rounds', None, 'training.batch_size', None)
     """
-    from discreet.settings import rules
+    from discreet.settings.rules import rules
+    from discreet.settings.run_config import RunConfig
 
     asked = option.removeprefix("--").replace("-", "_")
-    found = [name for name, _ in rules() if f".{name}".endswith(f".{asked}")]
+    found = [name for name, _ in rules(RunConfig) if f".{name}".endswith(f".{asked}")]
     return asked if asked in found else found[0] if len(found) == 1 else None
 
 

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from discreet.client_settings import ConfigError
-from discreet.places import own_files
+from discreet.settings.places import own_files
+from discreet.settings.rules import ConfigError
 
 # What differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
 SETTINGS = {
@@ -33,7 +33,7 @@ IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 def make_project(folder: Path, *, source: Path) -> None:
-    """Fills a folder from Discreet's own files, which are in `source`: see `discreet.places.own_files`.
+    """Fills a folder from Discreet's own files, which are in `source`: see `discreet.settings.places.own_files`.
 
     Raises:
       ConfigError: there is something in the folder already, its name is none for an app, or it can't be made.

@@ -18,11 +18,11 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from discreet.config import ConfigError
 from discreet.federated import predictions
 from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.predictions import Inputs, SavedModel, class_names, load_model, own_test_set, read_inputs
 from discreet.federated.run_folder import replace_file
+from discreet.settings.rules import ConfigError
 from discreet.tasks.datasets import DATASETS, load_task
 from discreet.tasks.folder import open_table
 

@@ -28,11 +28,12 @@ from omegaconf import OmegaConf
 from typer import Option
 
 from discreet.cli.sweep import Sweep, sweep_of
-from discreet.config import ConfigError, hydra_on_conf
 from discreet.deployment.interruption import ending, interrupt_below, not_begun, resumable
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder, with_output_folder
 from discreet.logs import log_to
+from discreet.settings.compose import hydra_on_conf
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.simulation.many_runs import check_parallel, run_all
 

@@ -23,7 +23,7 @@ from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import with_output_folder
 from discreet.federated.session import prepare
 from discreet.federated.written_statistics import written_statistics
-from discreet.settings import client_settings
+from discreet.settings.run_config import client_settings
 from discreet.simulation.cohort_answers import data_answers
 from discreet.tasks.datasets import load_task
 
@@ -39,4 +39,4 @@ def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTI
         session = prepare(config, simulated=True, held=held)
         config, task = session.config, load_task(config.data.name, path=config.data.path)
         answers = data_answers(data_query(STATISTICS, config, task), config, task)
-        print(written_statistics(session.opened, task, answers), end="")
+        print(written_statistics(session.context, task, answers), end="")

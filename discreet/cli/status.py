@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.json_numbers import json_ready
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
 Facts = dict[str, Any]

@@ -35,7 +35,6 @@ import typer
 from typer import Option
 
 from discreet.cli.sweep import composed
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment.interruption import ending, interrupt_below, not_begun
 from discreet.federated.chosen_trial import (
     ACCOUNTANT,
@@ -52,6 +51,9 @@ from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_o
 from discreet.logs import log_to
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import check_parallel, run_all

@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import GUARANTEES, ClientSettings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, Mark
 from discreet.federated.messages import VirtualClient
 from discreet.privacy.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import GUARANTEES
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -13,13 +13,14 @@ from functools import lru_cache
 from discreet.client.account import Accounts, Budget, Refused
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
 from discreet.client.release import LocalPrivacy, own_noise, round_privacy
-from discreet.client_settings import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER, ClientSettings
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.events import RDP, poisson_round_event
 from discreet.privacy.privacy_ledger import epsilon_of
 from discreet.privacy.secure_grid import MOST_GRADIENTS
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,

@@ -31,7 +31,7 @@ from discreet.federated.messages import (
 )
 from discreet.federated.simulation_ticket import SIMULATION_KEYS
 from discreet.logs import log_to
-from discreet.setting_checks import ConfigError
+from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from discreet.client.masked_work import MaskedWork

@@ -18,12 +18,11 @@ from discreet.client.account import Accounts, Refused
 from discreet.client.admission import NO_LEDGER
 from discreet.client.nodes import client_of
 from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
-from discreet.client_settings import EXAMPLE, USER
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import EXAMPLE, USER, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -14,11 +14,12 @@ from discreet.client.account import Refused, accounts_of
 from discreet.client.client import Client
 from discreet.client.node_data import node_table
 from discreet.client.policy import ClientPolicy, policy_from
-from discreet.client_settings import ClientSettings, DataConfig
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Examples, TaskShape

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.client.account import Budget, Refused
-from discreet.client_settings import EXAMPLE, GUARANTEES, LOCAL, USER, ClientSettings
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.secure_settings import SECURE
-from discreet.setting_checks import check_value, require, setting
-from discreet.value_rules import Rule, at_least
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
+from discreet.settings.ranges import Rule, at_least
+from discreet.settings.rules import check_value, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -23,6 +23,15 @@ WHOLE = ("public-num-examples", "min-colluding", "min-summands")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
+RANGES = {
+    "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
+    "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
+    "max-delta": Rule("within (0, 1]", lambda delta: 0 < delta <= 1),
+    "require": Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset),
+    "public-num-examples": at_least(1),
+    "min-colluding": at_least(0),
+    "min-summands": at_least(0),
+}
 
 
 @dataclass(frozen=True)
@@ -43,24 +52,21 @@ class ClientPolicy:
       min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
     """
 
-    min_noise_multiplier: float = setting(0.0, Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf))
-    max_epsilon: float = setting(math.inf, Rule("above 0", lambda epsilon: epsilon > 0))
-    max_delta: float = setting(1.0, Rule("within (0, 1]", lambda delta: 0 < delta <= 1))
-    require: tuple[str, ...] = setting((), Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset))
-    public_num_examples: int | None = setting(None, at_least(1))
-    min_colluding: int = setting(0, at_least(0))
-    min_summands: int = setting(0, at_least(0))
+    min_noise_multiplier: float = 0.0
+    max_epsilon: float = math.inf
+    max_delta: float = 1.0
+    require: tuple[str, ...] = ()
+    public_num_examples: int | None = None
+    min_colluding: int = 0
+    min_summands: int = 0
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
+        for key, rule in RANGES.items():
+            value = getattr(self, key.replace("-", "_"))
             if value is not None:
-                check_value(value, item.name.replace("_", "-"), item.metadata["rule"])
-        rule = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
-        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", rule, self.max_delta)
-
-
-POLICY_KEYS = tuple(item.name.replace("_", "-") for item in fields(ClientPolicy))
+                check_value(value, key, rule)
+        both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
+        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -71,10 +77,10 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """
     try:
         settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
-        settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
-        unknown = sorted(set(settings) - set(POLICY_KEYS))
+        settings |= {key: node_config[key] for key in RANGES if key in node_config}
+        unknown = sorted(set(settings) - set(RANGES))
         if unknown:
-            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(POLICY_KEYS)}")
+            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(RANGES)}")
         return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error

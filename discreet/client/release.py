@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.account import Refused
-from discreet.client_settings import PRIVACY_DRAWS, ClientSettings
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import Query
 from discreet.privacy.calibration import epsilon_schedule
@@ -30,6 +29,8 @@ from discreet.privacy.mechanisms import (
 from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PRIVACY_DRAWS
 from discreet.tasks.answers import l1_norm_of
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples

@@ -31,11 +31,10 @@ from discreet.federated.messages import VirtualClient
 from discreet.federated.simulation_keys import MembershipFiles, virtual_files
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.attempts import OVER
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
-from discreet.masking.store import FolderStore
-from discreet.masking.wire import MalformedBytes, Stage, contents
+from discreet.masking.store import OVER, FolderStore
+from discreet.masking.wire import MalformedBytes, Stage, read_request
 
 if TYPE_CHECKING:
     from discreet.client.masked_work import MaskedWork
@@ -70,25 +69,26 @@ def answer_masking(
     if request == WHO:
         return member_content(Member(identity.name, directory.names))
     try:
-        asked = contents(request)
+        terms, parts = read_request(request)
     except MalformedBytes as error:
         raise Refused(f"malformed: {error}") from error
-    run, stages = asked.terms.run, {stage for stage, _ in asked.stages}
+    stages = {part.stage for part in parts}
     if Stage.KEYS in stages:
         # A node gives no keys for a sum that its owner does not allow.
-        check_sums(policy_from(node_config), colluding=asked.terms.colluding, summands=asked.terms.summands)
-        forget(files.state, but=run)
+        check_sums(policy_from(node_config), colluding=terms.colluding, summands=terms.summands)
+        forget(files.state, but=terms.run)
     # The terms are the server's. With its keys a node signs them, and no later stage may have others: not that of the
     # masked vector either, whose terms are the node's own.
     masked = work() if Stage.MASKED in stages else None
-    terms = terms_of(run, masked.request.run, masked.sums) if masked else asked.terms
+    if masked is not None:
+        terms = terms_of(terms.run, masked.request.run, masked.sums)
     try:
         node = MaskingNode(identity, directory, terms, FolderStore(files.state))
     except ValueError as error:  # the run has not as many nodes as the list of peers
         raise Refused(str(error)) from error
     try:
         if masked is None:
-            return reply_content(node.answer(request, _no_vector, _no_vector))
+            return reply_content(node.answer(request, _no_work, _no_work))
         reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
@@ -96,7 +96,7 @@ def answer_masking(
     return reply_content(reply)
 
 
-def _no_vector() -> NoReturn:
+def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 

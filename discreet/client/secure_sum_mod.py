@@ -22,7 +22,7 @@ from discreet.federated.messages import MalformedMessage, request_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
+from discreet.settings.privacy import Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
 

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from discreet.client_settings import ConfigError
 from discreet.deployment.flower_home import flower_environment
-from discreet.places import app_folder
+from discreet.settings.places import app_folder
+from discreet.settings.rules import ConfigError
 
 
 def build_app(folder: Path, *, source: Path | None = None) -> Path:

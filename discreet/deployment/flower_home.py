@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from discreet.places import app_folder
+from discreet.settings.places import app_folder
 
 CONNECTION = "deployment"  # the name of the SuperLink that `flwr` is to call
 

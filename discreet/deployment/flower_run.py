@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from discreet.config import ConfigError, RunConfig
 from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
@@ -34,6 +33,8 @@ from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
 from discreet.processes import kept, ray_environment, scratch_folder
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.client_settings import ConfigError
 from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
 from discreet.federated.run_lost import RunLostError
 from discreet.logs import log_to
 from discreet.processes import heard
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 

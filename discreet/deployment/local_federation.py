@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from discreet.config import ConfigError
 from discreet.deployment.certificates import PEERS_FILE, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
@@ -36,8 +35,9 @@ from discreet.federated.run_folder import RunFolder, check_output, read_status, 
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import check_secure, checked
 from discreet.logs import log_to
-from discreet.places import PACKAGE, app_folder
 from discreet.processes import carrying, scratch_folder, tied
+from discreet.settings.places import PACKAGE, app_folder
+from discreet.settings.rules import ConfigError
 from discreet.tasks.description import DESCRIPTION
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from discreet.client_settings import PRIVACY_DRAWS
-from discreet.config import RunConfig
 from discreet.federated.estimates import Sums
+from discreet.federated.partial_reply import PartialReply
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import PRIVACY_DRAWS
+from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.federated.messages import TrainReply
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 
@@ -103,18 +106,6 @@ class NoisedByClients:
         return self.noise_multiplier * self.unit * math.sqrt(self.expected_cohort)
 
 
-class AnswerPart(Protocol):
-    """What a client, or several of a simulation, add: one of the two."""
-
-    @property
-    def answer(self) -> Tensor | None:
-        """A client's answer, (length,)."""
-
-    @property
-    def answers(self) -> tuple[float, ...]:
-        """Several clients' clipped answers added up, in steps of the grid if there is one; empty for none."""
-
-
 class AnswerSum:
     """Clips answers to `SENSITIVITY` and adds them up.
 
@@ -134,13 +125,9 @@ class AnswerSum:
         """Adds clients: answers (n, length)."""
         self.clipped.add(answers)
 
-    def take(self, part: AnswerPart) -> None:
-        """Adds a client, or a part of this sum that this process or one forked from it has made."""
-        if part.answer is not None:
-            self.add(part.answer.unsqueeze(0))
-        if part.answers:
-            values = self._values
-            values.add_(torch.tensor(part.answers, dtype=values.dtype))
+    def take(self, reply: TrainReply | PartialReply) -> None:
+        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        _take(self, self._values, reply)
 
     def part(self) -> tuple[float, ...]:
         """What has been added up, to be taken into another sum."""
@@ -171,12 +158,9 @@ class NoisedAnswers:
         rows = answers.detach().cpu().double()
         self.total += rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0)
 
-    def take(self, part: AnswerPart) -> None:
-        """Adds a client, or a part of this sum that this process or one forked from it has made."""
-        if part.answer is not None:
-            self.add(part.answer.unsqueeze(0))
-        if part.answers:
-            self.total += torch.tensor(part.answers, dtype=torch.float64)
+    def take(self, reply: TrainReply | PartialReply) -> None:
+        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        _take(self, self.total, reply)
 
     def part(self) -> tuple[float, ...]:
         """What has been added up, to be taken into another sum."""
@@ -189,13 +173,21 @@ class NoisedAnswers:
         return Sums(tuple(values), self.how.expected_cohort, stddev, self.how.probability)
 
 
+def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: TrainReply | PartialReply) -> None:
+    if isinstance(reply, PartialReply):
+        if reply.answers:
+            values.add_(torch.tensor(reply.answers, dtype=values.dtype))
+    elif reply.answer is not None:
+        total.add(reply.answer.unsqueeze(0))
+
+
 def sum_for(how: AnswerNoise | NoisedByClients) -> AnswerSum | NoisedAnswers:
     """The empty sum of answers that are released so."""
     return NoisedAnswers(how) if isinstance(how, NoisedByClients) else AnswerSum(how)
 
 
 def answer_round(
-    parts: Iterable[AnswerPart],
+    replies: Iterable[TrainReply | PartialReply],
     how: AnswerNoise,
     *,
     event: DpEvent,
@@ -208,13 +200,13 @@ def answer_round(
     Noise and denominator are functions of public constants alone: not of who replied.
 
     Args:
-      parts: consumed as they come; may be empty: then the release is noise alone.
+      replies: consumed as they come; may be empty: then the release is noise alone.
       event: what it costs.
       source: of the noise.
       charge: called with the event before noise is added to anything: it writes the ledger to disk.
     """
     total = AnswerSum(how)
-    for part in parts:
-        total.take(part)
+    for reply in replies:
+        total.take(reply)
     charge(event)
     return total.released(source)

@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client_settings import ConfigError
 from discreet.federated.messages import Floats, MalformedMessage, header_of, shaped_floats_of
 from discreet.federated.server_messages import all_finite
+from discreet.settings.rules import ConfigError
 
 STATISTICS = ("running_mean", "running_var")
 FLOATS = ("float16", "float32", "float64")

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import torch
 
-from discreet.federated.messages import Work
-from discreet.federated.opened_run import first_clip_norm
+from discreet.federated.messages import TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import data_query, needs_normaliser, normaliser_in, with_normaliser
 from discreet.federated.query import NORMALISE, Query
-from discreet.federated.round import ClientUpdate, PartialSum
+from discreet.federated.run_context import first_clip_norm
 from discreet.federated.session import Session
 from discreet.federated.transport import RoundReport, Transport
 
-Answers = Callable[[Query], Iterable[ClientUpdate | PartialSum]]
+Answers = Callable[[Query], Iterable[TrainReply | PartialReply]]
 
 logger = logging.getLogger("discreet")
 
 
-def answers_by(transport: Transport, session: Session, name: str) -> Iterator[ClientUpdate | PartialSum]:
+def answers_by(transport: Transport, session: Session, name: str) -> Iterator[TrainReply | PartialReply]:
     """What all clients that can be asked answer to a question about their data, as it comes. They get no parameters."""
     members, report = list(transport.members()), RoundReport()
     asked = Work(trains=False, query=name)
@@ -43,5 +43,5 @@ def normalised(session: Session, answers: Answers) -> Session:
     config, task = session.config, session.task
     if not needs_normaliser(config):
         return session
-    config = with_normaliser(session.opened, task, answers(data_query(NORMALISE, config, task)))
-    return replace(session, opened=replace(session.opened, config=config), task=normaliser_in(config).task(task))
+    config = with_normaliser(session.context, task, answers(data_query(NORMALISE, config, task)))
+    return replace(session, context=replace(session.context, config=config), task=normaliser_in(config).task(task))

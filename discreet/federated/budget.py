@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from discreet.client_settings import USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.privacy_ledger import PrivacyLedger, epsilon_of, passes
-from discreet.settings import PrivacyConfig
+from discreet.settings.privacy import USER, PrivacyConfig
 
 
-class BudgetSpentError(RuntimeError):
-    """The next round would pass a budget. The message says which, and what is left."""
+class BudgetSpent(RuntimeError):
+    """The next round, or the next step of a loop, would pass a budget. The message says which, and what is left."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class ServerBudget:
         return epsilon_of(spent, self.delta, self.accountant)
 
     def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpentError if these charges, for `what`, would pass the budget after what was spent."""
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was spent."""
         if self.max_epsilon is None:
             return
         after = spent
@@ -54,14 +53,14 @@ class ServerBudget:
         if passes(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
             level = "a user-level" if self.guarantee == USER else "an example-level"
-            raise BudgetSpentError(
+            raise BudgetSpent(
                 f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
                 f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
             )
 
 
 def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
-    """Raises BudgetSpentError if a release that is charged so, for `what`, would pass the budget: that of all runs over
+    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that of all runs over
     the population if the ledger charges an account, else that of the run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)

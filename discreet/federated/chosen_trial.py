@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from discreet.config import ConfigError, RunConfig
-from discreet.federated.budget import BudgetSpentError
+from discreet.federated.budget import BudgetSpent
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.guarantees import USER, resolve_noise, user_event
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import RDP
 from discreet.privacy.selection import TrialCount, selection_event
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -96,7 +96,7 @@ def require_room(trials: Sequence[RunConfig]) -> None:
         try:
             if account is not None:
                 account.require_room(charges)
-        except BudgetSpentError as error:
+        except BudgetSpent as error:
             raise ConfigError(
                 f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
             ) from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from discreet.config import RunConfig
 from discreet.federated.guarantees import count_stddev
+from discreet.settings.run_config import RunConfig
 
 _DECIDING = (
     *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),

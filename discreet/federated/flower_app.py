@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import discreet
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError, RunConfig
-from discreet.federated.array_layout import ArrayLayout, layout_of
+from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
@@ -26,25 +26,28 @@ from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.masked_transport import MaskedTransport, SumTerms
 from discreet.federated.messages import VirtualClient
 from discreet.federated.noise_outlook import check_noise
-from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.query import Query
-from discreet.federated.ready_run import EvaluateFn, ReadyRun, StartCall
 from discreet.federated.resuming import same_settings
-from discreet.federated.run_folder import Checkpoint, RunFolder, check_output, replace_file
+from discreet.federated.run_context import RunContext, close_run, open_run, say_how_it_ended
+from discreet.federated.run_folder import RunFolder, check_output, replace_file
 from discreet.federated.run_plan import plan_of
 from discreet.federated.session import check_secure
 from discreet.federated.simulated_clients import set_up_simulation
+from discreet.federated.state import Outcome, State
 from discreet.federated.strategy_settings import check_search
-from discreet.federated.training_plan import OnRound, tell_nobody
-from discreet.federated.training_run import Outcome, TrainingRun
-from discreet.secure_settings import Sizes
-from discreet.settings import client_settings
+from discreet.federated.training_run import OnRound, TrainingRun
+from discreet.settings.privacy import Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.training import FLOWER_APP
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
 
 logger = logging.getLogger("discreet")
 
+TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 ANY_SHAPE = TaskShape((1,), 2)
@@ -139,10 +142,15 @@ def scores_of(metrics: MetricRecord | None) -> Scores:
 
 @dataclass(eq=False)
 class ServerEvaluation:
-    """Evaluates with the app's own function, on data of the server, and remembers what it said."""
+    """Evaluates with the app's own function, on data of the server, and remembers what it said.
+
+    Attributes:
+      loss: of the arrays that the run started from, the yardstick for a loss that runs away; None if it is not known.
+    """
 
     evaluate_fn: EvaluateFn | None
     layout: ArrayLayout
+    loss: float | None = None
     found: dict[int, MetricRecord] = field(default_factory=dict)
 
     def of(self, number: int, arrays: ArrayRecord) -> Scores:
@@ -152,9 +160,9 @@ class ServerEvaluation:
             self.found[number] = metrics
         return scores_of(metrics)
 
-    def after(self, checkpoint: Checkpoint) -> Scores:
+    def after(self, state: State) -> Scores:
         """Of the model after a round."""
-        return self.of(checkpoint.round, self.layout.record(checkpoint.params))
+        return self.of(state.round, self.layout.record(state.params))
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ class FlowerApp:
     """Clients that have never heard of Discreet: they get arrays and a config, and return arrays.
 
     Attributes:
-      config: of the run, but for what `start` says: the rounds and the timeout.
+      config: of the run, but for the rounds and the timeout, which `start` gives.
       frozen: patterns of the arrays that stay as they are.
       arrays_key, config_key: of the records in a message.
       metric: by which clients rate models, if they do.
@@ -176,70 +184,53 @@ class FlowerApp:
     metric: str = ""
     on_round: OnRound | None = None
 
-    def ready(self, call: StartCall, held: ExitStack) -> ReadyRun:
-        """See `discreet.federated.ready_run.App`."""
-        with said_in_arguments():
-            _refuse_evaluation(call, private=self.config.evaluation.private)
-            layout, resumed = layout_of(call.initial_arrays, frozen=self.frozen), None
-            config, asked = self._settings(call, Sizes(layout.num_params))
-            folder = check_output(config)
-            if config.resume:
-                resumed = _read_arrays(folder, layout)
-            check_noise(asked, num_params=layout.num_params, resolved=config)
-            evaluation = ServerEvaluation(call.evaluate_fn, layout)
-            layout, loss = resumed or (layout, evaluation.of(0, call.initial_arrays).loss)
-            evaluation.layout = layout
-            params = layout.vector(call.initial_arrays)
-            simulated = isinstance(call.grid, InMemoryGrid) and config.privacy.user.secure
-            run = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
+    def opened(
+        self, asked: RunConfig, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
+    ) -> RunContext:
+        """The run whose configuration is `asked`, with its folder open. `evaluation` gets the layout and the loss that
+        the run started with."""
+        layout = evaluation.layout
+        config = self._resolved(asked, Sizes(layout.num_params), simulated=simulated)
+        folder = check_output(config)
+        resumed = _read_arrays(folder, layout) if config.resume else None
+        check_noise(asked, num_params=layout.num_params, resolved=config)
+        evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
+        own_keys = simulated and config.privacy.user.secure
+        params = evaluation.layout.vector(arrays)
+        run = open_run(config, asked=asked, params=params, simulated=own_keys, held=held)
         if resumed is None:
-            _write_arrays(run.folder, layout, loss)
-        transport = self._masked(call, run, self._transport(call, run, evaluation.layout), held)
-        training = self._training(run, evaluation, loss, transport)
-        return ReadyRun(
-            training,
-            run,
-            layout.record,
-            lambda outcome: _close(run, outcome, layout),
-            goes_on_by=f'resume=True, output_dir="{run.folder.path}"',
-            evaluations=evaluation.found,
-        )
+            _write_arrays(run.folder, layout, evaluation.loss)
+        return replace(run, says=in_arguments)
 
-    def _settings(self, call: StartCall, sizes: Sizes) -> tuple[RunConfig, RunConfig]:
-        """The configuration, resolved and as it was asked for."""
-        server = replace(self.config.server, round_timeout=call.timeout)
-        asked = replace(self.config, rounds=call.num_rounds, server=server)
-        if not isinstance(call.grid, InMemoryGrid):
+    def _resolved(self, asked: RunConfig, sizes: Sizes, *, simulated: bool) -> RunConfig:
+        if not simulated:
             check_secure(asked)
         if asked.resume:
-            return same_settings(asked), asked
+            return same_settings(asked)
         config = resolve_noise(asked, sizes)
         check_search(config, count_stddev(config))
-        return config, asked
+        return config
 
-    def _transport(self, call: StartCall, run: OpenedRun, layout: ArrayLayout) -> GridTransport:
-        config, frozen = run.config, self.frozen
-        train_config = ConfigRecord() if call.train_config is None else call.train_config
-        masked = (client_settings(config), frozen) if config.privacy.user.secure else None
-        return GridTransport(
-            call.grid,
-            FlowerMessages(layout, train_config, self.arrays_key, self.config_key, self.metric, masked),
+    def transport(
+        self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack
+    ) -> GridTransport | MaskedTransport:
+        """Asks the app's clients; under secure aggregation for masked vectors."""
+        config, folder, secure = run.config, run.folder.path, run.config.privacy.user.secure
+        told = ConfigRecord() if train_config is None else train_config
+        masked = (client_settings(config), self.frozen) if secure else None
+        transport = GridTransport(
+            grid,
+            FlowerMessages(layout, told, self.arrays_key, self.config_key, self.metric, masked),
             timeout=config.server.round_timeout,
             population_size=config.population_size,
             min_nodes=config.sampling.min_nodes,
             in_every_round=True,
             says=in_arguments,
         )
-
-    def _masked(
-        self, call: StartCall, run: OpenedRun, transport: GridTransport, held: ExitStack
-    ) -> GridTransport | MaskedTransport:
-        """The transport of a run whose server reads masked sums alone, if it is one."""
-        config, folder = run.config, run.folder.path
-        if not config.privacy.user.secure:
+        if not secure:
             return transport
-        terms = SumTerms.of(config, Sizes(run.checkpoint.params.numel()))
-        if not isinstance(call.grid, InMemoryGrid):
+        terms = SumTerms.of(config, Sizes(run.state.params.numel()))
+        if not isinstance(grid, InMemoryGrid):
             return MaskedTransport(transport, terms)
         ticket, numbers = set_up_simulation(config, folder, held), dict[int, int]()
 
@@ -248,30 +239,36 @@ class FlowerApp:
 
         return MaskedTransport(transport, terms, virtual)
 
-    def _training(
-        self,
-        run: OpenedRun,
-        evaluation: ServerEvaluation,
-        loss: float | None,
-        transport: GridTransport | MaskedTransport,
+    def training(
+        self, run: RunContext, evaluation: ServerEvaluation, transport: GridTransport | MaskedTransport
     ) -> TrainingRun:
+        """The rounds of the run."""
         logger.info("metrics and numbers of examples that clients report are not read: they are not private")
-        # An untrained model is the yardstick for a loss that runs away.
         query = RATED if run.config.evaluation.private else None
-        chance = float("inf") if loss is None else loss
-        plan = plan_of(run, chance_loss=chance, query=query, says=in_arguments, also=self.on_round or tell_nobody)
         if evaluation.evaluate_fn is None and query is None:
             logger.warning("%s", UNSEEN)
-        after = (lambda _: Unrated(names_of(query))) if query else evaluation.after
-        return TrainingRun(plan, run.folder, ledger=run.ledger, transport=transport, evaluate=after)
+        chance = math.inf if evaluation.loss is None else evaluation.loss
+        plan = plan_of(run.config, num_params=run.state.params.numel(), chance_loss=chance, query=query)
+        nothing = Unrated(names_of(query)) if query else None
+        after = evaluation.after if nothing is None else lambda _: nothing
+        return TrainingRun(run, plan, transport=transport, evaluate=after, on_round=self.on_round)
+
+    def close(self, run: RunContext, outcome: Outcome, layout: ArrayLayout) -> None:
+        """Writes what is left when the rounds are over."""
+        metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
+        close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
+        say_how_it_ended(run, outcome)
 
 
-def _refuse_evaluation(call: StartCall, *, private: bool) -> None:
-    if private and call.evaluate_fn is not None:
+def refuse_evaluation(
+    arrays: ArrayRecord, evaluate_config: ConfigRecord | None, evaluate_fn: EvaluateFn | None, *, private: bool
+) -> None:
+    """Raises ConfigError if `start` is given no arrays, or an evaluation that is not private."""
+    if private and evaluate_fn is not None:
         raise ConfigError("evaluate_fn must be left out with private_evaluation: a row has place for one accuracy")
-    if not isinstance(call.initial_arrays, ArrayRecord):
-        raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(call.initial_arrays).__name__})")
-    if call.evaluate_config:
+    if not isinstance(arrays, ArrayRecord):
+        raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(arrays).__name__})")
+    if evaluate_config:
         raise ConfigError(
             "evaluate_config must be left out: clients are not asked to evaluate, for what they would report is not "
             "private. Evaluate on data of the server's own by evaluate_fn"
@@ -305,9 +302,3 @@ def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, f
         return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
-
-
-def _close(run: OpenedRun, outcome: Outcome, layout: ArrayLayout) -> None:
-    metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
-    close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
-    say_how_it_ended(run, outcome)

@@ -10,7 +10,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings, ConfigError
 from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.masked_messages import ASKED, FROZEN
 from discreet.federated.messages import (
@@ -23,6 +22,8 @@ from discreet.federated.messages import (
     request_items,
 )
 from discreet.privacy.clipping import row_norms
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.rules import ConfigError
 
 ROUND = "server-round"  # as Flower's own strategies say it to clients
 

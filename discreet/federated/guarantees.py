@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import ADD_OR_REMOVE, EXAMPLE, FLOWER_APP, GUARANTEES, LOCAL, USER, ZERO_OUT
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.secure_terms import SecureTerms
 from discreet.privacy.calibration import noise_multiplier_for_releases
 from discreet.privacy.quantile import default_count_stddev
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, GUARANTEES, LOCAL, PLANNED, USER, ZERO_OUT, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

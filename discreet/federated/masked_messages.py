@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, RecordDict
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
     MalformedMessage,
     TrainRequest,
     VirtualClient,
-    request_items,
-    request_of,
-    take_virtual,
-    virtual_items,
+    read_canonical,
 )
 from discreet.masking.agreement import Terms
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.rules import write_json
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
@@ -33,7 +31,7 @@ WHO = b""
 # A train request beside another app's records, and what is in it.
 ASKED, FROZEN = "masking-train-request", "frozen-arrays"
 MASKING_REPLY, NAME, PEERS = "reply", "name", "peers"
-_REQUEST = "request"
+_REQUEST, _VIRTUAL = "request", "virtual"
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,7 @@ def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
     """The terms of a run's masked sums. The server and each node find them by themselves, from what the run asks."""
     nodes, secure = run.user.population_size, run.secure
     counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
-    travelled = request_of(request_items(TrainRequest(1, 1.0, run))).run  # so that 1 and 1.0 are one setting
-    settings = hashlib.sha256(repr((travelled, sums)).encode()).hexdigest()
+    settings = hashlib.sha256(f"{write_json(run)}{sums!r}".encode()).hexdigest()
     return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
 
 
@@ -61,7 +58,7 @@ def asked_bytes(request: TrainRequest) -> bytes:
 
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
     """What a node is asked; in a simulation with which client to be."""
-    return ConfigRecord({_REQUEST: request, **virtual_items(virtual)})
+    return ConfigRecord({_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})})
 
 
 def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
@@ -73,12 +70,8 @@ def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
     record = content.get(MASKING)
     left: dict[str, object] = dict(record) if isinstance(record, ConfigRecord) else {}
     request = left.pop(_REQUEST, None)
-    try:
-        virtual = take_virtual(left)
-    except MalformedMessage:
-        raise
-    except ValueError as error:
-        raise MalformedMessage(f"the masking request can't be followed: {error}") from error
+    which = "which virtual client to be"
+    virtual = read_canonical(VirtualClient, left.pop(_VIRTUAL), which) if _VIRTUAL in left else None
     if not isinstance(request, bytes) or left:
         raise MalformedMessage("the message holds no masking request of this version of Discreet")
     return request, virtual

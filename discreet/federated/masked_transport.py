@@ -17,7 +17,6 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.grid_transport import GridTransport, RoundMessages, Sending, failure_of
 from discreet.federated.masked_messages import (
     MASKING,
@@ -31,12 +30,13 @@ from discreet.federated.messages import TRAIN, MalformedMessage, TrainRequest, V
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed
 from discreet.federated.server_messages import read_masking_reply, read_member
 from discreet.federated.transport import Failure
-from discreet.masking.agreement import Abandoned, MalformedReply
+from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer, Opened
-from discreet.masking.wire import Stage, contents
+from discreet.masking.wire import MalformedBytes, Stage, read_request
 from discreet.privacy.secure_grid import SecureSum
-from discreet.secure_settings import Sizes
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import Sizes
+from discreet.settings.run_config import RunConfig, client_settings
 
 logger = logging.getLogger("discreet")
 
@@ -186,7 +186,7 @@ class MaskedTransport:
                 taken += 1
                 if asked is not None:
                     self._tell(len(answer))
-            except (MalformedMessage, MalformedReply) as error:
+            except (MalformedMessage, MalformedBytes) as error:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken
 
@@ -232,4 +232,4 @@ class MaskedTransport:
 
 
 def _rounds_of(request: bytes) -> set[int]:
-    return {number for _, number in contents(request).stages}
+    return {part.round for part in read_request(request)[1]}

@@ -11,27 +11,28 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from discreet.client_settings import POSITIVE, ClientSettings, check_value
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.ranges import POSITIVE, Count, CountOrZero, Rule
+from discreet.settings.rules import ConfigError, read_json, section, write_json
 
-VERSION = 4  # of the train request
+VERSION = 5  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
-VIRTUAL, WORK = "virtual.", "work."
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Floats = NDArray[np.floating[Any]]
 Scalar = bool | bytes | float | int | str  # as NumPyClient has it
-Items = dict[str, Scalar | list[float] | list[str]]
+Items = dict[str, int | str]
 Record = TypeVar("Record")
 
 
@@ -43,7 +44,7 @@ class MalformedMessage(ValueError):
     """A message does not hold what it should. The sender is counted as failed; the round goes on."""
 
 
-@dataclass(frozen=True)
+@section("virtual.")
 class VirtualClient:
     """Which client of a simulation to be: obeyed only in a simulation (`discreet.federated.simulation_ticket`).
 
@@ -55,18 +56,14 @@ class VirtualClient:
       data_path: where the simulation's data lie; None for data that are built in or come from the hub.
     """
 
-    client_id: int
+    client_id: CountOrZero
     state_folder: str
     ticket: str = ""
     seed: int | None = None
     data_path: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.client_id < 0:
-            raise ValueError(f"client_id must be a whole number of at least 0 (got {self.client_id})")
 
-
-@dataclass(frozen=True)
+@section("work.")
 class Work:
     """What the clients of a cohort are asked to do with the parameters that they get.
 
@@ -82,7 +79,11 @@ class Work:
 TRAIN = Work()
 
 
-@dataclass(frozen=True)
+def _is_clip_norm(value: float) -> bool:
+    return value == math.inf or POSITIVE.holds(value)
+
+
+@section("")
 class TrainRequest:
     """What a client is asked to do in one round.
 
@@ -99,18 +100,12 @@ class TrainRequest:
         client is in the server's process, and builds the same.
     """
 
-    round: int
-    clip_norm: float
+    round: Count
+    clip_norm: Annotated[float, Field(allow_inf_nan=True), Rule(POSITIVE.words, _is_clip_norm)]
     run: ClientSettings
     virtual: VirtualClient | None = None
     work: Work = TRAIN
     frozen: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.round < 1:
-            raise ValueError(f"round must be a whole number of at least 1 (got {self.round})")
-        if self.clip_norm != math.inf:
-            check_value(self.clip_norm, "clip_norm", POSITIVE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +135,8 @@ class TrainReply:
 
 
 def request_items(request: TrainRequest) -> Items:
-    """The request as it travels, a flat dictionary; also what `NumPyClient.fit` takes. What is None is left out."""
-    virtual = virtual_items(request.virtual)
-    first: Items = {"version": VERSION, "round": request.round, "clip_norm": request.clip_norm}
-    if request.frozen is not None:
-        first["frozen"] = request.frozen
-    return first | _flat(request.work, WORK) | _flat(request.run) | virtual
+    """The request as it travels: its version, and canonical JSON. `NumPyClient.fit` takes the same."""
+    return {"version": VERSION, REQUEST: write_json(request)}
 
 
 def request_of(items: Mapping[str, object]) -> TrainRequest:
@@ -154,88 +145,32 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
     Raises:
       MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
     """
-    left = dict(items)
-    version = left.pop("version", None)
+    version = items.get("version")
     if version != VERSION:
         raise MalformedMessage(
             f"the train request has version {version}, this client reads version {VERSION}: server and client need the "
             "same release of Discreet"
         )
-    number = _value(left.pop("round", None), int, "round")
-    clip_norm = _value(left.pop("clip_norm", None), float, "clip_norm")
-    frozen = _value(left.pop("frozen", None), str | None, "frozen")
-    try:
-        run, work = _read(ClientSettings, left), _read(Work, left, WORK)
-        virtual = take_virtual(left)
-        request = TrainRequest(number, clip_norm, run, virtual, work, frozen)
-    except MalformedMessage:
-        raise
-    except ValueError as error:
-        raise MalformedMessage(f"the train request can't be followed: {error}") from error
-    if left:
-        raise MalformedMessage(f"the train request holds {', '.join(sorted(left))}, which this client does not know")
-    return request
+    if unknown := items.keys() - {"version", REQUEST}:
+        raise MalformedMessage(f"the train request holds {', '.join(sorted(unknown))}, which this client does not know")
+    return read_canonical(TrainRequest, items.get(REQUEST), "the train request")
 
 
-def virtual_items(virtual: VirtualClient | None) -> Items:
-    """Which client of a simulation to be, as it travels; nothing in a real federation."""
-    return {} if virtual is None else _flat(virtual, VIRTUAL)
-
-
-def take_virtual(left: dict[str, object]) -> VirtualClient | None:
-    """Takes out what `virtual_items` wrote.
+def read_canonical(kind: type[Record], text: object, what: str) -> Record:
+    """The record of a text that `write_json` wrote. In another text a key may be missing, or be there twice.
 
     Raises:
-      MalformedMessage, ValueError: a part of it is missing, of the wrong type or out of range.
+      MalformedMessage: the text is not canonical, or the record has a wrong value.
     """
-    return _read(VirtualClient, left, VIRTUAL) if any(name.startswith(VIRTUAL) for name in left) else None
-
-
-def _flat(record: Any, prefix: str = "") -> Items:
-    items: Items = {}
-    for part in fields(record):
-        value, name = getattr(record, part.name), prefix + part.name
-        if is_dataclass(value):
-            items |= _flat(value, f"{name}.")
-        elif value is not None:
-            items[name] = _numbers(value) if isinstance(value, list) else value
-    return items
-
-
-def _numbers(values: list[Any]) -> list[float] | list[str]:
-    """A list as it travels: of names, or of numbers."""
-    names = [value for value in values if isinstance(value, str)]
-    return names if len(names) == len(values) else [float(value) for value in values]
-
-
-def _read(kind: type[Record], left: dict[str, object], prefix: str = "") -> Record:
-    """A record of the items whose names begin with `prefix`; they are taken out."""
-    values = {}
-    for name, wanted in _types_of(kind).items():  # type: ignore[arg-type]  # mypy: the type of a dataclass is unhashable
-        if is_dataclass(wanted) and isinstance(wanted, type):
-            values[name] = _read(wanted, left, f"{prefix}{name}.")
-        else:
-            values[name] = _value(left.pop(prefix + name, None), wanted, prefix + name)
-    return kind(**values)
-
-
-@lru_cache(maxsize=16)
-def _types_of(kind: type) -> dict[str, Any]:
-    """The types of a record's fields, which Python would evaluate anew for each of a request's seven records."""
-    return get_type_hints(kind)
-
-
-def _value(value: object, wanted: Any, name: str) -> Any:
-    """A value of a type, or of one of a union; whole numbers are floats too, a bit is no number."""
-    kinds = (wanted,) if get_origin(wanted) is list else get_args(wanted) or (wanted,)
-    allowed = [get_origin(kind) or kind for kind in kinds]
-    if value is None and NoneType not in allowed:
-        raise MalformedMessage(f"the train request has no {name}")
-    if Any in allowed or type(value) in allowed:
-        return value
-    if float in allowed and type(value) is int:
-        return float(value)
-    raise MalformedMessage(f"{name} of the train request is of the wrong type (got {value!r})")
+    if not isinstance(text, str):
+        raise MalformedMessage(f"{what} is no text")
+    try:
+        record = read_json(kind, text)
+    except ConfigError as error:
+        raise MalformedMessage(f"{what} can't be followed: {error}") from error
+    if write_json(record) != text:
+        raise MalformedMessage(f"{what} must hold every setting once, as this release of Discreet writes it")
+    return record
 
 
 def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.guarantees import count_stddev, expected_cohort, resolve_noise
 from discreet.federated.round import update_noise_multiplier
 from discreet.federated.server_optimizer import ServerSGD, server_optimizer
 from discreet.privacy.noise_ratio import EARLY_ROUNDS, LARGEST_DRIVE_SHRINKING, largest_drive, noise_drive, noise_ratio
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from discreet.config import ConfigError, RunConfig
-from discreet.federated.budget import BudgetSpentError, ServerBudget
+from discreet.federated.budget import BudgetSpent, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError, Sum
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.run_folder import ACCOUNT, RunFolder
 from discreet.privacy.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 ADJACENCIES = ("add or remove one client", "replace one client")
 SETTINGS = {  # which setting decides a fact of a population
@@ -161,14 +162,14 @@ class PopulationAccount:
         return next(known, f"{folder.path} {identity}")
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpentError if these charges, for `what`, would pass the budget as the account stands now."""
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account stands now."""
         self.budget.require_room(self.total(), charges, what)
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Charges the account, unless the budget would be passed: check and charge are one transaction.
 
         Raises:
-          BudgetSpentError: nothing is written.
+          BudgetSpent: nothing is written.
           LedgerError: the account can't be charged.
         """
         mine = [replace(charge, holder=self.run) for charge in charges if charge.guarantee == USER]
@@ -210,7 +211,7 @@ class PopulationAccount:
     def _fit(self, charges: Sequence[Charge]) -> bool:
         try:
             self.require_room(charges)
-        except BudgetSpentError:
+        except BudgetSpent:
             return False
         return True
 

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError
 from discreet.federated.prediction_tables import indicators_of, predictions_csv
 from discreet.federated.run_folder import RunFolder, replace_file
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import FLOWER_APP
 from discreet.tasks.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import Examples, TaskShape, to_unit_box

@@ -7,22 +7,20 @@ import math
 
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
 from discreet.federated.population_account import PopulationAccount
-from discreet.federated.reported_epsilons import largest_reported
-from discreet.federated.run_folder import Checkpoint
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome, State
 from discreet.privacy.events import ACCOUNTANTS, event_to_json
 from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.run_config import RunConfig
 
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
 def epsilon_lines(
-    config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint, account: PopulationAccount | None = None
+    config: RunConfig, ledger: DurableLedger, checkpoint: State, account: PopulationAccount | None = None
 ) -> list[str]:
     """One line for each guarantee, those that are off included; and one for the population's account."""
     lines = []
@@ -46,7 +44,7 @@ def epsilon_lines(
     return lines
 
 
-def _whose(checkpoint: Checkpoint, *, shared: bool = False) -> str:
+def _whose(checkpoint: State, *, shared: bool = False) -> str:
     if shared:
         return "of the run, by the server's ledger; each client's own has what it took part in"
     count = len(checkpoint.unaccounted)
@@ -73,7 +71,7 @@ def privacy_facts(
     }
 
 
-def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, object]:
+def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, object]:
     shared = guarantee.name == EXAMPLE and config.privacy.masks(EXAMPLE)
     by_server = guarantee.name == USER
     facts: dict[str, object] = {
@@ -99,13 +97,13 @@ def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, check
     return facts
 
 
-def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint) -> dict[str, float]:
+def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
     chosen = config.privacy.accountant
     if name == EXAMPLE:
-        return {chosen: largest_reported(checkpoint, "epsilon_example")}
+        return {chosen: checkpoint.largest_reported("epsilon_example")}
     if name == LOCAL:
-        pure = largest_reported(checkpoint, "epsilon_local_pure")
-        return {chosen: largest_reported(checkpoint, "epsilon_local"), "pure": pure}
+        pure = checkpoint.largest_reported("epsilon_local_pure")
+        return {chosen: checkpoint.largest_reported("epsilon_local"), "pure": pure}
     spent = ledger.spent(USER)
     # The chosen one first; a fixed-size cohort, secure aggregation and a choice among trials have no PLD.
     only = config.sampling.kind == "fixed" or config.privacy.user.secure
@@ -114,9 +112,7 @@ def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: C
     return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
 
 
-def _floating_point(
-    name: str, config: RunConfig, ledger: DurableLedger, checkpoint: Checkpoint
-) -> dict[str, str | float]:
+def _floating_point(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, str | float]:
     if config.privacy.masks(name):
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from discreet.client_settings import EvaluationConfig
-from discreet.federated.answer_sum import AnswerNoise, AnswerPart, NoisedAnswers, NoisedByClients, answer_round
+from discreet.federated.answer_sum import AnswerNoise, NoisedAnswers, NoisedByClients, answer_round
 from discreet.federated.estimates import Sums, names_of, read, roc_of
-from discreet.federated.messages import Work
+from discreet.federated.messages import TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import EVALUATION, Query
 from discreet.federated.roc_file import write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.scores import BY_NOISE, ERROR, Rated
 
 if TYPE_CHECKING:
@@ -121,16 +122,18 @@ class EvaluationPlan:
         assert self.joined.answers is not None
         return self.joined.answers
 
-    def released(self, parts: Iterable[AnswerPart], *, source: RandomSource, charge: Callable[[DpEvent], None]) -> Sums:
+    def released(
+        self, replies: Iterable[TrainReply | PartialReply], *, source: RandomSource, charge: Callable[[DpEvent], None]
+    ) -> Sums:
         """The sum of the answers of a cohort that is asked for nothing else, noised and charged here unless its clients
         have done so: see `answer_round`."""
         how = self.answers
         if self.event is not None and isinstance(how, AnswerNoise):
-            return answer_round(parts, how, event=self.event, source=source, charge=charge)
+            return answer_round(replies, how, event=self.event, source=source, charge=charge)
         assert isinstance(how, NoisedByClients)
         total = NoisedAnswers(how)
-        for part in parts:
-            total.take(part)
+        for reply in replies:
+            total.take(reply)
         return total.released()
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:

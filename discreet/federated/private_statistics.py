@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.config import ConfigError, RunConfig
-from discreet.federated.answer_sum import AnswerNoise, AnswerPart, answer_round, server_noise
-from discreet.federated.budget import BudgetSpentError, require_room_for
+from discreet.federated.answer_sum import AnswerNoise, answer_round, server_noise
+from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import USER
-from discreet.federated.opened_run import OpenedRun
+from discreet.federated.messages import TrainReply
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import NORMALISE, Query, query_of, shape_of_data
-from discreet.settings import client_settings
-from discreet.statistics_settings import NormaliserConfig
+from discreet.federated.run_context import RunContext
+from discreet.settings.data import NormaliserConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import DataShape
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Task
@@ -104,7 +106,7 @@ def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
     )
 
 
-def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: str) -> Sums:
+def ask(run: RunContext, query: Query, answers: Iterable[TrainReply | PartialReply], *, name: str) -> Sums:
     """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
     what the query is for; each has draws of its own.
 
@@ -124,12 +126,12 @@ def ask(run: OpenedRun, query: Query, answers: Iterable[AnswerPart], *, name: st
     )
 
 
-def _check_budget(run: OpenedRun, event: DpEvent) -> None:
+def _check_budget(run: RunContext, event: DpEvent) -> None:
     """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
     try:
         what = "asking clients about their data"
         require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
-    except BudgetSpentError as error:
+    except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 
 
@@ -142,7 +144,7 @@ def data_query(name: str, config: RunConfig, task: Task) -> Query:
     return query_of(name, client_settings(with_range(config)), task.shape)
 
 
-def with_normaliser(run: OpenedRun, task: Task, answers: Iterable[AnswerPart]) -> RunConfig:
+def with_normaliser(run: RunContext, task: Task, answers: Iterable[TrainReply | PartialReply]) -> RunConfig:
     """The configuration with the means and deviations of inputs that clients' answers to NORMALISE give. It is
     written to the run folder, so that a run that goes on does not ask again.
 

@@ -1,8 +1,9 @@
-"""How far a long run is: rounds, clients per second, time left. On a terminal only."""
+"""The progress of a run: a line of the log for each round, and on a terminal clients per second and the time left."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +16,16 @@ from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from discreet.federated.messages import TrainReply
-from discreet.federated.transport import Failure, Replies
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.transport import Failure
+from discreet.tasks.scores import SCORES
 
 SECONDS_BETWEEN = 0.1
 COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]} clients", "{task.fields[rate]}")
+
+LINE_WIDTH = 100  # of a terminal
+# What a line that is too long leaves out, one after the other; metrics.csv has it.
+LEFT_OUT = ("seconds", "clip", "loss", *SCORES[1:])
 
 
 @dataclass
@@ -63,14 +70,14 @@ class Progress:
             yield
 
     def counted(
-        self, replies: Iterable[TrainReply | Replies | Failure], *, cohort: int
-    ) -> Iterator[TrainReply | Replies | Failure]:
+        self, replies: Iterable[TrainReply | PartialReply | Failure], *, cohort: int
+    ) -> Iterator[TrainReply | PartialReply | Failure]:
         """Passes replies on, and shows that they come."""
         self._round += 1
         self._show(0, cohort)
         arrived = 0
         for reply in replies:
-            clients = reply.part.replies if isinstance(reply, Replies) else 1
+            clients = reply.replies if isinstance(reply, PartialReply) else 1
             arrived, self._clients = arrived + clients, self._clients + clients
             self._show(arrived, cohort)
             yield reply
@@ -105,3 +112,24 @@ def log_above(stream: TextIO | None) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.setStream(stream)
+
+
+def round_line(row: dict[str, object], *, rounds: int) -> str:
+    """A round in one line: what a person watches, in at most `LINE_WIDTH` characters. Guarantees that are off have no
+    epsilon here; a run names them when it starts and when it ends.
+
+    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "epsilon_user": 1.5, "seconds": 0.25}
+    >>> round_line(row, rounds=30)
+    'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
+    """
+    shown = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
+    spent = {name: row.get(f"epsilon_{name}") for name in ("user", "example", "local")}
+    on = [f"{name} {value:.3f}" for name, value in spent.items() if isinstance(value, float) and math.isfinite(value)]
+    parts = {"round": f"round {row['round']}/{rounds}"}
+    parts |= {name: f"{name} {row[column]:{form}}" for name, column, form in shown if row.get(column) is not None}
+    parts |= {"replies": f"replies {row['replies']}/{row['cohort']}", "epsilon": f"epsilon {' '.join(on) or 'none'}"}
+    parts["seconds"] = f"{row.get('seconds', math.nan):.1f} s"
+    for name in LEFT_OUT:
+        if len("  ".join(parts.values())) > LINE_WIDTH:
+            parts.pop(name, None)
+    return "  ".join(parts.values())

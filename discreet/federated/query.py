@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings, ConfigError
-from discreet.statistics_settings import StatisticsConfig
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import StatisticsConfig
+from discreet.settings.rules import ConfigError
 from discreet.tasks.answers import Block, DataShape, joined_answer, metric_blocks, statistic_blocks
 from discreet.tasks.examples import TaskShape
 

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError, RunConfig, conf_folder, hydra_on_conf, load_config, parse_config
 from discreet.federated.run_folder import ASKED, RunFolder
-from discreet.places import conf_for
+from discreet.settings.compose import hydra_on_conf, load_config, parse_config
+from discreet.settings.places import conf_folder, conf_for
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
+from discreet.settings.training import FLOWER_APP
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
 CHANGEABLE = (

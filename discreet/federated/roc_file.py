@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
-from discreet.config import ConfigError
 from discreet.federated.run_folder import replace_file
+from discreet.settings.rules import ConfigError
 from discreet.tasks.noised_answers import RocPoint
 
 ROC_FILE = "roc.csv"

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from discreet.client_settings import EXAMPLE, USER
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
 from discreet.federated.estimates import Sums
-from discreet.federated.server_optimizer import OptimizerState, ServerOptimizer
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.server_optimizer import ServerOptimizer
+from discreet.federated.state import State
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
@@ -26,9 +27,12 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, LARGEST_NUMBER, QuantileE
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.privacy import EXAMPLE, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.federated.messages import TrainReply
 
 
 @dataclass(frozen=True)
@@ -67,32 +71,6 @@ class CohortSampling:
         return [members[place] for place in chosen if place < len(members)]
 
 
-@dataclass(frozen=True, eq=False)
-class PartialSum:
-    """The sum over some clients of a cohort, made by a `CohortSum` of this process or of one forked from it.
-
-    It never comes in a message: it is added as it is, while an update that a client sends is clipped once more.
-
-    Attributes:
-      values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid.
-      below: the centred bits' sum, in halves.
-      replies: how many updates.
-      clip_norm, grid: what clipped them, and on which grid (None: in floating point).
-      answers: their answers' sum, as `AnswerSum.part` has it; empty if no query was asked.
-    """
-
-    values: Tensor
-    below: int
-    replies: int
-    clip_norm: float
-    grid: Grid | None
-    answers: tuple[float, ...] = ()
-
-    @property
-    def answer(self) -> None:
-        """That of a single client: there is none, see `discreet.federated.answer_sum.AnswerPart`."""
-
-
 class CohortSum:
     """Clips updates to `clip_norm` and adds them up, beside their bits.
 
@@ -113,14 +91,14 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
-    def take(self, part: ClientUpdate | PartialSum) -> None:
+    def take(self, reply: TrainReply | PartialReply) -> None:
         """Adds a client, or a part."""
-        if isinstance(part, PartialSum):
-            self.merge(part)
+        if isinstance(reply, PartialReply):
+            self.merge(reply)
         else:
-            self.add(part.update.unsqueeze(0), torch.tensor([part.below]))
+            self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
 
-    def merge(self, part: PartialSum) -> None:
+    def merge(self, part: PartialReply) -> None:
         """Adds a part.
 
         Raises:
@@ -134,32 +112,13 @@ class CohortSum:
         self.replies += part.replies
         self.below += part.below
 
-    def part(self) -> PartialSum:
+    def part(self) -> PartialReply:
         """What has been added up, to be merged into another sum. Not a copy."""
-        return PartialSum(self._values, self.below, self.replies, self.clip_norm, self.grid)
+        return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
 
     @property
     def _values(self) -> Tensor:
         return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """What the server carries from round to round.
-
-    Attributes:
-      round: how many rounds are done.
-      params: (num_params,), float32.
-      velocity, second_moment, noise_energy: of the server's optimizer, float32, see `server_optimizer.OptimizerState`.
-      clip_norm: C_t for the next round; infinity if user-level privacy is off.
-    """
-
-    round: int
-    params: Tensor
-    velocity: Tensor
-    clip_norm: float
-    noise_energy: float = 0.0
-    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -220,7 +179,7 @@ class RoundSettings:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
             raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
 
-    def clip_norm_of(self, state: ServerState) -> float:
+    def clip_norm_of(self, state: State) -> float:
         """What bounds a client's part in the sum of a round."""
         return state.clip_norm if self.norm is None else self.norm
 
@@ -238,21 +197,6 @@ class RoundSettings:
         if self.secure is not None:
             return self.secure.own_noise_stddev * math.sqrt(self.secure.nodes)
         return self.user.update_noise_multiplier if self.user is not None else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class ClientUpdate:
-    """A client's part in a round: its update (num_params,), whether its norm was at or below the clip norm, and its
-    answer (length,) to the query that was asked, None if there was none."""
-
-    update: Tensor
-    below: bool
-    answer: Tensor | None = None
-
-    @property
-    def answers(self) -> tuple[float, ...]:
-        """Of several clients: see `discreet.federated.answer_sum.AnswerPart`."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -273,13 +217,13 @@ class RoundMetrics:
 
 
 def dp_fedavg_round(
-    state: ServerState,
-    updates: Iterable[ClientUpdate | PartialSum],
+    state: State,
+    replies: Iterable[TrainReply | PartialReply],
     settings: RoundSettings,
     *,
     source: RandomSource,
     charge: Callable[[DpEvent], None],
-) -> tuple[ServerState, RoundMetrics]:
+) -> tuple[State, RoundMetrics]:
     """Clips, adds up, noises and applies the updates of one cohort.
 
     Guarantee (`settings.user` given): for neighbouring cohorts that differ in one client, the sum before noise differs
@@ -289,18 +233,18 @@ def dp_fedavg_round(
     by at most 1, is part of the same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
 
     Args:
-      updates: consumed as they come, each clipped here unless it is a part of this very sum. May be empty: then the
-        round releases noise alone.
+      replies: consumed as they come, each update clipped here unless it is a part of this very sum. May be empty: then
+        the round releases noise alone.
       source: of the noise.
       charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
     """
     user = settings.user
     cohort = empty_sum(state.params.numel(), state.clip_norm, user)
     answers = sum_for(settings.answers) if settings.answers else None
-    for part in updates:
-        cohort.take(part)
+    for reply in replies:
+        cohort.take(reply)
         if answers:
-            answers.take(part)
+            answers.take(reply)
     if user is None:
         own = answers.released() if isinstance(answers, NoisedAnswers) else None
         return server_step(state, cohort.clipped.total, settings), RoundMetrics(
@@ -319,21 +263,10 @@ def dp_fedavg_round(
     return replace(after, clip_norm=estimator.estimate), metrics
 
 
-def server_step(state: ServerState, total: Tensor, settings: RoundSettings) -> ServerState:
+def server_step(state: State, total: Tensor, settings: RoundSettings) -> State:
     """The server's optimizer, which sees no more than the noised mean."""
     change = (total / settings.expected_cohort).to(state.params.dtype)
-    before = OptimizerState(state.round, state.velocity, state.second_moment, state.noise_energy)
-    after, move = server_optimizer.apply(
-        settings.optimizer, before, change, noise_energy=_noise_energy(state, settings)
-    )
-    return ServerState(
-        round=after.steps,
-        params=state.params + move,
-        velocity=after.velocity,
-        clip_norm=state.clip_norm,
-        noise_energy=after.noise_energy,
-        second_moment=after.second_moment,
-    )
+    return server_optimizer.apply(settings.optimizer, state, change, noise_energy=_noise_energy(state, settings))
 
 
 def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> CohortSum:
@@ -345,7 +278,7 @@ def empty_sum(num_params: int, clip_norm: float, user: UserPrivacy | None) -> Co
     return CohortSum(num_params, clip_norm, grid)
 
 
-def norm_estimator(state: ServerState, settings: RoundSettings) -> QuantileEstimator:
+def norm_estimator(state: State, settings: RoundSettings) -> QuantileEstimator:
     """What moves the clip norm after a round with noised bits: a function of public constants and of the round."""
     user = settings.user
     assert user is not None
@@ -362,7 +295,7 @@ def norm_estimator(state: ServerState, settings: RoundSettings) -> QuantileEstim
     )
 
 
-def _noise_energy(state: ServerState, settings: RoundSettings) -> float:
+def _noise_energy(state: State, settings: RoundSettings) -> float:
     """The expected squared norm of a round's noise, on the average."""
     noise, size = settings.noise_multiplier, state.params.numel()
     if noise == 0:
@@ -382,9 +315,3 @@ def _noised_count(below: int, user: UserPrivacy, source: RandomSource) -> float:
         return float(grid.to_float(noised, torch.float64)[0])
     total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
     return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
-
-
-def initial_state(params: Tensor, *, clip_norm: float) -> ServerState:
-    """The state before the first round."""
-    params = params.detach().to(torch.float32)
-    return ServerState(0, params, torch.zeros_like(params), clip_norm)

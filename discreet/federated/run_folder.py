@@ -34,13 +34,15 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import flush_folder
+from discreet.federated.state import State
 from discreet.json_numbers import json_ready
-from discreet.settings import client_settings, described
+from discreet.settings.compose import parse_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings, described
 from discreet.tasks.scores import score_columns
 
 if TYPE_CHECKING:
@@ -57,26 +59,6 @@ METRICS = (  # after round, loss and the scores of the task
 )
 
 logger = logging.getLogger("discreet")
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What is needed to go on after a round: see `discreet.federated.round.ServerState`.
-
-    `unaccounted`: clients that reported an infinite epsilon in a run that costs a finite one. The largest epsilons are
-    those of the others.
-    """
-
-    round: int
-    params: Tensor
-    velocity: Tensor
-    clip_norm: float
-    noise_energy: float = 0.0
-    second_moment: Tensor = field(default_factory=lambda: import_module("torch").zeros(0))
-    epsilon_example: float = 0.0
-    epsilon_local: float = 0.0
-    epsilon_local_pure: float = 0.0
-    unaccounted: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -172,10 +154,10 @@ class RunFolder:
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
-    def save_checkpoint(self, checkpoint: Checkpoint, *, best: bool = False, account: Mark | None = None) -> None:
+    def save_checkpoint(self, state: State, *, best: bool = False, account: Mark | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.best_path if best else self.checkpoint_path
-        numbers = {field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}
+        numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         tensors = {name: numbers.pop(name) for name in TENSORS}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         reached = {each.name: DurableLedger(each).mark() for each in ledgers} | ({ACCOUNT: account} if account else {})
@@ -184,7 +166,7 @@ class RunFolder:
         save = import_module("safetensors.torch").save
         replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
 
-    def load_checkpoint(self, *, best: bool = False) -> Checkpoint | None:
+    def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
 
         Raises:
@@ -196,7 +178,7 @@ class RunFolder:
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in TENSORS if name in file.keys()}  # noqa: SIM118
-            return Checkpoint(**tensors, **_checkpoint_facts(path, "state"))
+            return State(**tensors, **_checkpoint_facts(path, "state"))
         except (SafetensorError, TypeError) as error:
             raise LedgerError(f"{path} is damaged: {error}") from error
 

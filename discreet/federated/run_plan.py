@@ -1,29 +1,43 @@
-"""From settings to the plan of a run: how cohorts are drawn, and a round's public constants."""
+"""From settings to the plan of a run: the law of its cohorts, and a round's public constants."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from discreet.client_settings import PRIVACY_DRAWS
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
-from discreet.federated.opened_run import OpenedRun
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
-from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.server_optimizer import server_optimizer
-from discreet.federated.session import Session
-from discreet.federated.training_plan import OnRound, Plan, tell_nobody
-from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Transport
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.answers import l1_norm_of
-from discreet.training.losses import chance_loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The public constants of a run.
+
+    Attributes:
+      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
+        infinity if it is not known.
+      evaluation: how clients rate models; None if they do not.
+    """
+
+    settings: RoundSettings
+    sampling: CohortSampling
+    chance_loss: float
+    evaluation: EvaluationPlan | None = None
+
+    def joins(self, number: int) -> bool:
+        """Whether the cohort of a round also rates the model that it starts from."""
+        return self.evaluation is not None and self.evaluation.config.joins(number)
+
+    def settings_of(self, number: int) -> RoundSettings:
+        """The constants of a round."""
+        return self.evaluation.joined if self.evaluation and self.joins(number) else self.settings
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:
@@ -96,40 +110,11 @@ def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> 
     return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config, sizes))
 
 
-def plan_of(
-    run: OpenedRun,
-    *,
-    chance_loss: float,
-    query: Query | None = None,
-    says: Callable[[str], str] = str,
-    also: OnRound = tell_nobody,
-) -> Plan:
-    """The plan of a run whose folder is open: see `Plan`. `query`: what clients are asked of models, if anything."""
-    config, num_params = run.config, run.checkpoint.params.numel()
+def plan_of(config: RunConfig, *, num_params: int, chance_loss: float, query: Query | None = None) -> Plan:
+    """The plan of a run. `query`: asked of models, if clients rate them."""
     return Plan(
-        rounds=config.rounds,
         settings=round_settings(config, Sizes(num_params, 1 if query is None else query.length)),
         sampling=cohort_sampling(config),
-        source=run.source,
-        privacy=config.privacy,
         chance_loss=chance_loss,
         evaluation=None if query is None else evaluation_plan(config, query, num_params=num_params),
-        says=says,
-        also=also,
-    )
-
-
-def training_run(
-    session: Session, transport: Transport | SealedTransport, *, on_round: OnRound = tell_nobody
-) -> TrainingRun:
-    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
-    chance = chance_loss(session.config.task, session.task)
-    plan = plan_of(session.opened, chance_loss=chance, query=session.query, also=on_round)
-    evaluate = session.evaluation()
-    return TrainingRun(
-        plan,
-        session.folder,
-        ledger=session.opened.ledger,
-        transport=transport,
-        evaluate=lambda after: evaluate(after.params),
     )

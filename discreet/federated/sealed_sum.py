@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from discreet.config import ConfigError
 from discreet.federated.messages import TRAIN, Work
-from discreet.federated.round import PartialSum
-from discreet.federated.transport import Failure, Replies, Transport
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.transport import Failure, Transport
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.rules import ConfigError
 
 
 class RoundAbandoned(Exception):
@@ -76,7 +76,7 @@ class InTheClear:
     """What masks would hide, added up in the process of a simulation: the same integers, the same noise, no masks.
 
     Attributes:
-      transport: asks virtual clients, whose replies are noised vectors as `part_of` has them.
+      transport: asks virtual clients, whose replies are sums of noised vectors.
       vector: what they are.
       fewest: n - d, of how many clients at least a sum is opened.
     """
@@ -101,23 +101,9 @@ class InTheClear:
             if isinstance(reply, Failure):
                 failures.append(reply)
                 continue
-            assert isinstance(reply, Replies)
-            total += vector_of(reply.part, self.vector)
-            replies += reply.part.replies
+            assert isinstance(reply, PartialReply)
+            total += reply.values
+            replies += reply.replies
         if replies < self.fewest:
             raise RoundAbandoned(f"{replies} of {len(cohort)} clients are left, and {self.fewest} must be", failures)
         return Sealed(lambda: self.vector.centred(total), replies, tuple(failures))
-
-
-def part_of(total: Tensor, vector: SecureSum, *, replies: int, clip_norm: float) -> PartialSum:
-    """The sum of some clients' noised vectors, int64 (length,), as it travels between processes of a simulation."""
-    answers, bit = total[vector.length - vector.answer_length :], vector.num_params
-    below = int(total[bit]) if vector.bit_steps else 0
-    return PartialSum(total[:bit], below, replies, clip_norm, None, tuple(answers.tolist()))
-
-
-def vector_of(part: PartialSum, vector: SecureSum) -> Tensor:
-    """What `part_of` took apart: int64 (length,)."""
-    below = [part.below] if vector.bit_steps else []
-    rest = torch.tensor([*below, *(int(answer) for answer in part.answers)], dtype=torch.int64)
-    return torch.cat([part.values, rest])

@@ -13,16 +13,17 @@ from torch import Tensor
 
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.estimates import Sums
-from discreet.federated.round import RoundMetrics, RoundSettings, ServerState, norm_estimator, server_step
+from discreet.federated.round import RoundMetrics, RoundSettings, norm_estimator, server_step
 from discreet.federated.sealed_sum import Sealed
+from discreet.federated.state import State
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
 def secure_round(
-    state: ServerState, sealed: Sealed, settings: RoundSettings, *, charge: Callable[[DpEvent], None]
-) -> tuple[ServerState, RoundMetrics]:
+    state: State, sealed: Sealed, settings: RoundSettings, *, charge: Callable[[DpEvent], None]
+) -> tuple[State, RoundMetrics]:
     """Charges a sealed sum, opens it, and applies it as `dp_fedavg_round` does.
 
     Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from discreet.config import RunConfig
+from discreet.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, Recor
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.masked_messages import MASKING, MASKING_REPLY, NAME, PEERS, Member
 from discreet.federated.messages import (
     ANSWER,
@@ -31,6 +30,7 @@ from discreet.federated.messages import (
     floats_of,
     request_items,
 )
+from discreet.settings.client_settings import ClientSettings
 
 PIECE = 2**16
 

@@ -11,20 +11,22 @@ no privacy whatever its settings are.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.client_settings import LEARNING_RATE, MOMENTUM, POSITIVE, ConfigError, check, setting
+from discreet.federated.state import State
 from discreet.privacy.noise_ratio import signal_share
-from discreet.settings import ServerConfig
+from discreet.settings.ranges import LearningRate, Momentum, Positive
+from discreet.settings.rules import ConfigError, section
+from discreet.settings.run_config import ServerConfig
 
 DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
 
 
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerSGD:
     """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
 
@@ -36,15 +38,12 @@ class ServerSGD:
       ConfigError: a number is out of its range.
     """
 
-    learning_rate: float = setting(1.0, LEARNING_RATE)
-    momentum: float = setting(0.0, MOMENTUM)
+    learning_rate: LearningRate = 1.0
+    momentum: Momentum = 0.0
     shrink_with_noise: bool = False
 
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
 
-
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerAdam:
     """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
 
@@ -57,16 +56,13 @@ class ServerAdam:
       ConfigError: a number is out of its range.
     """
 
-    eta: float = setting(0.1, LEARNING_RATE)
-    beta_1: float = setting(0.9, MOMENTUM)
-    beta_2: float = setting(0.99, MOMENTUM)
-    tau: float = setting(1e-3, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
+    eta: LearningRate = 0.1
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
 
 
-@dataclass(frozen=True)
+@section("server_optimizer.")
 class ServerYogi:
     """Yogi, as FedYogi, whose names and defaults these are; they mean what they mean for `ServerAdam`.
 
@@ -76,51 +72,26 @@ class ServerYogi:
       ConfigError: a number is out of its range.
     """
 
-    eta: float = setting(0.01, LEARNING_RATE)
-    beta_1: float = setting(0.9, MOMENTUM)
-    beta_2: float = setting(0.99, MOMENTUM)
-    tau: float = setting(1e-3, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "server_optimizer.")
+    eta: LearningRate = 0.01
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
 
 
-@dataclass(frozen=True, eq=False)
-class OptimizerState:
-    """What an optimizer carries from round to round.
+def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
+    """The state after one step on a round's noised mean update.
 
-    Attributes:
-      steps: how many it has made.
-      velocity: the first moment, (num_params,).
-      second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for SGD.
-      noise_energy: the expected squared norm of the noise in the velocity of SGD.
-    """
-
-    steps: int
-    velocity: Tensor
-    second_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
-    noise_energy: float = 0.0
-
-
-def init(params: Tensor) -> OptimizerState:
-    """The state before the first step: zeros."""
-    return OptimizerState(0, torch.zeros_like(params))
-
-
-def apply(
-    optimizer: ServerOptimizer, state: OptimizerState, change: Tensor, *, noise_energy: float = 0.0
-) -> tuple[OptimizerState, Tensor]:
-    """One step: the next state, and the move that is to be added to the parameters.
-
-    >>> state, move = apply(ServerSGD(0.5, momentum=0.9), init(torch.zeros(2)), torch.tensor([1.0, -2.0]))
-    >>> move.tolist(), state.steps
+    >>> from discreet.federated.state import initial_state
+    >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
+    >>> state = apply(ServerSGD(0.5, momentum=0.9), state, torch.tensor([1.0, -2.0]))
+    >>> state.params.tolist(), state.round
     ([0.5, -1.0], 1)
 
     Args:
-      change: a round's noised mean update, (num_params,): the opposite of a gradient.
+      change: (num_params,): the opposite of a gradient.
       noise_energy: the expected squared norm of the noise in it.
 
     Raises:
@@ -130,27 +101,25 @@ def apply(
         return _sgd(optimizer, state, change, noise_energy)
     second = state.second_moment
     if second.shape != change.shape:
-        if state.steps:
-            raise ValueError(f"after {state.steps} steps the second moment is missing: the run had another optimizer")
+        if state.round:
+            raise ValueError(f"after {state.round} steps the second moment is missing: the run had another optimizer")
         second = torch.zeros_like(change)
     if isinstance(optimizer, ServerAdam):
-        moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.steps)
+        moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.round)
     else:
         sign = torch.sign(second - change**2)
         moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
     velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
-    after = replace(state, steps=state.steps + 1, velocity=velocity, second_moment=moved)
-    return after, rate * velocity / (moved.sqrt() + optimizer.tau)
+    params = state.params + rate * velocity / (moved.sqrt() + optimizer.tau)
+    return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=moved)
 
 
-def _sgd(
-    optimizer: ServerSGD, state: OptimizerState, change: Tensor, noise_energy: float
-) -> tuple[OptimizerState, Tensor]:
+def _sgd(optimizer: ServerSGD, state: State, change: Tensor, noise_energy: float) -> State:
     velocity = optimizer.momentum * state.velocity + change
     energy = optimizer.momentum**2 * state.noise_energy + noise_energy
     share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
-    after = replace(state, steps=state.steps + 1, velocity=velocity, noise_energy=energy)
-    return after, optimizer.learning_rate * share * velocity
+    params = state.params + optimizer.learning_rate * share * velocity
+    return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
 
 
 def _adam_rate(optimizer: ServerAdam, steps: int) -> float:

@@ -6,59 +6,54 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.grid_transport import GridTransport, VirtualClients
 from discreet.federated.masked_transport import MaskedTransport, SumTerms
-from discreet.federated.opened_run import Interruptible
 from discreet.federated.private_statistics import data_query
 from discreet.federated.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
 from discreet.federated.resuming import run_config
+from discreet.federated.run_context import Interruptible
 from discreet.federated.run_end import end_run
 from discreet.federated.run_folder import change_state, state_of
 from discreet.federated.run_plan import answers_of
-from discreet.federated.server_messages import OwnMessages, parameters_record
-from discreet.federated.session import Session, check_secure, prepare
+from discreet.federated.sealed_sum import SealedTransport
+from discreet.federated.server_messages import OwnMessages
+from discreet.federated.session import Session, check_secure, finish, prepare
 from discreet.federated.simulated_clients import set_up_simulation
+from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 from discreet.federated.written_statistics import written_statistics
 from discreet.logs import log_to
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.models import frozen_digest
 
 logger = logging.getLogger("discreet")
+
+Strategy = Callable[[Session, Transport | SealedTransport], TrainingRun]
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
 # End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
 ENDS = (ConfigError, LedgerError, OSError)
 
 
-class MakeStrategy(Protocol):
-    """Makes the strategy of a run that is ready to start: see strategies/dp_fedavg.py."""
-
-    def __call__(
-        self, session: Session, transport: GridTransport | MaskedTransport, *, meanwhile: AbstractContextManager[object]
-    ) -> Strategy: ...
-
-
-def server_app(bundle: Path, strategy: MakeStrategy) -> ServerApp:
+def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
     """The ServerApp of a project: conf/ and strategy come from the bundle, Discreet from what is installed here.
 
     Args:
       bundle: the folder of the app that is running.
-      strategy: makes the strategy.
+      strategy: makes the rounds of a run that is ready to start: see strategies/dp_fedavg.py.
     """
     app = ServerApp()
 
@@ -69,7 +64,7 @@ def server_app(bundle: Path, strategy: MakeStrategy) -> ServerApp:
     return app
 
 
-def serve(grid: Grid, context: Context, *, strategy: MakeStrategy, bundle: Path | None = None) -> None:
+def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | None = None) -> None:
     """One run. What is wrong with the configuration ends it with one line, before any client is asked."""
     log_to(sys.stdout)
     try:
@@ -84,7 +79,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
     """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
 
     Args:
-      bundle: a project's, which has a conf/ of its own. None: `discreet.places.conf_folder`.
+      bundle: a project's, which has a conf/ of its own. None: `discreet.settings.places.conf_folder`.
 
     Raises:
       ConfigError: also for a bundle that holds another Discreet than the one that is installed here.
@@ -96,7 +91,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
     return run_config(shlex.split(words), defaults=shlex.split(machine), conf=conf)
 
 
-def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
+def run(grid: Grid, config: RunConfig, *, strategy: Strategy) -> None:
     """Trains over a grid and writes the run folder.
 
     Raises:
@@ -116,8 +111,9 @@ def run(grid: Grid, config: RunConfig, *, strategy: MakeStrategy) -> None:
                 ask_and_end(session, transport)
                 return
             session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
-        transport.messages = _messages(session)
-        _train(grid, session, transport, strategy=strategy)
+            transport.messages = _messages(session)
+            with _metrics(session):
+                finish(session, strategy(session, _masked(session, transport)).run())
 
 
 def _virtual(session: Session, held: ExitStack) -> VirtualClients:
@@ -151,20 +147,13 @@ def _messages(session: Session) -> OwnMessages:
 def ask_and_end(session: Session, transport: Transport) -> None:
     """Asks for `statistics.of`. The folder is one that a run can go on in."""
     config, folder = session.config, session.folder
-    text = written_statistics(session.opened, session.task, answers_by(transport, session, STATISTICS))
+    text = written_statistics(session.context, session.task, answers_by(transport, session, STATISTICS))
     for line in text.splitlines():
         logger.info("%s", line)
     asked = replace(config.statistics, only=False)
     folder.write_config(replace(config, statistics=asked, output_dir=str(folder.path), resume=False))
     done = state_of(folder) == "finished"
     change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
-
-
-def _train(grid: Grid, session: Session, transport: GridTransport, *, strategy: MakeStrategy) -> None:
-    config = session.config
-    made = strategy(session, _masked(session, transport), meanwhile=_metrics(session))
-    arrays = parameters_record(session.opened.checkpoint.params)
-    made.start(grid, arrays, num_rounds=config.rounds, timeout=config.server.round_timeout)
 
 
 def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:

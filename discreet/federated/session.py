@@ -8,35 +8,37 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 import discreet
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
-from discreet.federated.opened_run import OpenedRun, close_run, open_run, say_how_it_ended
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.federated.private_evaluation import Unrated
 from discreet.federated.private_statistics import normaliser_in, with_constants
 from discreet.federated.query import EVALUATION, Query, query_of
+from discreet.federated.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome, Scores
-from discreet.privacy.rules.objective import Loss
-from discreet.secure_settings import PLANNED, Sizes
-from discreet.settings import client_settings
+from discreet.federated.run_plan import plan_of
+from discreet.federated.sealed_sum import SealedTransport
+from discreet.federated.state import Outcome, State
+from discreet.federated.training_run import OnRound, Scores, TrainingRun
+from discreet.federated.transport import Transport
+from discreet.settings.privacy import PLANNED, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.metrics import Evaluation, evaluate
+from discreet.tasks.examples import Task
+from discreet.tasks.metrics import evaluate
 from discreet.tasks.model_check import check_fits, num_params_of
 from discreet.tasks.models import flatten_parameters, load_parameters, model_for
 from discreet.tasks.partition import BY_CLASS, SAMPLED, task_partition
 from discreet.tasks.scattering import features_of, split_fixed
-from discreet.tasks.targets import CLASSES, Target
-from discreet.training.losses import loss_of, resolved_task
+from discreet.tasks.targets import CLASSES
+from discreet.training.losses import chance_loss, loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
 
@@ -48,22 +50,22 @@ class Session:
     """A run that is ready to start: configuration resolved, data and model there, run folder open.
 
     Attributes:
-      opened: what it has in common with runs of other clients.
+      context: what it has in common with runs of other clients.
     """
 
-    opened: OpenedRun
+    context: RunContext
     task: Task
     model: nn.Module
 
     @property
     def config(self) -> RunConfig:
         """Resolved."""
-        return self.opened.config
+        return self.context.config
 
     @property
     def folder(self) -> RunFolder:
         """Where the run is written."""
-        return self.opened.folder
+        return self.context.folder
 
     @property
     def query(self) -> Query | None:
@@ -73,15 +75,37 @@ class Session:
     @property
     def sizes(self) -> Sizes:
         """Of what is masked under secure aggregation."""
-        return Sizes(self.opened.checkpoint.params.numel(), self.query.length if self.query else 1)
+        return Sizes(self.context.state.params.numel(), self.query.length if self.query else 1)
 
-    def evaluation(self) -> Callable[[Tensor], Scores]:
-        """Of parameters, on the test set, whose fixed features are computed once; says nothing if the run has none."""
+    def evaluation(self) -> Callable[[State], Scores]:
+        """Of the model after a round, on the test set, whose fixed features are computed once; says nothing if the run
+        has none."""
         if self.config.evaluation.kind != "public":
-            return partial(_unrated, Unrated(names_of(self.query) if self.query else ()))
-        fixed, learned = split_fixed(self.model)
+            nothing = Unrated(names_of(self.query) if self.query else ())
+            return lambda _: nothing
+        fixed, model = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
-        return partial(_evaluate, learned, test, loss=loss_of(self.config.task), target=self.task.shape.target)
+        loss, target = loss_of(self.config.task), self.task.shape.target
+
+        def scores(after: State) -> Scores:
+            load_parameters(model, after.params)
+            return evaluate(model, test, loss=loss, target=target)
+
+        return scores
+
+
+def training_run(
+    session: Session, transport: Transport | SealedTransport, *, on_round: OnRound | None = None
+) -> TrainingRun:
+    """The rounds of a run that is ready to start, with the clients that `transport` asks."""
+    config = session.config
+    plan = plan_of(
+        config,
+        num_params=session.sizes.num_params,
+        chance_loss=chance_loss(config.task, session.task),
+        query=session.query,
+    )
+    return TrainingRun(session.context, plan, transport=transport, evaluate=session.evaluation(), on_round=on_round)
 
 
 def evaluation_query(config: RunConfig, task: Task) -> Query | None:
@@ -112,8 +136,8 @@ def prepare(config: RunConfig, *, simulated: bool, held: ExitStack, resolved: Ru
     seed = config.seed if config.seed is not None else secrets.randbits(31)
     model = model_for(config.model.name, task.shape, seed=seed)
     params = flatten_parameters(model)
-    opened = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
-    return Session(opened, task, model)
+    context = open_run(config, asked=asked, params=params, simulated=simulated, held=held)
+    return Session(context, task, model)
 
 
 def checked(config: RunConfig) -> tuple[RunConfig, Task]:
@@ -167,15 +191,6 @@ def _check_evaluation(config: RunConfig, task: Task) -> None:
     evaluation_query(config, task)
 
 
-def _unrated(nothing: Unrated, params: Tensor) -> Scores:
-    return nothing
-
-
-def _evaluate(model: nn.Module, test: Examples, params: Tensor, *, loss: Loss, target: Target) -> Evaluation:
-    load_parameters(model, params)
-    return evaluate(model, test, loss=loss, target=target)
-
-
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
     config, folder = session.config, session.folder
@@ -189,8 +204,8 @@ def finish(session: Session, outcome: Outcome) -> None:
         "target": json.dumps(asdict(session.task.shape.target)),
         "normaliser": json.dumps(asdict(normaliser_in(config))),
     }
-    close_run(session.opened, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
+    close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if config.operations.predictions:
         write_predictions(folder.path)
         write_indicators(folder.path)
-    say_how_it_ended(session.opened, outcome)
+    say_how_it_ended(session.context, outcome)

@@ -13,7 +13,7 @@ from pathlib import Path
 from discreet.federated.simulation_keys import FOLDER, PEERS, virtual_files
 from discreet.federated.simulation_ticket import TICKET
 from discreet.masking.identity import Identity
-from discreet.settings import RunConfig
+from discreet.settings.run_config import RunConfig
 
 
 def set_up_simulation(config: RunConfig, folder: Path, held: ExitStack) -> str:

@@ -6,21 +6,30 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import NoReturn, Self
+from dataclasses import replace
+from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.superlink.grid import InMemoryGrid
 
-from discreet.config import ConfigError
-from discreet.federated.flower_app import FlowerApp, said_in_arguments
-from discreet.federated.opened_run import Interruptible
-from discreet.federated.ready_run import App, EvaluateFn, StartCall, TrainConfig
+from discreet.federated.array_layout import layout_of
+from discreet.federated.flower_app import (
+    EvaluateFn,
+    FlowerApp,
+    ServerEvaluation,
+    TrainConfig,
+    refuse_evaluation,
+    said_in_arguments,
+)
+from discreet.federated.run_context import Interruptible
 from discreet.federated.server_optimizer import ServerOptimizer
+from discreet.federated.state import Outcome
 from discreet.federated.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
-from discreet.federated.training_plan import OnRound
-from discreet.federated.training_run import Outcome
+from discreet.federated.training_run import OnRound
 from discreet.logs import log_to
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
@@ -158,15 +167,8 @@ class DPFedAvg(Strategy):
             config = flower_settings(given)
         patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         metric = private_evaluation.metric if private_evaluation else ""
-        self.app: App = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round)
+        self.app = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round)
         self.outcome: Outcome | None = None
-
-    @classmethod
-    def of(cls, app: App) -> Self:
-        """The strategy for clients that are asked in a way of their own."""
-        made = cls.__new__(cls)
-        made.app, made.outcome = app, None
-        return made
 
     def summary(self) -> None:
         """Nothing: `start` says what is about to run once its folder is open."""
@@ -203,17 +205,22 @@ class DPFedAvg(Strategy):
         """
         self._refuse_overrides()
         _make_log_visible()
-        call = StartCall(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        result = Result()
+        app, simulated, result = self.app, isinstance(grid, InMemoryGrid), Result()
         with ExitStack() as held:
-            ready = self.app.ready(call, held)
-            with Interruptible(ready.run.folder, ready.goes_on_by), ready.meanwhile:
-                ready.training.announce()
-                outcome = ready.training.run(ready.run.checkpoint)
-                ready.close(outcome)
+            with said_in_arguments():
+                refuse_evaluation(initial_arrays, evaluate_config, evaluate_fn, private=app.config.evaluation.private)
+                server = replace(app.config.server, round_timeout=timeout)
+                asked = replace(app.config, rounds=num_rounds, server=server)
+                evaluation = ServerEvaluation(evaluate_fn, layout_of(initial_arrays, frozen=app.frozen))
+                run = app.opened(asked, initial_arrays, evaluation, simulated=simulated, held=held)
+            transport = app.transport(grid, run, evaluation.layout, train_config, held)
+            training = app.training(run, evaluation, transport)
+            with Interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
+                outcome = training.run()
+                app.close(run, outcome, evaluation.layout)
         self.outcome = outcome
-        result.arrays = ready.arrays(outcome.model.params)
-        result.evaluate_metrics_serverapp.update(ready.evaluations)
+        result.arrays = evaluation.layout.record(outcome.model.params)
+        result.evaluate_metrics_serverapp.update(evaluation.found)
         return result
 
     def _refuse_overrides(self) -> None:

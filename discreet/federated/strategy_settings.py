@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.client_settings import FLOWER_APP
-from discreet.config import ConfigError, RunConfig, parse_config
 from discreet.federated.server_optimizer import server_section
-from discreet.secure_settings import SECURE
+from discreet.settings.compose import parse_config
+from discreet.settings.privacy import SECURE
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
+from discreet.settings.training import FLOWER_APP
 
 
 @dataclass(frozen=True)

@@ -5,33 +5,38 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from discreet.federated.budget import BudgetSpentError, require_room_for
+from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
-from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.federated.durable_ledger import Charge
 from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
-from discreet.federated.progress import Progress
-from discreet.federated.reported_epsilons import finite_epsilons, largest_reported, with_reported
-from discreet.federated.round import RoundMetrics, RoundSettings, ServerState, dp_fedavg_round
-from discreet.federated.round_line import round_line
-from discreet.federated.run_folder import Checkpoint, RunFolder, RunStatus, read_status, write_status
+from discreet.federated.progress import Progress, round_line
+from discreet.federated.round import RoundMetrics, dp_fedavg_round
+from discreet.federated.run_context import RunContext
+from discreet.federated.run_folder import RunStatus, read_status, write_status
+from discreet.federated.run_plan import Plan
 from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
 from discreet.federated.secure_round import secure_answers, secure_round
-from discreet.federated.training_plan import Plan
-from discreet.federated.transport import Failure, Replies, RoundReport, Transport
+from discreet.federated.state import Outcome, State
+from discreet.federated.transport import Failure, RoundReport, Transport, finite_epsilons
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
 from discreet.tasks.scores import main_score
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+Replies = Iterable[TrainReply | PartialReply | Failure] | Sealed
+OnRound = Callable[[Mapping[str, object]], None]
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
 
@@ -50,97 +55,76 @@ class Scores(Protocol):
         """By their names in `discreet.tasks.scores.SCORES`; the higher the `main_score`, the better."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: its last state, why it stopped if it did, and its model.
-
-    Attributes:
-      checkpoint: after the last round, with all that was spent.
-      stopped: why the run ended other than by its last planned round, in words; None if it did not.
-      best: of a run that was lost: its model in place of the last one; None otherwise.
-    """
-
-    checkpoint: Checkpoint
-    stopped: str | None
-    best: Checkpoint | None = None
-
-    @property
-    def model(self) -> Checkpoint:
-        """What the run is to publish as its model."""
-        return self.best or self.checkpoint
-
-
 class TrainingRun:
     """Runs the rounds of a plan in a run folder.
 
     Args:
-      plan: what to do.
-      folder: where everything is written.
-      ledger: of the server.
+      context: the run.
+      plan: its public constants.
       transport: asks the clients; for sealed sums under secure aggregation, and only then.
       evaluate: loss and scores of the model after a round, on the server's public test set.
+      on_round: is told the row of metrics.csv of each round.
     """
 
     def __init__(
         self,
+        context: RunContext,
         plan: Plan,
-        folder: RunFolder,
         *,
-        ledger: DurableLedger,
         transport: Transport | SealedTransport,
-        evaluate: Callable[[Checkpoint], Scores],
+        evaluate: Callable[[State], Scores],
+        on_round: OnRound | None = None,
     ) -> None:
         check_sealed(transport, secure=plan.settings.secure is not None)
-        self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.transport, self.evaluate = transport, evaluate
-        self.progress = Progress(None, plan.rounds)
-        before = read_status(folder) or RunStatus("running", plan.rounds)
-        self.status = replace(before, state="running", rounds=plan.rounds, reason=None)
+        self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
+        self.folder, self.ledger = context.folder, context.ledger
+        self.rounds, self.privacy = context.config.rounds, context.config.privacy
+        self.on_round = on_round
+        self.progress = Progress(None, self.rounds)
+        before = read_status(self.folder) or RunStatus("running", self.rounds)
+        self.status = replace(before, state="running", rounds=self.rounds, reason=None)
         self.members: Sequence[int] = ()
         self.out: set[int] = set()
-        self.abandoned, before_now = 0, folder.read_metrics()
+        self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
         self.clip_watch = ClipWatch(plan.settings.user, [share for share in shares if share is not None])
         rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
 
-    def announce(self) -> None:
-        """Logs what is about to run."""
-        logger.info("%d rounds, expected cohort %g", self.plan.rounds, self.plan.settings.expected_cohort)
-
-    def run(self, checkpoint: Checkpoint, *, progress: TextIO | None = None) -> Outcome:
-        """Goes on from a checkpoint to the planned number of rounds, or until a budget is spent or training is lost.
+    def run(self, *, progress: TextIO | None = None) -> Outcome:
+        """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
+        lost.
 
         A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
         whoever called this has written its last files: see `discreet.federated.session.finish`. `progress` is the
         terminal to show on how far the run is.
         """
+        checkpoint = self.context.state
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
+        logger.info("%d rounds, expected cohort %g", self.rounds, self.plan.settings.expected_cohort)
         if self.plan.evaluation:
             self.plan.evaluation.announce()
-        self.progress = Progress(progress, self.plan.rounds)
+        self.progress = Progress(progress, self.rounds)
         self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
             outcome = self._run_rounds(checkpoint)
         return replace(outcome, checkpoint=self.rate(outcome.checkpoint, is_last=True))
 
-    def _look_at_account(self, checkpoint: Checkpoint) -> None:
+    def _look_at_account(self, checkpoint: State) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
-        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.plan.rounds)]
-        if self.ledger.account is not None:
-            charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
-            plan, planned = self.plan.evaluation, self.plan.rounds
-            ratings = (
-                [Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=planned))]
-                if plan and plan.event
-                else []
-            )
-            logger.info("%s", self.plan.says(self.ledger.account.outlook(charges, ratings)))
+        if self.ledger.account is None:
+            return
+        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.rounds)]
+        charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
+        plan, ratings = self.plan.evaluation, list[Charge]()
+        if plan and plan.event:
+            ratings.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.rounds)))
+        logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
 
-    def rate(self, last: Checkpoint, *, is_last: bool) -> Checkpoint:
+    def rate(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
         words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
         plan = self.plan.evaluation
@@ -148,30 +132,28 @@ class TrainingRun:
             return last
         try:
             if plan.event is not None:
-                self._check_event(plan.event, "rating the model")
+                self._check_room(USER, plan.event, "rating the model")
             return self._rate(plan, last)
-        except (BudgetSpentError, RoundAbandoned) as reason:
-            logger.warning("the model after round %d is not rated: %s", last.round, self.plan.says(str(reason)))
+        except (BudgetSpent, RoundAbandoned) as reason:
+            logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
 
-    def _rate(self, plan: EvaluationPlan, last: Checkpoint) -> Checkpoint:
-        self.wait_for_members()
-        source = self.plan.source.child("evaluation", last.round)
-        report = RoundReport(finite=finite_epsilons(self.plan.privacy))
+    def _rate(self, plan: EvaluationPlan, last: State) -> State:
+        self.members = self.transport.members()
+        source = self.context.source.child("evaluation", last.round)
+        report = RoundReport(finite=finite_epsilons(self.privacy))
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
         report.log_failures()
-        rated = with_reported(last, report)
+        rated = report.added_to(last)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        plan.write(self.folder, last.round, sums, also=self.plan.also, spent=self._epsilons(rated))
+        plan.write(self.folder, last.round, sums, also=self._tell, spent=self._epsilons(rated))
         return rated
 
-    def _ask(
-        self, last: Checkpoint, cohort: Sequence[int], work: Work
-    ) -> Iterable[TrainReply | Replies | Failure] | Sealed:
+    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Replies:
         """What the clients of a cohort say of a model, or the sealed sum of it."""
         ask = self.transport.ask_sealed if isinstance(self.transport, SealedTransport) else self.transport.ask
         return ask(round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=work)
@@ -179,10 +161,10 @@ class TrainingRun:
     def _released(
         self,
         plan: EvaluationPlan,
-        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
+        replies: Replies,
         report: RoundReport,
         *,
-        last: Checkpoint,
+        last: State,
         source: RandomSource,
     ) -> Sums:
         charge = partial(self._charge, last.round, USER)
@@ -192,15 +174,16 @@ class TrainingRun:
         assert plan.event is not None
         return secure_answers(replies, plan.joined, event=plan.event, charge=charge)
 
-    def _run_rounds(self, checkpoint: Checkpoint) -> Outcome:
+    def _run_rounds(self, checkpoint: State) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
-            if checkpoint.round >= self.plan.rounds:
+            if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
-                self.check_budget(self.plan.settings_of(checkpoint.round + 1))
+                if charged := self.plan.settings_of(checkpoint.round + 1).charged:
+                    self._check_room(*charged, "the next round")
                 checkpoint, report = self._next_round(checkpoint)
-            except BudgetSpentError as spent:
-                return Outcome(checkpoint, self.plan.says(str(spent)))
+            except BudgetSpent as spent:
+                return Outcome(checkpoint, self.context.says(str(spent)))
             except RoundAbandoned as loss:
                 if self._gives_up(checkpoint.round + 1, loss):
                     return Outcome(
@@ -209,45 +192,26 @@ class TrainingRun:
                 continue
             self.abandoned = 0
             checkpoint = self.rate(checkpoint, is_last=False)
-            if self.plan.settings.user is None and report.refused and self.nobody_left():
+            if self.plan.settings.user is None and report.refused and self._nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
-    def _next_round(self, checkpoint: Checkpoint) -> tuple[Checkpoint, RoundReport]:
-        self.wait_for_members()
-        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
-        return self.finish_round(checkpoint, replies, cohort_size=len(cohort), started=started)
-
     def _epsilon(self, spent: PrivacyLedger) -> float:
-        return spent.epsilon(self.plan.privacy.delta, self.plan.privacy.accountant)
+        return spent.epsilon(self.privacy.delta, self.privacy.accountant)
 
-    def check_budget(self, settings: RoundSettings) -> None:
-        """Looks one round ahead.
+    def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
+        """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
+        runs over the same population; the message says what is left."""
+        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.privacy)
 
-        Raises:
-          BudgetSpentError: a round with these settings would pass the user-level budget, of this run or, if it charges
-            an account, of all runs over the same population; the message says what is left.
-        """
-        if settings.charged is not None:
-            guarantee, event = settings.charged
-            self._check_event(event, "the next round", guarantee)
-
-    def _check_event(self, event: DpEvent, what: str, guarantee: str = USER) -> None:
-        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.plan.privacy)
-
-    def wait_for_members(self) -> None:
-        """Until there are clients that can be asked. The time that it takes is no round's."""
-        self.members = self.transport.members()
-
-    def draw_cohort(self, checkpoint: Checkpoint) -> list[int]:
+    def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
         return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
-    def nobody_left(self) -> bool:
+    def _nobody_left(self) -> bool:
         """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
         so that a client that refused once stays out; the others go on without it."""
         return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
@@ -261,24 +225,19 @@ class TrainingRun:
         self.abandoned += 1
         return self.abandoned == MOST_ABANDONED
 
-    def finish_round(
-        self,
-        checkpoint: Checkpoint,
-        replies: Iterable[TrainReply | Replies | Failure] | Sealed,
-        *,
-        cohort_size: int,
-        started: float | None = None,
-    ) -> tuple[Checkpoint, RoundReport]:
-        """Does the round after `checkpoint` with these replies; writes ledger, metrics, checkpoint, in that order."""
-        started = time.monotonic() if started is None else started
-        report = RoundReport(cohort=cohort_size, finite=finite_epsilons(self.plan.privacy))
+    def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
+        """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
+        self.members = self.transport.members()  # the time that it waits for clients is no round's
+        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
+        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
+        report = RoundReport(cohort=len(cohort), finite=finite_epsilons(self.privacy))
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
-            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self.plan.also)
+            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
         for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
-            logger.warning("%s", self.plan.says(note))
-        after = _after(checkpoint, state, report)
+            logger.warning("%s", self.context.says(note))
+        after = report.added_to(state)
         evaluation, row = self._report(after, metrics, report, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
@@ -286,33 +245,37 @@ class TrainingRun:
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
-        self.plan.also(row)  # after the checkpoint: a hook that fails costs no round
+        self._tell(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
-    def _round(
-        self, checkpoint: Checkpoint, replies: Iterable[TrainReply | Replies | Failure] | Sealed, report: RoundReport
-    ) -> tuple[ServerState, RoundMetrics]:
-        number, state = checkpoint.round + 1, _state(checkpoint)
+    def _round(self, checkpoint: State, replies: Replies, report: RoundReport) -> tuple[State, RoundMetrics]:
+        number = checkpoint.round + 1
         settings = self.plan.settings_of(number)
         guarantee = settings.charged[0] if settings.charged else USER
         charge = partial(self._charge, number, guarantee)
         if isinstance(replies, Sealed):
             report.miss(replies.failures)
-            done = secure_round(state, replies, settings, charge=charge)
+            done = secure_round(checkpoint, replies, settings, charge=charge)
             if guarantee == EXAMPLE:  # what every client's own account says too: the event is the same for all of them
                 report.epsilons["epsilon_example"] = self._epsilon(self.ledger.spent(EXAMPLE))
             return done
         accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
-        return dp_fedavg_round(state, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge)
+        return dp_fedavg_round(
+            checkpoint, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge
+        )
+
+    def _tell(self, row: Mapping[str, object]) -> None:
+        if self.on_round is not None:
+            self.on_round(row)
 
     def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
         self.ledger.charge([Charge(number, guarantee, "", event)])
 
-    def _draw(self, checkpoint: Checkpoint) -> RandomSource:
-        return self.plan.source.child("round", checkpoint.round + 1)
+    def _draw(self, checkpoint: State) -> RandomSource:
+        return self.context.source.child("round", checkpoint.round + 1)
 
     def _report(
-        self, after: Checkpoint, metrics: RoundMetrics, report: RoundReport, started: float
+        self, after: State, metrics: RoundMetrics, report: RoundReport, started: float
     ) -> tuple[Scores, dict[str, object]]:
         """Evaluates, and writes metrics, status and log. Returns the row too."""
         evaluation = self.evaluate(after)
@@ -329,44 +292,28 @@ class TrainingRun:
         }
         self.folder.append_metrics(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
-        last_failure = report.reasons[-1] if report.reasons else None
-        self.status = after_round(
-            self.status,
-            number=after.round,
-            nodes=len(self.members),
-            failures=report.failures,
-            last_failure=last_failure,
-        )
+        self.status = after_round(self.status, report, number=after.round, nodes=len(self.members))
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(report.failures)}
-        logger.info(round_line(row, rounds=self.plan.rounds), extra={"fields": fields})
+        logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})
         report.log_failures()
         return evaluation, row
 
-    def _epsilons(self, after: Checkpoint) -> dict[str, float]:
+    def _epsilons(self, after: State) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
-        privacy, off = self.plan.privacy, math.inf
+        privacy, off = self.privacy, math.inf
         return {
             "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
-            "epsilon_example": largest_reported(after, "epsilon_example") if privacy.example.enabled else off,
-            "epsilon_local": largest_reported(after, "epsilon_local") if privacy.local.kind != "none" else off,
+            "epsilon_example": after.largest_reported("epsilon_example") if privacy.example.enabled else off,
+            "epsilon_local": after.largest_reported("epsilon_local") if privacy.local.kind != "none" else off,
         }
 
 
-def after_round(
-    status: RunStatus, *, number: int, nodes: int, failures: Mapping[str, int], last_failure: str | None
-) -> RunStatus:
+def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: int) -> RunStatus:
     """The status with a round's failures added."""
-    kinds = {*status.failures, *failures}
-    total = {kind: status.failures.get(kind, 0) + failures.get(kind, 0) for kind in sorted(kinds)}
-    if last_failure is None:
-        return replace(status, nodes=nodes, failures=total)
-    return replace(status, nodes=nodes, failures=total, last_failure=last_failure, last_failure_round=number)
-
-
-def _after(before: Checkpoint, state: ServerState, report: RoundReport) -> Checkpoint:
-    moved = {field.name: getattr(state, field.name) for field in fields(ServerState)}
-    return replace(with_reported(before, report), **moved)
+    failures = Counter(status.failures) + report.failures
+    status = replace(status, nodes=nodes, failures=dict(sorted(failures.items())))
+    return replace(status, last_failure=report.reasons[-1], last_failure_round=number) if report.reasons else status
 
 
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:
@@ -376,7 +323,3 @@ def _score(loss: float | None, score: float | None) -> tuple[float, float]:
 
 def _is_finite(loss: float | None) -> bool:
     return loss is not None and math.isfinite(loss)
-
-
-def _state(checkpoint: Checkpoint) -> ServerState:
-    return ServerState(**{field.name: getattr(checkpoint, field.name) for field in fields(ServerState)})

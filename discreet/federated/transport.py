@@ -6,13 +6,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
-from discreet.federated.round import ClientUpdate, PartialSum
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.state import State
+from discreet.settings.privacy import PrivacyConfig
 
 logger = logging.getLogger("discreet")
 
@@ -34,19 +36,14 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class Replies:
-    """What several clients reply at once, from a simulation that trains them together and adds them up.
-
-    Attributes:
-      part: their part in the round's sum.
-      epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their own accounts.
-    """
-
-    part: PartialSum
-    epsilon_example: float = 0.0
-    epsilon_local: float = 0.0
-    epsilon_local_pure: float = 0.0
+def finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
+    """The epsilons that clients report and that this run keeps finite."""
+    finite = {
+        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
+        "epsilon_local": privacy.local.kind != "none",
+        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
+    }
+    return tuple(name for name, is_finite in finite.items() if is_finite)
 
 
 class Transport(Protocol):
@@ -57,7 +54,7 @@ class Transport(Protocol):
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterable[TrainReply | Replies | Failure]:
+    ) -> Iterable[TrainReply | PartialReply | Failure]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
         what they are asked to do."""
 
@@ -74,24 +71,23 @@ class RoundReport:
     finite: tuple[str, ...] = ()
     unaccounted: set[int] = field(default_factory=set)
 
-    def accept(self, replies: Iterable[TrainReply | Replies | Failure]) -> Iterator[ClientUpdate | PartialSum]:
+    def accept(self, replies: Iterable[TrainReply | PartialReply | Failure]) -> Iterator[TrainReply | PartialReply]:
         """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
         `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
         for reply in replies:
             if isinstance(reply, Failure):
                 self.miss([reply])
                 continue
-            # The clients of a simulation's chunk are this process's own: what they report is so.
-            none = [] if isinstance(reply, Replies) else [n for n in self.finite if math.isinf(getattr(reply, n))]
-            for name in set(EPSILONS).difference(none):
+            infinite: list[str] = []
+            if isinstance(reply, TrainReply):  # other replies are this process's own
+                infinite = [name for name in self.finite if math.isinf(getattr(reply, name))]
+                if infinite:
+                    reason = f"it reports an infinite {' and '.join(infinite)}"
+                    self._fail(Failure(reply.client, "unaccounted", reason))
+                    self.unaccounted.add(reply.client)
+            for name in set(EPSILONS).difference(infinite):
                 self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
-            if isinstance(reply, Replies):
-                yield reply.part
-                continue
-            if none:
-                self._fail(Failure(reply.client, "unaccounted", f"it reports an infinite {' and '.join(none)}"))
-                self.unaccounted.add(reply.client)
-            yield ClientUpdate(reply.update, reply.below, reply.answer)
+            yield reply
 
     def miss(self, failures: Iterable[Failure]) -> None:
         """Counts clients whose replies are not in a sum that was made elsewhere."""
@@ -99,6 +95,11 @@ class RoundReport:
             self._fail(failure)
             if failure.kind == "refused":
                 self.refused.add(failure.client)
+
+    def added_to(self, state: State) -> State:
+        """The state with what clients have reported. A client that sits out a round still has what it spent before."""
+        spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
+        return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1

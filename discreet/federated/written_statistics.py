@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from discreet.federated.answer_sum import AnswerPart
 from discreet.federated.guarantees import USER, guarantees_of
-from discreet.federated.opened_run import OpenedRun
+from discreet.federated.messages import TrainReply
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import ask, data_query, data_shape
 from discreet.federated.query import STATISTICS
+from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import replace_file
 from discreet.json_numbers import json_ready
 from discreet.tasks.examples import Task
@@ -20,7 +21,7 @@ FILE = "statistics.json"
 Found = Mapping[str, Mapping[str, Estimate]]
 
 
-def written_statistics(run: OpenedRun, task: Task, answers: Iterable[AnswerPart]) -> str:
+def written_statistics(run: RunContext, task: Task, answers: Iterable[TrainReply | PartialReply]) -> str:
     """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written.
 
     Raises:
@@ -35,7 +36,7 @@ def written_statistics(run: OpenedRun, task: Task, answers: Iterable[AnswerPart]
     return _table(found) + "\n" + _said(spent, run.folder.path)
 
 
-def _price(run: OpenedRun) -> dict[str, object]:
+def _price(run: RunContext) -> dict[str, object]:
     """What the ledger holds with these statistics."""
     privacy, user = run.config.privacy, guarantees_of(run.config)[0]
     return {

@@ -1,12 +1,13 @@
-"""Who a node is: the key it registered with, and the list of the others' public keys, which people compared."""
+"""The key that a node registered with, and the list of the others' public keys, which people compared."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import (
 
 from discreet.masking.wire import digest, join_named
 
-MOST_NAME_BYTES = 200
 _ECDSA = ec.ECDSA(SHA384())
 
 
@@ -37,10 +37,7 @@ class Identity:
     """A node's name and its long-term private key on the curve P-384, as `scripts/certs node` makes it."""
 
     name: str
-    key: ec.EllipticCurvePrivateKey
-
-    def __repr__(self) -> str:
-        return f"Identity({self.name!r})"
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     @classmethod
     def generate(cls, name: str) -> Self:
@@ -56,13 +53,7 @@ class Identity:
         """
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
-        try:
-            key = load(data, None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise IdentityError(f"{path} holds no private key that can be read without a password") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
-            raise IdentityError(f"{path} holds a key of another kind than EC P-384, which `scripts/certs node` makes")
-        return cls(name, key)
+        return cls(name, _on_p384(lambda: load(data, None), f"the private key in {path}"))
 
     def sign(self, message: bytes) -> bytes:
         """ECDSA with SHA-384."""
@@ -73,7 +64,7 @@ class Identity:
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def public_text(self) -> str:
-        """The public key in OpenSSH's form, one line: what goes into the others' lists."""
+        """The public key in OpenSSH's form, one line: it goes into the others' lists."""
         return self.key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
@@ -89,17 +80,11 @@ class Directory:
 
     def __post_init__(self) -> None:
         for name in self.keys:
-            if not 0 < len(name.encode()) <= MOST_NAME_BYTES:
-                raise IdentityError(f"a node's name must have from 1 to {MOST_NAME_BYTES} bytes (got {name!r})")
-        points = [key.public_numbers() for key in self.keys.values()]
-        if len({(point.x, point.y) for point in points}) != len(points):
+            if not 0 < len(name.encode()) <= 200:
+                raise IdentityError(f"a node's name must have from 1 to 200 bytes (got {name!r})")
+        if len({key.public_numbers() for key in self.keys.values()}) != len(self.keys):
             raise IdentityError("two nodes have the same public key, so that one of them could speak for two")
         object.__setattr__(self, "keys", {name: self.keys[name] for name in sorted(self.keys)})
-
-    def has(self, identity: Identity) -> bool:
-        """Whether it names this identity's public key by this identity's name."""
-        mine = self.keys.get(identity.name)
-        return mine is not None and mine.public_numbers() == identity.key.public_key().public_numbers()
 
     @classmethod
     def of(cls, identities: Mapping[str, Identity]) -> Self:
@@ -115,25 +100,28 @@ class Directory:
         """
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
-        except ValueError as error:
+            keys = {name: str(text).encode() for name, text in found.items()}
+        except (ValueError, AttributeError) as error:
             raise IdentityError(f"{path} is no JSON object of names and public keys, each name once") from error
-        if not isinstance(found, dict):
-            raise IdentityError(f"{path} is no JSON object of names and public keys")
-        return cls({name: _public_key(text, f"the key of {name} in {path}") for name, text in found.items()})
+        return cls({name: _public_key(data, f"the key of {name} in {path}") for name, data in keys.items()})
 
     @property
     def names(self) -> tuple[str, ...]:
         """In ascending order: the place of a name in it, from 1, is the place of its Shamir shares."""
         return tuple(self.keys)
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """Of the names and keys: two lists have the same one if they are the same."""
         form = Encoding.X962, PublicFormat.UncompressedPoint
         return digest(join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
 
+    def has(self, identity: Identity) -> bool:
+        """True if it names this identity's public key by this identity's name."""
+        return self.keys.get(identity.name) == identity.key.public_key()
+
     def verify(self, name: str, signature: bytes, message: bytes) -> bool:
-        """Whether `name`, of this directory, signed the message."""
+        """True if `name`, of this directory, signed the message."""
         try:
             self.keys[name].verify(signature, message, _ECDSA)
         except InvalidSignature:
@@ -154,12 +142,16 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _public_key(text: object, what: str) -> ec.EllipticCurvePublicKey:
+def _public_key(data: bytes, name: str) -> Any:
+    load = load_pem_public_key if data.lstrip().startswith(b"-----") else load_ssh_public_key
+    return _on_p384(lambda: load(data), name)
+
+
+def _on_p384(load: Callable[[], object], name: str) -> Any:
     try:
-        data = str(text).encode()
-        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise IdentityError(f"{what} is no public key, PEM or OpenSSH") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
-        raise IdentityError(f"{what} is of another kind than EC P-384, which `scripts/certs node` makes")
+        key = load()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise IdentityError(f"{name} is none that can be read without a password, PEM or OpenSSH") from error
+    if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
+        raise IdentityError(f"{name} is of another kind than EC P-384, which `scripts/certs node` makes")
     return key

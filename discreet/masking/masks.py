@@ -5,6 +5,8 @@ The low k bits of a uniform word are uniform modulo 2^k, so that one stream serv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -13,34 +15,28 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from discreet.masking.packing import Words
-from discreet.masking.wire import TAG, MalformedBytes, join
+from discreet.masking.wire import TAG, MalformedBytes, Words, join, join_names
 
 KEY_BYTES, SEED_BYTES, CHECK_BYTES = 32, 16, 16
 _CHUNK = 1 << 16  # words: 256 KiB, which stays in a core's cache between the cipher and the sum
 
 
-def exchanged_key(key: X25519PrivateKey, peer: bytes, info: bytes) -> bytes:
-    """32 bytes that two X25519 keys and `info` give, by HKDF with SHA-256.
+def public_key(private: bytes) -> bytes:
+    """The X25519 public key of a private one, which is any 32 random bytes (RFC 7748)."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
+    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with SHA-256.
 
     Raises:
       MalformedBytes: `peer` is no public key, or one with which every exchange gives zero.
     """
     try:
-        shared = key.exchange(X25519PublicKey.from_public_bytes(peer))
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as error:
         raise MalformedBytes("a public key that can't be used") from error
     return _derived(shared, info, KEY_BYTES)
-
-
-def pair_key(key: X25519PrivateKey, peer_key: bytes, *, context: bytes, names: tuple[str, str]) -> bytes:
-    """The key of the mask that two nodes share in one attempt; the same from either side.
-
-    Raises:
-      MalformedBytes: as `exchanged_key`.
-    """
-    first, second = sorted(names)
-    return exchanged_key(key, peer_key, join(TAG + b" pair", context, first.encode(), second.encode()))
 
 
 def own_key(seed: bytes, context: bytes) -> bytes:
@@ -49,11 +45,15 @@ def own_key(seed: bytes, context: bytes) -> bytes:
 
 
 def seed_check(seed: bytes) -> bytes:
-    """What a node publishes of its seed, so that a seed put together from wrong shares is found out.
+    """16 public bytes by which a seed that was put together from wrong shares is found out.
 
-    Its value and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
+    The check and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
     """
     return _derived(seed, TAG + b" check", CHECK_BYTES)
+
+
+def _derived(secret: bytes, info: bytes, size: int) -> bytes:
+    return HKDF(SHA256(), size, None, info).derive(secret)
 
 
 def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
@@ -70,5 +70,12 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
         change(part, np.frombuffer(stream, dtype="<u4", count=len(part)), out=part)
 
 
-def _derived(secret: bytes, info: bytes, size: int) -> bytes:
-    return HKDF(SHA256(), size, None, info).derive(secret)
+def add_pair_masks(total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes) -> None:
+    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other subtracts.
+
+    Raises:
+      MalformedBytes: as `exchanged_key`.
+    """
+    for peer, public in peers.items():
+        key = exchanged_key(private, public, join(TAG + b" pair", context) + join_names((name, peer)))
+        add_mask(total, key, subtract=name > peer)

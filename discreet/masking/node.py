@@ -1,37 +1,42 @@
-"""A node's side of a masked sum: bytes in, bytes out, every answer on disk before it leaves."""
+"""A node's side of a masked sum: bytes in, bytes out, every answer on disk before it leaves.
+
+Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added to it: an attempt's context binds all
+signed keys (`signed_keys.context_of_keys`), survivors are signed with those who are gone, and a seed has a check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.masking import wire
 from discreet.masking.agreement import MaskingRefused, Terms
-from discreet.masking.attempts import NodeState, read_state
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.node_stages import (
-    Answer,
-    Owner,
-    Party,
-    answer_confirm,
-    answer_keys,
-    answer_masked,
-    answer_shares,
-    answer_unmask,
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
+from discreet.masking.shares import route, seal, split_secret, unseal
+from discreet.masking.signed_keys import (
+    context_of_keys,
+    context_of_vectors,
+    is_signed,
+    place_of,
+    sign_keys,
+    split_keys,
+    survivors_message,
 )
-from discreet.masking.store import Store
-from discreet.masking.wire import MalformedBytes, Part, Stage, read_request, write_reply
+from discreet.masking.store import Attempt, FolderStore, NodeState, read_state
+from discreet.masking.wire import MalformedBytes, Part, Stage
 
-_STAGES = {
-    Stage.KEYS: answer_keys,
-    Stage.SHARES: answer_shares,
-    Stage.CONFIRM: answer_confirm,
-    Stage.UNMASK: answer_unmask,
-}
-_MOST_PARTS = 2  # the last stages of a round, and the first ones of the next
+MOST_ATTEMPTS = 100
+Answer = tuple[NodeState, bytes]
+Vector = Callable[[], NDArray[np.int64]]
+Release = Callable[[], None]
 
 
+@dataclass(frozen=True)
 class MaskingNode:
     """A node that takes part in the masked sums of one run, and gives away nothing but these sums.
 
@@ -44,27 +49,30 @@ class MaskingNode:
       identity: this node's name and private key.
       directory: all n nodes' public keys, this node's among them, as people compared them.
       terms: as this node's settings have them.
-      store: where its state is kept.
+      store: keeps its state between two messages.
 
     Raises:
       ValueError: the directory has not n nodes, or another key for this node.
     """
 
-    def __init__(self, identity: Identity, directory: Directory, terms: Terms, store: Store) -> None:
-        if len(directory.keys) != terms.nodes:
-            raise ValueError(f"the list of nodes has {len(directory.keys)} names, and the run has {terms.nodes} nodes")
-        if not directory.has(identity):
-            raise ValueError(f"the list of nodes has not the public key of {identity.name!r}, which is this node")
-        self._party, self._store = Party(identity, directory, terms), store
+    identity: Identity
+    directory: Directory
+    terms: Terms
+    store: FolderStore
 
-    def answer(
-        self,
-        request: bytes,
-        vector: Callable[[], NDArray[np.int64]],
-        release: Callable[[], None],
-        *,
-        asked: bytes = b"",
-    ) -> bytes:
+    def __post_init__(self) -> None:
+        names, nodes = len(self.directory.keys), self.terms.nodes
+        if names != nodes:
+            raise ValueError(f"the list of nodes has {names} names, and the run has {nodes} nodes")
+        if not self.directory.has(self.identity):
+            raise ValueError(f"the list of nodes has not the public key of {self.identity.name!r}, which is this node")
+
+    @property
+    def agreed(self) -> bytes:
+        """The digest of all that decides a sum before it is asked for: the terms, and who is who."""
+        return wire.digest(self.terms.encode(), self.directory.digest)
+
+    def answer(self, request: bytes, vector: Vector, release: Release, *, asked: bytes = b"") -> bytes:
         """The reply to a request, once.
 
         Args:
@@ -74,7 +82,7 @@ class MaskingNode:
           release: pays for the release of this round's sum, after `vector` and before the masked vector leaves; called
             once a round, also if the round is tried more often, since at most one attempt can be opened. An exception
             from it goes to the caller, and nothing leaves.
-          asked: what the round asks for beyond the terms of the run, in any bytes. Vectors of nodes that were asked
+          asked: all that the round asks for beyond the terms of the run, in any bytes. Vectors of nodes that were asked
             differently can't be opened together. An attempt at a round that asks for something else than the one
             before, or on other terms, is paid anew, so that nobody gets a dear sum for the price of a cheap one.
 
@@ -83,31 +91,185 @@ class MaskingNode:
             state is as it was.
           ValueError: `vector` gave something else.
         """
-        run = self._party.terms.run
+        replies = []
         try:
             parts = self._parts(request)
-            with self._store.locked(run):
-                saved = self._store.load(run)
-                state, replies = NodeState() if saved is None else read_state(saved), []
+            with self.store.locked(self.terms.run):
+                saved = self.store.load(self.terms.run)
+                state = NodeState() if saved is None else read_state(saved)
                 for part in parts:
-                    state, body = self._answer(state, part, Owner(vector, release, asked))
+                    match part.stage:
+                        case Stage.KEYS:
+                            state, body = self._keys(state, part)
+                        case Stage.SHARES:
+                            state, body = self._shares(state, part)
+                        case Stage.MASKED:
+                            state, body = self._masked(state, part, vector, release, asked)
+                        case Stage.CONFIRM:
+                            state, body = self._confirm(state, part)
+                        case Stage.UNMASK:
+                            state, body = self._unmask(state, part)
                     replies.append(part.answered(body))
-                self._store.save(run, state.encode())  # before the reply leaves: it is never given again
+                self.store.save(self.terms.run, state.encode())  # before the reply leaves: it is never given again
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
-        return write_reply(replies)
+        return wire.write_reply(replies)
 
     def _parts(self, request: bytes) -> tuple[Part, ...]:
-        terms, parts = read_request(request)
-        if difference := self._party.terms.difference(terms):
+        terms, parts = wire.read_request(request)
+        if difference := self.terms.difference(terms):
             raise MaskingRefused(f"other terms: {difference}")
-        if not 1 <= len(parts) <= _MOST_PARTS or len({part.round for part in parts}) != len(parts):
+        if len(parts) not in (1, 2) or len({part.round for part in parts}) != len(parts):
             raise MalformedBytes("a request must have a part, or two of different rounds")
         if len(parts) > 1 and Stage.MASKED in {part.stage for part in parts}:
             raise MalformedBytes("a masked vector is asked for by itself")
         return parts
 
-    def _answer(self, state: NodeState, part: Part, owner: Owner) -> Answer:
-        if part.stage is Stage.MASKED:
-            return answer_masked(self._party, state, part, owner)
-        return _STAGES[part.stage](self._party, state, part)
+    def _keys(self, state: NodeState, part: Part) -> Answer:
+        """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one before."""
+        _check_open(state, part)
+        if part.attempt in state.begun:
+            raise MaskingRefused(f"this attempt at round {part.round} has begun already")
+        if len(state.begun) >= MOST_ATTEMPTS:
+            raise MaskingRefused(f"{MOST_ATTEMPTS} attempts have begun since the last sum")
+        if part.body:
+            raise MalformedBytes("a request for keys says nothing but its round")
+        secrets = os.urandom(2 * KEY_BYTES + SEED_BYTES)
+        sealing, masking, seed = _split(secrets)
+        public = (public_key(sealing), public_key(masking), seed_check(seed))
+        signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public)
+        keys = {self.identity.name: signed}
+        attempt = Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)
+        return state.begin(attempt), wire.join(*signed)
+
+    def _shares(self, state: NodeState, part: Part) -> Answer:
+        """A share of this node's seed and mask key for each other node, sealed for it."""
+        attempt, me, place = self._held(state, part), self.identity.name, place_of(self.terms, part)
+        keys = split_keys(part.body)
+        if strangers := [name for name in keys if name not in self.directory.keys]:
+            raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
+        if keys.get(me) != attempt.keys[me]:
+            raise MaskingRefused("the keys that are said to be this node's are not those that it made for this attempt")
+        self._check_enough(keys, "take part")
+        for name in keys:
+            if not is_signed(keys[name], name, directory=self.directory, place=place):
+                raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
+        context = context_of_keys(place, keys)
+        sealing, masking, seed = _split(attempt.secrets)
+        shares = split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
+        mine, sealed = dict(zip(self.directory.names, shares, strict=True)), {}
+        for name in keys.keys() - {me}:
+            sealed[name] = seal(mine[name], sealing, keys[name].sealing, bound=route(context, me, name))
+        attempt = replace(attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]})
+        return state.with_attempt(attempt), wire.join_named(sealed)
+
+    def _masked(self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes) -> Answer:
+        """The vector behind its masks. Its release is paid for before it leaves, once a round, or once for each price.
+
+        From here on other nodes can open it, whatever this node does. At most one attempt at a round can be opened: it
+        takes t nodes, and those have closed the round or have ended every other attempt at it.
+        """
+        attempt = self._held(state, part)
+        shares = {**attempt.shares, **self._opened_shares(attempt, wire.split_named(part.body))}
+        self._check_enough(shares, "shared")
+        values = vector()
+        if values.dtype != np.int64 or values.shape != (self.terms.length,):
+            expected = f"int64 of shape ({self.terms.length},)"
+            raise ValueError(f"the vector must be {expected}, not {values.dtype} {values.shape}")
+        price = wire.digest(self.terms.encode(), asked)
+        if (part.round, price) != (state.charged, state.price):
+            release()
+        words, context = values.astype(np.uint32), context_of_vectors(attempt.context, asked)
+        _, masking, seed = _split(attempt.secrets)
+        add_mask(words, own_key(seed, context), subtract=False)
+        peers = {name: attempt.keys[name].masking for name in shares if name != self.identity.name}
+        add_pair_masks(words, masking, self.identity.name, peers, context=context)
+        attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
+        state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
+        return state.with_attempt(attempt), wire.pack(words, self.terms.bits)
+
+    def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Shares are opened before anything is masked.
+
+        Whether the server or the sender spoilt one can't be told from here, and a node that left the sender out alone
+        would have other masks than the rest: so it refuses, and says whose shares they are.
+        """
+        me, opened = self.identity.name, {}
+        sealing, _, _ = _split(attempt.secrets)
+        for name, data in sealed.items():
+            if name not in attempt.keys or name == me:
+                raise MaskingRefused(f"shares of {name!r}, which is not among the others in this attempt")
+            bound = route(attempt.context, name, me)
+            try:
+                opened[name] = unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
+            except MalformedBytes as error:
+                raise MaskingRefused(f"from {name!r}: {error}") from error
+            if len(opened[name]) != SEED_BYTES + KEY_BYTES:
+                raise MaskingRefused(f"the shares of {name!r} have another size than shares have")
+        return opened
+
+    def _confirm(self, state: NodeState, part: Part) -> Answer:
+        """A signature of who is in the sum and who is not: one pair of lists for an attempt."""
+        attempt = self._held(state, part)
+        alive, gone = (wire.split_names(value) for value in wire.split(part.body, 2))
+        self._check_lists(attempt, alive, gone)
+        signature = self.identity.sign(survivors_message(attempt.context, alive, gone))
+        return state.with_attempt(replace(attempt, stage=Stage.CONFIRM, alive=alive)), signature
+
+    def _check_lists(self, attempt: Attempt, alive: tuple[str, ...], gone: tuple[str, ...]) -> None:
+        if both := set(alive) & set(gone):
+            raise MaskingRefused(f"{min(both)!r} is in both lists: its seed and mask key together show its vector")
+        if set(alive) | set(gone) != set(attempt.shares):
+            raise MaskingRefused("the lists are not, together, the nodes whose shares this node was given")
+        if self.identity.name not in alive:
+            raise MaskingRefused("the list of survivors leaves this node out, which sent its vector")
+        self._check_enough(alive, "are in the sum")
+
+    def _unmask(self, state: NodeState, part: Part) -> Answer:
+        """For each node that shared: the share of its seed if it is in the sum, else of its mask key. Then forget."""
+        attempt = self._held(state, part)
+        self._check_signatures(attempt, wire.split_named(part.body))
+        given = {
+            name: share[:SEED_BYTES] if name in attempt.alive else share[SEED_BYTES:]
+            for name, share in attempt.shares.items()
+        }
+        return state.closed_until(part.round), wire.join_named(given)
+
+    def _check_signatures(self, attempt: Attempt, signatures: Mapping[str, bytes]) -> None:
+        message = survivors_message(attempt.context, attempt.alive, attempt.shares.keys() - set(attempt.alive))
+        for name, signature in signatures.items():
+            if name not in attempt.alive:
+                raise MaskingRefused(f"a signature of {name!r}, which is not in the sum")
+            if not self.directory.verify(name, signature, message):
+                raise MaskingRefused(f"{name!r} did not sign the lists that this node signed")
+        if len(signatures) < self.terms.threshold:
+            raise MaskingRefused(f"{len(signatures)} nodes signed the lists, and it takes {self.terms.threshold}")
+
+    def _check_enough(self, names: Collection[str], what: str) -> None:
+        if len(names) < self.terms.survivors:
+            least = self.terms.survivors
+            raise MaskingRefused(f"only {len(names)} nodes {what}, and a sum of fewer than {least} is none")
+
+    def _held(self, state: NodeState, part: Part) -> Attempt:
+        """The attempt of a part, if its stage is the next one."""
+        _check_open(state, part)
+        attempt, before = state.attempts.get(part.round), Stage(part.stage - 1)
+        if attempt is None or attempt.attempt != part.attempt:
+            raise MaskingRefused(f"no part in this attempt at round {part.round}: it ended, or never began")
+        if attempt.agreed != self.agreed:
+            raise MaskingRefused("it signed its keys for this attempt with other terms, or another list of peers")
+        if attempt.stage >= part.stage:
+            raise MaskingRefused(f"the stage {part.stage.name} of this attempt is answered, and each is answered once")
+        if attempt.stage != before:
+            raise MaskingRefused(f"{part.stage.name} comes after {before.name}, not after {attempt.stage.name}")
+        return attempt
+
+
+def _check_open(state: NodeState, part: Part) -> None:
+    if part.round <= state.closed:
+        raise MaskingRefused(f"round {part.round} is over for this node, which takes part in rising order only")
+
+
+def _split(secrets: bytes) -> tuple[bytes, bytes, bytes]:
+    """The private keys for shares and for masks, and the seed."""
+    return secrets[:KEY_BYTES], secrets[KEY_BYTES : 2 * KEY_BYTES], secrets[2 * KEY_BYTES :]

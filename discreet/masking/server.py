@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking.agreement import Abandoned, MalformedReply, Terms
-from discreet.masking.collecting import Collected
-from discreet.masking.wire import MalformedBytes, Part, Stage, read_reply, write_request
+from discreet.masking import wire
+from discreet.masking.agreement import Abandoned, Terms
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
+from discreet.masking.shares import combine
+from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
+from discreet.masking.wire import ATTEMPT_BYTES, MalformedBytes, Part, Stage, Words
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,136 @@ class Opened:
 
     Attributes:
       total: the sum of the vectors of `names` modulo 2^k, int64 of shape (length,), from 0 to 2^k - 1.
-      names: who is in it, in ascending order: at least n - d.
+      names: the nodes in it, in ascending order: at least n - d.
     """
 
     total: NDArray[np.int64]
     names: tuple[str, ...]
+
+
+@dataclass
+class Collected:
+    """The answers to one attempt at one round. Memory: one vector, whatever the number of nodes.
+
+    Attributes:
+      asked: all that nodes are asked for with their vectors, beyond the terms; known when the round begins.
+      keys: signed keys, of who takes part.
+      sealed: of each node that shared, its sealed share for each other node.
+      alive: the nodes that sent a masked vector; their sum is `total`.
+      signatures: on the lists of who is in the sum and who is not.
+      given: of each node that unmasks, its shares.
+    """
+
+    terms: Terms
+    names: tuple[str, ...]
+    round: int
+    stage: Stage = Stage.KEYS
+    attempt: bytes = field(default_factory=lambda: os.urandom(ATTEMPT_BYTES))
+    asked: bytes = b""
+    keys: dict[str, SignedKeys] = field(default_factory=dict)
+    sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    alive: list[str] = field(default_factory=list)
+    total: Words = field(default_factory=lambda: np.zeros((), dtype=np.uint32))
+    signatures: dict[str, bytes] = field(default_factory=dict)
+    given: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    @property
+    def gone(self) -> list[str]:
+        """The nodes that shared, and sent no masked vector."""
+        return [name for name in self.sealed if name not in self.alive]
+
+    def parts(self) -> dict[str, Part]:
+        """The part of a request for each node that is asked at this stage."""
+        match self.stage:
+            case Stage.KEYS:
+                bodies = dict.fromkeys(self.names, b"")
+            case Stage.SHARES:
+                bodies = dict.fromkeys(self.keys, join_keys(self.keys))
+            case Stage.MASKED:
+                bodies = {
+                    name: wire.join_named({of: each[name] for of, each in self.sealed.items() if of != name})
+                    for name in self.sealed
+                }
+            case Stage.CONFIRM:
+                bodies = dict.fromkeys(self.alive, wire.join(wire.join_names(self.alive), wire.join_names(self.gone)))
+            case Stage.UNMASK:
+                bodies = dict.fromkeys(self.signatures, wire.join_named(self.signatures))
+        return {name: self._part(body) for name, body in bodies.items()}
+
+    def _part(self, body: bytes) -> Part:
+        return Part(self.stage, self.round, self.attempt, body)
+
+    def take(self, name: str, body: bytes) -> None:
+        """Keeps a node's answer to its part.
+
+        Raises:
+          MalformedBytes: it is none.
+        """
+        match self.stage:
+            case Stage.KEYS:
+                self.keys[name] = read_keys(body)
+            case Stage.SHARES:
+                self.sealed[name] = _complete(wire.split_named(body), self.keys.keys() - {name})
+            case Stage.MASKED:
+                words = wire.unpack(body, length=self.terms.length, bits=self.terms.bits)
+                words += self.total
+                self.total = words
+                self.alive.append(name)
+            case Stage.CONFIRM:
+                self.signatures[name] = body
+            case Stage.UNMASK:
+                given = _complete(wire.split_named(body), self.sealed.keys())
+                if any(len(share) != (SEED_BYTES if of in self.alive else KEY_BYTES) for of, share in given.items()):
+                    raise MalformedBytes("a share of another size")
+                self.given[name] = given
+
+    def advance(self) -> None:
+        """To the next stage, with those who answered.
+
+        Raises:
+          Abandoned: they are too few.
+        """
+        answers: tuple[Collection[str], ...] = (self.keys, self.sealed, self.alive, self.signatures, self.given)
+        answered = len(answers[self.stage - 1])
+        least = self.terms.survivors if self.stage <= Stage.MASKED else self.terms.threshold
+        if answered < least:
+            raise Abandoned(f"{answered} nodes answered the stage {self.stage.name}, and it takes {least}")
+        if self.stage is not Stage.UNMASK:
+            self.stage = Stage(self.stage + 1)
+
+    def opened(self) -> Opened:
+        """The sum of the vectors of `alive`.
+
+        Raises:
+          Abandoned: the shares do not fit together: a node sent wrong ones.
+        """
+        peers = {name: self.keys[name].masking for name in self.alive}
+        place = place_of(self.terms, self._part(b""))
+        context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
+        for name in self.alive:
+            seed = self._secret(name, seed_check, self.keys[name].check)
+            add_mask(self.total, own_key(seed, context), subtract=True)
+        for name in self.gone:
+            masking = self._secret(name, public_key, self.keys[name].masking)
+            add_pair_masks(self.total, masking, name, peers, context=context)  # as if it had sent a vector of zeros
+        total = self.total & np.uint32((1 << self.terms.bits) - 1)
+        return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
+
+    def _secret(self, name: str, public: Callable[[bytes], bytes], published: bytes) -> bytes:
+        """A node's seed or mask key from t neighbours among the givers: a wrong share is outside some run of t."""
+        shares = [(self.names.index(giver) + 1, given[name]) for giver, given in sorted(self.given.items())]
+        for start in range(len(shares)):
+            turned = shares[start:] + shares[:start]
+            secret = combine(dict(turned[: self.terms.threshold]))
+            if public(secret) == published:
+                return secret
+        raise Abandoned(f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones")
+
+
+def _complete(given: dict[str, bytes], names: Collection[str]) -> dict[str, bytes]:
+    if given.keys() != set(names):
+        raise MalformedBytes("shares of others than those who take part")
+    return given
 
 
 class Exchange:
@@ -31,49 +160,57 @@ class Exchange:
 
     Attributes:
       stage: of this round. Before the requests of `Stage.UNMASK` are sent the caller charges its ledger.
-      round: which.
+      round: its number.
       requests: bytes for each node that is asked.
     """
 
-    def __init__(self, server: MaskingServer, attempts: tuple[Collected, ...]) -> None:
-        self._server, self._attempts = server, attempts
-        self._asked: dict[str, list[Part]] = {}
+    def __init__(self, server: MaskingServer, attempts: Sequence[Collected], then: int | None) -> None:
+        self._server, self._attempts, self._then = server, attempts, then
+        self.stage, self.round = attempts[0].stage, attempts[0].round
+        self._asked: dict[str, list[tuple[Collected, Part]]] = {}
         for attempt in attempts:
             for name, part in attempt.parts().items():
-                self._asked.setdefault(name, []).append(part)
-        self.stage, self.round = attempts[0].stage, attempts[0].round
-        terms = attempts[0].terms
-        self.requests: Mapping[str, bytes] = {name: write_request(terms, parts) for name, parts in self._asked.items()}
+                self._asked.setdefault(name, []).append((attempt, part))
+        self.requests: Mapping[str, bytes] = {
+            name: wire.write_request(server.terms, [part for _, part in asked]) for name, asked in self._asked.items()
+        }
 
     def take(self, name: str, reply: bytes) -> None:
         """Takes a node's reply, in any order. A node without a reply that was taken is gone for this attempt.
 
         Raises:
-          MalformedReply: it is no answer to this request, or this node has answered.
+          MalformedBytes: it is no answer to this request, or this node has answered.
         """
         asked = self._asked.pop(name, None)
         if asked is None:
-            raise MalformedReply(f"{name!r} was not asked, or has answered")
-        try:
-            answers = read_reply(reply)
-            if [part.answered(b"") for part in asked] != [part.answered(b"") for part in answers]:
-                raise MalformedReply("the answer to another request")
-            for attempt, body in self._bodies(asked, answers):
-                attempt.take(name, body)
-        except MalformedBytes as error:
-            raise MalformedReply(f"{name!r}: {error}") from error
+            raise MalformedBytes(f"{name!r} was not asked, or has answered")
+        answers = wire.read_reply(reply)
+        if [part.answered(b"") for _, part in asked] != [part.answered(b"") for part in answers]:
+            raise MalformedBytes("the answer to another request")
+        for (attempt, _), answer in zip(asked, answers, strict=True):
+            attempt.take(name, answer.body)
 
     def close(self) -> Exchange | Opened:
         """Goes on with those who have answered.
 
+        If too few nodes made keys for the round that follows, it begins anew when its time comes.
+
         Raises:
           Abandoned: they are too few. The server can begin a new attempt.
         """
-        return self._server._close(self)
-
-    def _bodies(self, asked: list[Part], answers: Iterable[Part]) -> list[tuple[Collected, bytes]]:
-        of = {attempt.attempt: attempt for attempt in self._attempts}
-        return [(of[part.attempt], answer.body) for part, answer in zip(asked, answers, strict=True)]
+        now, *following = self._attempts
+        now.advance()
+        if self.stage is Stage.MASKED and self._then is not None:
+            following = [Collected(self._server.terms, now.names, self._then)]
+        elif following:
+            try:
+                following[0].advance()
+            except Abandoned:
+                following = []
+        if self.stage is Stage.UNMASK:
+            self._server.ready = following
+            return now.opened()
+        return Exchange(self._server, (now, *following), self._then)
 
 
 @dataclass
@@ -87,16 +224,16 @@ class MaskingServer:
       terms: of the run.
       names: of all n nodes.
 
+    Attributes:
+      ready: the attempt at the next round whose keys and shares rode along; empty if none did.
+
     Raises:
       ValueError: there are not n different names.
     """
 
     terms: Terms
-    names: Iterable[str]
-    _now: Collected | None = field(default=None, init=False, repr=False)
-    _next: Collected | None = field(default=None, init=False, repr=False)
-    _then: int | None = field(default=None, init=False, repr=False)
-    _open: Exchange | None = field(default=None, init=False, repr=False)
+    names: tuple[str, ...]
+    ready: Sequence[Collected] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names = tuple(sorted(self.names))
@@ -109,47 +246,9 @@ class MaskingServer:
         Args:
           round: rises from one opened sum to the next. An abandoned round may be begun again.
           then: the round whose keys are made while this one ends; None if none follows.
-          asked: what nodes are asked for with their vectors, as `MaskingNode.answer` is told it.
-
-        Raises:
-          ValueError: `then` is not a later round.
+          asked: all that nodes are asked for with their vectors, as `MaskingNode.answer` is told it.
         """
-        if then is not None and then <= round:
-            raise ValueError(f"then must be a round after {round} (got {then})")
-        ready, self._next, self._then = self._next, None, then
-        if ready is not None and ready.round == round and ready.stage is Stage.MASKED:
-            self._now = ready
-        else:
-            self._now = self._fresh(round)
-        self._now.asked = asked
-        return self._ask((self._now,))
-
-    def _fresh(self, number: int) -> Collected:
-        return Collected(self.terms, tuple(self.names), number)
-
-    def _ask(self, attempts: tuple[Collected, ...]) -> Exchange:
-        self._open = Exchange(self, attempts)
-        return self._open
-
-    def _close(self, exchange: Exchange) -> Exchange | Opened:
-        if self._open is not exchange or self._now is None:
-            raise ValueError("this exchange is closed already, or another one was begun")
-        self._open = None
-        now, answered = self._now, self._now.stage
-        now.advance()
-        if answered is Stage.MASKED and self._then is not None:
-            self._next = self._fresh(self._then)
-        elif answered >= Stage.CONFIRM:
-            self._advance_next()
-        if answered is Stage.UNMASK:
-            return Opened(now.opened(), tuple(sorted(now.alive)))
-        return self._ask((now,) if self._next is None else (now, self._next))
-
-    def _advance_next(self) -> None:
-        """If too few nodes made keys for the round that follows, it begins anew when its time comes."""
-        if self._next is None:
-            return
-        try:
-            self._next.advance()
-        except Abandoned:
-            self._next = None
+        ready, self.ready = [each for each in self.ready if each.round == round], ()
+        now = ready[0] if ready else Collected(self.terms, self.names, round)
+        now.asked = asked
+        return Exchange(self, (now,), then)

@@ -1,4 +1,4 @@
-"""Secrets in shares of which t open them and t - 1 say nothing (Shamir 1979), by PyCryptodome, and how they travel."""
+"""Secrets in shares of which t open them and t - 1 say nothing (Shamir 1979), by PyCryptodome, sealed for travel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from discreet.masking.masks import exchanged_key
 from discreet.masking.wire import TAG, MalformedBytes, join
 
-BLOCK = 16  # bytes: the field of PyCryptodome's Shamir is GF(2^128)
+_BLOCK = 16  # bytes: the field of PyCryptodome's Shamir is GF(2^128)
 _NONCE = 12
 
 
@@ -24,50 +23,42 @@ def split_secret(secret: bytes, *, threshold: int, count: int) -> list[bytes]:
     >>> combine({1: shares[0], 3: shares[2]}) == bytes(range(32))
     True
     """
-    blocks = [
-        [bytes(share) for _, share in Shamir.split(threshold, count, secret[start : start + BLOCK], False)]
-        for start in range(0, len(secret), BLOCK)
-    ]
-    return [b"".join(block[place] for block in blocks) for place in range(count)]
+    blocks = (secret[start : start + _BLOCK] for start in range(0, len(secret), _BLOCK))
+    columns = ([share for _, share in Shamir.split(threshold, count, block, False)] for block in blocks)
+    return [b"".join(row) for row in zip(*columns, strict=True)]
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
     """The secret, from exactly `threshold` shares by their places; from wrong shares, wrong bytes."""
     size = len(next(iter(shares.values())))
     return b"".join(
-        bytes(Shamir.combine([(place, share[start : start + BLOCK]) for place, share in shares.items()], False))
-        for start in range(0, size, BLOCK)
+        Shamir.combine([(place, share[start : start + _BLOCK]) for place, share in shares.items()], False)
+        for start in range(0, size, _BLOCK)
     )
 
 
-def seal(plain: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
-    """AES-256-GCM under a key that both X25519 keys give, for this `bound` alone: nonce, then ciphertext and tag.
-
-    `bound` says attempt, sender and receiver: it goes into the key and is authenticated.
+def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
+    """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then ciphertext and tag.
 
     Raises:
       MalformedBytes: `peer` is no public key that can be used.
     """
     nonce = os.urandom(_NONCE)
-    return nonce + AESGCM(_sealing_key(key, peer, bound)).encrypt(nonce, plain, bound)
+    return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
 
 
-def unseal(data: bytes, key: X25519PrivateKey, peer: bytes, *, bound: bytes) -> bytes:
-    """What `seal` was given.
+def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
+    """Inverse of `seal`.
 
     Raises:
       MalformedBytes: other bytes, another key, or another `bound`.
     """
     try:
-        return AESGCM(_sealing_key(key, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
+        return AESGCM(exchanged_key(private, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
     except (InvalidTag, ValueError) as error:
         raise MalformedBytes("shares that can't be opened") from error
 
 
 def route(context: bytes, sender: str, receiver: str) -> bytes:
-    """The `bound` of shares on their way from one node to another in one attempt."""
+    """The `bound` of shares on their way in one attempt: it goes into their key and is authenticated."""
     return join(TAG + b" shares", context, sender.encode(), receiver.encode())
-
-
-def _sealing_key(key: X25519PrivateKey, peer: bytes, bound: bytes) -> bytes:
-    return exchanged_key(key, peer, bound)

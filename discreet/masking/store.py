@@ -1,53 +1,106 @@
-"""Where a node keeps its state between two messages, so that a process that starts anew answers nothing twice."""
+"""A node's memory of the masked sums of one run, and its folder: a process that starts anew answers nothing twice."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Protocol
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from discreet.masking.agreement import MaskingRefused
+from discreet.masking.signed_keys import SignedKeys
+from discreet.masking.wire import MOST_ROUND, MalformedBytes, Stage
 
 _CHECK_BYTES = 32
+_FORM = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", hide_input_in_errors=True)
 
 
-class Store(Protocol):
-    """A place for one node's state, by run."""
+@dataclass(frozen=True, config=_FORM)
+class Attempt:
+    """One attempt at one round, as far as this node has come.
 
-    def locked(self, run: str) -> AbstractContextManager[None]:
-        """A context: nobody else has the state of this run meanwhile."""
+    Attributes:
+      round, attempt: its names.
+      stage: the last one that was answered.
+      secrets: the private keys for shares and for masks, and the seed; empty once the masked vector has been made.
+      keys: of each node that takes part, its signed public keys.
+      agreed: the digest of the terms and the list of peers that this node's keys were signed for.
+      context: the digest of the terms, the round, the attempt and all these keys; once the masked vector has been made
+        also of what it was asked for.
+      shares: of each node that shared, the share of its seed and of its mask key that this node holds.
+      alive: the nodes in the sum, once this node has signed that.
+    """
 
-    def load(self, run: str) -> bytes | None:
-        """What was saved last; None if nothing was."""
+    round: int
+    attempt: bytes
+    stage: Stage
+    secrets: bytes = field(repr=False)
+    keys: Mapping[str, SignedKeys]
+    agreed: bytes
+    context: bytes = b""
+    shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    alive: tuple[str, ...] = ()
 
-    def save(self, run: str, state: bytes) -> None:
-        """Keeps `state` in place of what was there; when it returns the state is safe from a crash."""
+
+@dataclass(frozen=True, config=_FORM)
+class NodeState:
+    """A node's memory of a run: closed rounds, the last round it charged, and at most two attempts that go on.
+
+    Attributes:
+      closed: nothing of this round or an earlier one is answered any more; -1 at first.
+      charged: the last round whose release was paid for; -1 at first.
+      price: digest of the terms and of what was asked for that payment.
+      attempts: by round; the round that is being summed, and the next one's keys and shares.
+      begun: every attempt that began at a round that is not closed, with its round.
+    """
+
+    closed: int = -1
+    charged: int = -1
+    price: bytes = b""
+    attempts: Mapping[int, Attempt] = field(default_factory=dict)
+    begun: Mapping[bytes, int] = field(default_factory=dict)
+
+    def with_attempt(self, attempt: Attempt) -> NodeState:
+        """The state with this attempt in place of another of its round."""
+        return replace(self, attempts={**self.attempts, attempt.round: attempt})
+
+    def begin(self, attempt: Attempt) -> NodeState:
+        """A new attempt: of the others only one of the round before it is kept, which may wait for its last stages."""
+        kept = {number: each for number, each in self.attempts.items() if number == attempt.round - 1}
+        begun = {**self.begun, attempt.attempt: attempt.round}
+        return replace(self, attempts={**kept, attempt.round: attempt}, begun=begun)
+
+    def closed_until(self, number: int) -> NodeState:
+        """Closes `number` and all before it: their secrets and shares are forgotten."""
+        kept = {each: attempt for each, attempt in self.attempts.items() if each > number}
+        begun = {name: each for name, each in self.begun.items() if each > number}
+        return replace(self, closed=max(self.closed, number), attempts=kept, begun=begun)
+
+    def encode(self) -> bytes:
+        """The state as JSON; `read_state` is the way back."""
+        return _STATE.dump_json(self)
 
 
-@dataclass(frozen=True)
-class MemoryStore:
-    """State of a node that lives as long as its process: for virtual clients and tests."""
+_STATE = TypeAdapter(NodeState)
+OVER = NodeState(closed=MOST_ROUND).encode()  # of a run of which nothing is answered any more
 
-    states: dict[str, bytes] = field(default_factory=dict, repr=False)
 
-    @contextmanager
-    def locked(self, run: str) -> Iterator[None]:
-        """One process, one caller at a time: nothing to do."""
-        yield
+def read_state(data: bytes) -> NodeState:
+    """Inverse of `NodeState.encode`.
 
-    def load(self, run: str) -> bytes | None:
-        """What was saved last."""
-        return self.states.get(run)
-
-    def save(self, run: str, state: bytes) -> None:
-        """Keeps it."""
-        self.states[run] = state
+    Raises:
+      MalformedBytes: it is damaged.
+    """
+    try:
+        return _STATE.validate_json(data)
+    except ValidationError as error:
+        raise MalformedBytes("the state of this run") from error
 
 
 @dataclass(frozen=True)
@@ -69,7 +122,7 @@ class FolderStore:
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self._path(run, ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            handle = os.open(self.folder / f"{run}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
         try:
@@ -81,13 +134,13 @@ class FolderStore:
             os.close(handle)
 
     def load(self, run: str) -> bytes | None:
-        """What was saved last.
+        """The state that was saved last; None if none was.
 
         Raises:
           MaskingRefused: the file is damaged.
         """
         try:
-            data = self._path(run, ".state").read_bytes()
+            data = (self.folder / f"{run}.state").read_bytes()
         except FileNotFoundError:
             return None
         if hashlib.sha256(data[_CHECK_BYTES:]).digest() != data[:_CHECK_BYTES]:
@@ -95,30 +148,22 @@ class FolderStore:
         return data[_CHECK_BYTES:]
 
     def save(self, run: str, state: bytes) -> None:
-        """Writes a file beside it, syncs it, puts it in its place, and syncs the folder.
+        """Keeps the state in place of the last one; when it returns the state is safe from a crash.
 
         Raises:
           MaskingRefused: that can't be done.
         """
+        new = self.folder / f"{run}.new"
         try:
-            self._replace(run, state)
+            with os.fdopen(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(hashlib.sha256(state).digest() + state)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.folder / f"{run}.state")
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError as error:
             raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
-
-    def _replace(self, run: str, state: bytes) -> None:
-        path, new = self._path(run, ".state"), self._path(run, ".new")
-        with os.fdopen(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(hashlib.sha256(state).digest() + state)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _path(self, run: str, ending: str) -> Path:
-        if not re.fullmatch(r"[0-9a-f]{32}", run):
-            raise MaskingRefused("a run that is not 32 hexadecimal digits")
-        return self.folder / f"{run}{ending}"

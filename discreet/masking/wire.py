@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from discreet.masking.agreement import Terms
 
 TAG = b"discreet masking 2"
@@ -15,13 +18,15 @@ ATTEMPT_BYTES = 16
 MOST_ROUND = 2**63 - 1
 _LENGTH_BYTES, _ROUND_BYTES = 8, 8
 
+Words = NDArray[np.uint32]
+
 
 class MalformedBytes(ValueError):
-    """Bytes that nobody who keeps to the protocol writes."""
+    """Bytes that nobody who keeps to the protocol sends."""
 
 
 class Stage(IntEnum):
-    """What a node is asked for, in the order in which one attempt asks for it."""
+    """The steps of one attempt, in their order."""
 
     KEYS = 1
     SHARES = 2
@@ -32,7 +37,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """One stage of one attempt at one round: in a request what is asked, in a reply the answer to it."""
+    """One stage of one attempt at one round; `body` is the question in a request, and the answer in a reply."""
 
     stage: Stage
     round: int
@@ -43,13 +48,9 @@ class Part:
         """The reply to this part."""
         return Part(self.stage, self.round, self.attempt, body)
 
-
-@dataclass(frozen=True)
-class Contents:
-    """What a request is about: for the code that carries it."""
-
-    terms: Terms
-    stages: tuple[tuple[Stage, int], ...]
+    def encode(self) -> bytes:
+        """Four fields."""
+        return join(bytes([self.stage]), round_bytes(self.round), self.attempt, self.body)
 
 
 def join(*values: bytes) -> bytes:
@@ -58,7 +59,7 @@ def join(*values: bytes) -> bytes:
 
 
 def split(data: bytes, count: int | None = None) -> list[bytes]:
-    """What `join` was given.
+    """Inverse of `join`.
 
     Raises:
       MalformedBytes: the lengths do not fit, or there are not `count` values.
@@ -81,12 +82,12 @@ def join_names(names: Iterable[str]) -> bytes:
 
 
 def split_names(data: bytes) -> tuple[str, ...]:
-    """What `join_names` was given.
+    """Inverse of `join_names`.
 
     Raises:
       MalformedBytes: not names, not in ascending order, or one twice.
     """
-    return _ascending([_text(value) for value in split(data)])
+    return _names(split(data))
 
 
 def join_named(values: Mapping[str, bytes]) -> bytes:
@@ -95,7 +96,7 @@ def join_named(values: Mapping[str, bytes]) -> bytes:
 
 
 def split_named(data: bytes) -> dict[str, bytes]:
-    """What `join_named` was given.
+    """Inverse of `join_named`.
 
     Raises:
       MalformedBytes: as `split_names`.
@@ -103,16 +104,26 @@ def split_named(data: bytes) -> dict[str, bytes]:
     fields = split(data)
     if len(fields) % 2:
         raise MalformedBytes("a name without a value")
-    return dict(zip(_ascending([_text(name) for name in fields[::2]]), fields[1::2], strict=True))
+    return dict(zip(_names(fields[::2]), fields[1::2], strict=True))
+
+
+def _names(fields: list[bytes]) -> tuple[str, ...]:
+    try:
+        names = tuple(field.decode() for field in fields)
+    except UnicodeDecodeError as error:
+        raise MalformedBytes("a name that is no text") from error
+    if any(first >= second for first, second in itertools.pairwise(names)) or "" in names:
+        raise MalformedBytes("names that are not in ascending order, each once")
+    return names
 
 
 def write_request(terms: Terms, parts: Sequence[Part]) -> bytes:
     """A request to one node: the terms, and one part or two."""
-    return join(TAG + b" request", terms.encode(), *(_write_part(part) for part in parts))
+    return join(TAG + b" request", terms.encode(), *(part.encode() for part in parts))
 
 
 def read_request(data: bytes) -> tuple[Terms, tuple[Part, ...]]:
-    """What `write_request` was given.
+    """Inverse of `write_request`.
 
     Raises:
       MalformedBytes: it is no request.
@@ -120,16 +131,16 @@ def read_request(data: bytes) -> tuple[Terms, tuple[Part, ...]]:
     fields = _tagged(data, b" request")
     if not fields:
         raise MalformedBytes("a request without terms")
-    return read_terms(fields[0]), tuple(_read_part(field) for field in fields[1:])
+    return _read_terms(fields[0]), tuple(_read_part(field) for field in fields[1:])
 
 
 def write_reply(parts: Sequence[Part]) -> bytes:
     """A node's reply: an answer for each part of the request."""
-    return join(TAG + b" reply", *(_write_part(part) for part in parts))
+    return join(TAG + b" reply", *(part.encode() for part in parts))
 
 
 def read_reply(data: bytes) -> tuple[Part, ...]:
-    """What `write_reply` was given.
+    """Inverse of `write_reply`.
 
     Raises:
       MalformedBytes: it is no reply.
@@ -137,30 +148,31 @@ def read_reply(data: bytes) -> tuple[Part, ...]:
     return tuple(_read_part(field) for field in _tagged(data, b" reply"))
 
 
-def contents(request: bytes) -> Contents:
-    """The terms of a request, and the stages that it asks for with their rounds.
-
-    Raises:
-      MalformedBytes: it is no request.
-    """
-    terms, parts = read_request(request)
-    return Contents(terms, tuple((part.stage, part.round) for part in parts))
+def _tagged(data: bytes, kind: bytes) -> list[bytes]:
+    fields = split(data)
+    if fields[:1] != [TAG + kind]:
+        raise MalformedBytes(f"it is no {kind.decode().strip()} of this version of the protocol")
+    return fields[1:]
 
 
-def read_terms(data: bytes) -> Terms:
-    """What `Terms.encode` wrote.
-
-    Raises:
-      MalformedBytes: these are no terms, or they are out of their ranges.
-    """
+def _read_terms(data: bytes) -> Terms:
     try:
-        run, *numbers, settings = _text(data).split(" ")
+        run, *numbers, settings = data.decode().split(" ")
         terms = Terms(run, *(int(number) for number in numbers), settings=settings)
     except (TypeError, ValueError) as error:
         raise MalformedBytes(f"terms that can't be: {error}") from error
     if terms.encode() != data:
         raise MalformedBytes("terms in another form than the one they have")
     return terms
+
+
+def _read_part(data: bytes) -> Part:
+    stage, number, attempt, body = split(data, 4)
+    if len(number) != _ROUND_BYTES or len(attempt) != ATTEMPT_BYTES or int.from_bytes(number, "big") > MOST_ROUND:
+        raise MalformedBytes("a round or an attempt that can't be")
+    if len(stage) != 1 or stage[0] not in tuple(Stage):
+        raise MalformedBytes("a stage that does not exist")
+    return Part(Stage(stage[0]), int.from_bytes(number, "big"), attempt, body)
 
 
 def digest(*values: bytes) -> bytes:
@@ -173,34 +185,33 @@ def round_bytes(number: int) -> bytes:
     return number.to_bytes(_ROUND_BYTES, "big")
 
 
-def _write_part(part: Part) -> bytes:
-    return join(bytes([part.stage]), round_bytes(part.round), part.attempt, part.body)
+def pack(words: Words, bits: int) -> bytes:
+    """The low `bits` bits of each word: first the planes of whole bytes, the lowest first, then those of single bits.
+
+    >>> unpack(pack(np.array([1, 2, 131071], dtype=np.uint32), 17), length=3, bits=17).tolist()
+    [1, 2, 131071]
+    """
+    whole = bits - bits % 8
+    planes = [(words >> np.uint32(shift)).astype(np.uint8) for shift in range(0, whole, 8)]
+    planes += [np.packbits((words >> np.uint32(shift) & 1).astype(np.uint8)) for shift in range(whole, bits)]
+    return b"".join(plane.tobytes() for plane in planes)
 
 
-def _read_part(data: bytes) -> Part:
-    stage, number, attempt, body = split(data, 4)
-    if len(number) != _ROUND_BYTES or len(attempt) != ATTEMPT_BYTES or int.from_bytes(number, "big") > MOST_ROUND:
-        raise MalformedBytes("a round or an attempt that can't be")
-    if len(stage) != 1 or stage[0] not in tuple(Stage):
-        raise MalformedBytes("a stage that does not exist")
-    return Part(Stage(stage[0]), int.from_bytes(number, "big"), attempt, body)
+def unpack(data: bytes, *, length: int, bits: int) -> Words:
+    """Inverse of `pack`, modulo 2^bits, shape (length,).
 
-
-def _tagged(data: bytes, kind: bytes) -> list[bytes]:
-    fields = split(data)
-    if fields[:1] != [TAG + kind]:
-        raise MalformedBytes(f"it is no {kind.decode().strip()} of this version of the protocol")
-    return fields[1:]
-
-
-def _ascending(names: list[str]) -> tuple[str, ...]:
-    if any(first >= second for first, second in itertools.pairwise(names)) or "" in names:
-        raise MalformedBytes("names that are not in ascending order, each once")
-    return tuple(names)
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedBytes("a name that is no text") from error
+    Raises:
+      MalformedBytes: another number of bytes, or bits set behind the last value.
+    """
+    whole, single, row = bits // 8, bits % 8, (length + 7) // 8
+    if len(data) != whole * length + single * row:
+        raise MalformedBytes(f"{len(data)} bytes in place of {whole * length + single * row}")
+    words, source = np.zeros(length, dtype=np.uint32), np.frombuffer(data, dtype=np.uint8)
+    for place, plane in enumerate(source[: whole * length].reshape(whole, length)):
+        words |= plane.astype(np.uint32) << np.uint32(8 * place)
+    for place, plane in enumerate(source[whole * length :].reshape(single, row), start=8 * whole):
+        values = np.unpackbits(plane)
+        if values[length:].any():
+            raise MalformedBytes("bits are set behind the last value")
+        words |= values[:length].astype(np.uint32) << np.uint32(place)
+    return words

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from discreet.client_settings import FLOWER_APP
 from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
 from discreet.reporting.drawing import THEMES, Picture, alone
@@ -25,6 +24,7 @@ from discreet.reporting.spending import (
     worst_holder,
 )
 from discreet.reporting.table import Table, ratings_table, repetitions_table, runs_table, swept_line
+from discreet.settings.training import FLOWER_APP
 
 REPORT_FILE = "report.html"
 MOST_MECHANISMS = 3  # written out in a card

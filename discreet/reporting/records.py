@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.chosen_trial import model_row
 from discreet.federated.guarantees import Guarantee, guarantees_of
 from discreet.federated.resuming import flat
 from discreet.federated.run_folder import ASKED, RunFolder
-from discreet.settings import described
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, described
 from discreet.tasks.scores import Rated, main_score, rated_in
 
 Pairs = list[tuple[float, float]]

@@ -24,9 +24,8 @@ def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | 
     # Imported here: nobody waits for them who imports one module of this package.
     from discreet.federated.resuming import run_config
     from discreet.federated.run_folder import with_output_folder
-    from discreet.federated.training_plan import tell_nobody
     from discreet.simulation.in_process import simulate as train
 
     config = with_output_folder(run_config(settings))
-    train(config, on_round=on_round or tell_nobody)
+    train(config, on_round=on_round)
     return Path(str(config.output_dir))

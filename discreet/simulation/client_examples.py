@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.client_settings import DataConfig
+from discreet.settings.data import DataConfig
 from discreet.tasks.examples import Examples, Task
 from discreet.tasks.partition import held_out_rows, sampled_indices, split_rows, task_partition
 

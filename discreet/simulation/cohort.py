@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,17 +14,16 @@ from torch import Tensor
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
 from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
-from discreet.config import RunConfig
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
-from discreet.federated.round import PartialSum, UserPrivacy, empty_sum
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import answers_of, round_settings
-from discreet.federated.sealed_sum import part_of
-from discreet.federated.transport import Failure, Replies
+from discreet.federated.transport import Failure
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.batches import table_of
 from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers
@@ -72,7 +71,7 @@ class BatchedTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[Replies | Failure]:
+    ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
         refused: list[Failure] = []
@@ -89,7 +88,7 @@ class BatchedTransport:
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
                 each = admitted.values()
-                largest = tuple(max(getattr(who, name) for who in each) for name in EPSILONS)
+                largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
                 training, local = tuple(who.training for who in each), next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
@@ -114,13 +113,15 @@ class _Work:
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     request: TrainRequest
-    largest: tuple[float, ...]  # of the epsilons that they have spent, as `Replies` has them
+    largest: Mapping[str, Any]  # of the epsilons that they have spent, by their names in `PartialReply`
 
 
 def _workers_here(trainer: _Trainer) -> Workers[_Work]:
     engine, train = trainer.engine, trainer.replies
     if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
-        return ForkedWorkers(train, count=engine.workers, num_params=engine.model.layout.size)
+        size, vector = engine.model.layout.size, trainer.vector
+        length = size if vector is None else vector.length
+        return ForkedWorkers(train, count=engine.workers, num_params=size, sum_length=length)
     return ThreadWorker(train, count=engine.workers)
 
 
@@ -144,11 +145,11 @@ class _Trainer:
         """The same, with its data and its models there."""
         return replace(self, engine=self.engine.on(torch.device(device)))
 
-    def replies(self, params: Tensor, work: _Work) -> Replies:
+    def replies(self, params: Tensor, work: _Work) -> PartialReply:
         """Asks a chunk, which starts from `params`, and adds up what it says."""
         params = params.to(self.engine.data.device)
         if self.vector is not None:
-            return Replies(self._vectors(self.vector, params, work), *work.largest)
+            return replace(self._vectors(self.vector, params, work), **work.largest)
         part = self._updates(params, work)
         if work.request.work.query:
             assert self.answers is not None
@@ -156,9 +157,9 @@ class _Trainer:
             total = sum_for(self.answers)
             total.add(self.engine.rates.of(work.clients, params, _sources(self.run, work)))
             part = replace(part, answers=total.part())
-        return Replies(part, *work.largest)
+        return replace(part, **work.largest)
 
-    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialSum:
+    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
         """The sum of what the clients put into a masked sum, each with the noise of its own."""
         sources, count, request = _sources(self.run, work), len(work.clients), work.request
         answers = None
@@ -174,7 +175,7 @@ class _Trainer:
         for row, source in enumerate(sources):
             answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
             total += noised_vector(vector, Values(updates[row], below, answer), request, source)
-        return part_of(total, vector, replies=count, clip_norm=request.clip_norm)
+        return PartialReply(total, 0, count, request.clip_norm)
 
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
@@ -192,7 +193,7 @@ class _Trainer:
         draws: Draws = SecureDraws(secure_source()) if secure else SeededDraws(_sources(self.run, work))
         return Chunk(engine.model, engine.data, table, work.training, draws)
 
-    def _updates(self, params: Tensor, work: _Work) -> PartialSum:
+    def _updates(self, params: Tensor, work: _Work) -> PartialReply:
         """The sum of the clients' updates; 0 if they were not asked to train."""
         clip_norm = work.request.clip_norm
         total = empty_sum(params.numel(), clip_norm, self.user)

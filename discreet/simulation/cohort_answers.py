@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.release import LocalNoise, OwnNoise
-from discreet.config import RunConfig
+from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SharedExamples, TrainedExamples, client_examples_of
 from discreet.tasks.examples import Task
 from discreet.tasks.models import load_parameters, outputs_of
@@ -52,11 +52,11 @@ class ChunkAnswers:
         return torch.stack(answers).to(torch.float32)
 
 
-def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[ClientUpdate]:
+def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[TrainReply]:
     """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
     clients = client_examples_of(task, config.data)
     if config.evaluation.private:
         clients = TrainedExamples(clients, config.evaluation.share)
     for client in range(config.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
-        yield ClientUpdate(torch.zeros(0), False, query.answer(held.inputs, held.targets).to(torch.float32))
+        yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

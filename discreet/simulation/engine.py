@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.release import own_noise
-from discreet.config import RunConfig
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,

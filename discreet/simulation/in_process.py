@@ -14,25 +14,24 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.nodes import virtual_client
-from discreet.config import ConfigError, RunConfig
 from discreet.extras import require
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import needs_normaliser
-from discreet.federated.run_plan import training_run
-from discreet.federated.sealed_sum import InTheClear, SealedTransport, part_of
-from discreet.federated.session import Session, checked, finish, prepare
-from discreet.federated.training_plan import OnRound, tell_nobody
-from discreet.federated.training_run import Outcome
-from discreet.federated.transport import Failure, Replies, Transport
+from discreet.federated.sealed_sum import InTheClear, SealedTransport
+from discreet.federated.session import Session, checked, finish, prepare, training_run
+from discreet.federated.state import Outcome
+from discreet.federated.training_run import OnRound
+from discreet.federated.transport import Failure, Transport
 from discreet.privacy.secure_grid import SecureSum
-from discreet.setting_checks import check_value
-from discreet.settings import client_settings
+from discreet.settings.ranges import Rule
+from discreet.settings.rules import ConfigError, check_value
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.cohort_answers import data_answers
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
-from discreet.value_rules import Rule
 
 logger = logging.getLogger("discreet")
 
@@ -53,7 +52,7 @@ class InProcessTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | Replies | Failure]:
+    ) -> Iterator[TrainReply | PartialReply | Failure]:
         """Trains one client after the other."""
         run = client_settings(self.run)
         for client_id in cohort:
@@ -65,7 +64,7 @@ class InProcessTransport:
                     yield replace(client.answer(request, params), client=client_id)
                 else:
                     total = client.vector(request, params, self.vector)
-                    yield Replies(part_of(total, self.vector, replies=1, clip_norm=clip_norm))
+                    yield PartialReply(total, 0, 1, clip_norm)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
 
@@ -75,7 +74,7 @@ def simulate(
     *,
     resolved: RunConfig | None = None,
     progress: TextIO | None = None,
-    on_round: OnRound = tell_nobody,
+    on_round: OnRound | None = None,
 ) -> Outcome:
     """One whole run in this process, by the engine that `engine` names.
 
@@ -97,7 +96,7 @@ def simulate(
         transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
         rounds = training_run(session, transport, on_round=on_round)
-        outcome = rounds.run(session.opened.checkpoint, progress=progress if text else None)
+        outcome = rounds.run(progress=progress if text else None)
         finish(session, outcome)
     return outcome
 

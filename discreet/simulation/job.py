@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from discreet.config import ConfigError
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.run_folder import CONFIG, RunFolder, note_interruption, only_writer
 from discreet.federated.run_lost import RunLostError
-from discreet.settings import RunConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 

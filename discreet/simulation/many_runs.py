@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn
 
-from discreet.config import ConfigError
 from discreet.extras import require
 from discreet.federated.progress import log_above
-from discreet.settings import RunConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.job import Ended, Job
 
 logger = logging.getLogger("discreet")

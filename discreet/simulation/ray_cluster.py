@@ -35,11 +35,11 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import discreet
-from discreet.client_settings import ConfigError
 from discreet.federated.run_lost import RunLostError
-from discreet.places import PACKED
 from discreet.processes import ray_environment, scratch_folder
-from discreet.settings import RunConfig
+from discreet.settings.places import PACKED
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.models import OWN, own_builder
 
 ANY = "auto"

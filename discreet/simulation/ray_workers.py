@@ -9,7 +9,7 @@ does again, after a process or a machine was lost, gives the same sum, or one wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic
 
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
-from discreet.federated.transport import Replies
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
-from discreet.simulation.workers import QUEUED, Train, Work, with_values
+from discreet.simulation.workers import QUEUED, Train, Work
 
-Made = tuple[Replies, NDArray[Any]]  # replies without their sum, and the sum
+Made = tuple[PartialReply, NDArray[Any]]  # replies without their sum, and the sum
 
 
 class RayWorkers(Generic[Work]):
@@ -62,7 +62,7 @@ class RayWorkers(Generic[Work]):
         self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
-    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
         """The replies of each piece of work.
 
         Raises:
@@ -75,11 +75,11 @@ class RayWorkers(Generic[Work]):
         while self._waiting:
             yield self._result()
 
-    def _result(self) -> Replies:
+    def _result(self) -> PartialReply:
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
         try:
-            replies, values = ray.get(done)
+            made: Made = ray.get(done)
         except RayTaskError as error:
             raise error.cause from error
         except RayError as error:
@@ -87,7 +87,8 @@ class RayWorkers(Generic[Work]):
                 "Ray gave up a chunk of clients, whose processes or machines were lost one after the other: is there"
                 f" enough memory? {one_line(error)}"
             ) from error
-        return with_values(replies, read_only(values))
+        replies, values = made
+        return replace(replies, values=read_only(values))
 
     def close(self) -> None:
         """Ends the tasks that nobody waits for."""
@@ -107,8 +108,8 @@ class _Held:
 
 def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
     replies = _loaded(held)(torch.from_numpy(params.copy()), work)
-    values = replies.part.values
-    return with_values(replies, torch.empty(0, dtype=values.dtype)), values.numpy()
+    values = replies.values
+    return replace(replies, values=torch.empty(0, dtype=values.dtype)), values.numpy()
 
 
 @lru_cache(maxsize=1)

@@ -21,11 +21,11 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder, only_writer
 from discreet.logs import log_to
-from discreet.settings import RunConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.job import TOLD, Ended, Job, first_line
 from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 

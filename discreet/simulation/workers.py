@@ -27,14 +27,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
-from discreet.federated.transport import Replies
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
 Work = TypeVar("Work", contravariant=True)
-Train = Callable[[Tensor, Work], Replies]
+Train = Callable[[Tensor, Work], PartialReply]
 # Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
@@ -49,14 +49,14 @@ class ThreadWorker(Generic[Work]):
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
         self._train, self._params, self.count = train, torch.empty(0), count
-        self._running: Future[Replies] | None = None
+        self._running: Future[PartialReply] | None = None
         self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
         wait([self._running] if self._running else [])
         self._params, self._running = params, None
 
-    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
         for work in works:
             before, self._running = self._running, self._pool.submit(self._train, self._params, work)
             if before is not None:
@@ -76,13 +76,14 @@ class ForkedWorkers(Generic[Work]):
             forked, so that work and replies' numbers are all that travels.
         count: how many processes.
         num_params: of the model.
+        sum_length: of the sum in a reply; `num_params` unless it is given.
     """
 
-    def __init__(self, train: Train[Work], *, count: int, num_params: int) -> None:
+    def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int | None = None) -> None:
         places = QUEUED * count + 1
         self._train, self.count = train, count
         self._params = _mapped(num_params, dtype=torch.float32)
-        self._slots = _mapped(places, num_params, dtype=torch.float64)
+        self._slots = _mapped(places, sum_length or num_params, dtype=torch.float64)
         self._free = deque(range(places))
         self._processes: list[_Process] = []
         self._waiting: deque[tuple[_Process, int]] = deque()
@@ -93,7 +94,7 @@ class ForkedWorkers(Generic[Work]):
             self._next()
         self._params.copy_(params)
 
-    def replies(self, works: Iterable[Work]) -> Iterator[Replies]:
+    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
         """The replies of each piece. Their sum is overwritten once the next ones are asked for.
 
         Raises:
@@ -117,11 +118,11 @@ class ForkedWorkers(Generic[Work]):
             raise RunLostError(KILLED) from error
         self._waiting.append((process, slot))
 
-    def _result(self) -> Replies:
+    def _result(self) -> PartialReply:
         told, slot = self._next()
         if isinstance(told, Exception):
             raise told
-        return with_values(told, self._slots[slot].view(told.part.values.dtype))
+        return replace(told, values=self._slots[slot].view(told.values.dtype))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -132,7 +133,7 @@ class ForkedWorkers(Generic[Work]):
         self._processes.clear()
         self._waiting.clear()
 
-    def _next(self) -> tuple[Replies | Exception, int]:
+    def _next(self) -> tuple[PartialReply | Exception, int]:
         process, slot = self._waiting.popleft()
         self._free.append(slot)
         try:
@@ -160,7 +161,7 @@ class Workers(Protocol[Work]):
 
     def begin(self, params: Tensor) -> None: ...
 
-    def replies(self, works: Iterable[Work]) -> Iterator[Replies]: ...
+    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]: ...
 
     def close(self) -> None: ...
 
@@ -180,11 +181,6 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def with_values(replies: Replies, values: Tensor) -> Replies:
-    """The replies with another sum."""
-    return replace(replies, part=replace(replies.part, values=values))
-
-
 @dataclass(eq=False)
 class _Process:
     """A worker as its parent sees it: the end of its pipe, how much it still has to do, and what was read early."""
@@ -192,7 +188,7 @@ class _Process:
     worker: BaseProcess
     pipe: Connection
     given: int = 0
-    told: deque[Replies | Exception] = field(default_factory=deque)
+    told: deque[PartialReply | Exception] = field(default_factory=deque)
 
     def left_to_do(self) -> int:
         """The number of pieces of work that it has not answered yet."""
@@ -204,7 +200,7 @@ class _Process:
         self.pipe.send((slot, work))
         self.given += 1
 
-    def take(self) -> Replies | Exception:
+    def take(self) -> PartialReply | Exception:
         """The answer to the oldest piece of work that was not taken."""
         if not self.told:
             self._read()
@@ -232,7 +228,7 @@ def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, p
             error.add_note("in a worker of the simulation:\n" + traceback.format_exc())
             pipe.send(error)
             continue
-        values = replies.part.values
+        values = replies.values
         slots[slot].view(values.dtype).copy_(values)
         # Without the sum, of which only the type travels: PyTorch would send a tensor by a file.
-        pipe.send(with_values(replies, torch.empty(0, dtype=values.dtype)))
+        pipe.send(replace(replies, values=torch.empty(0, dtype=values.dtype)))

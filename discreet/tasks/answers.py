@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from discreet.privacy.rules.objective import PADDING, cross_entropy
-from discreet.statistics_settings import STATISTICS
+from discreet.settings.data import STATISTICS
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 

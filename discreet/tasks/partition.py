@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.client_settings import DataConfig
 from discreet.extras import require
+from discreet.settings.data import DataConfig
 from discreet.tasks.examples import Examples, Task
 
 _Parts = list[np.ndarray[Any, Any]]

@@ -38,9 +38,8 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
         raise ValueError(f"groups must be at least 1 (got {groups})")
     for name, layer in model.named_modules():
         if isinstance(layer, _LazyNormBase):
-            raise ValueError(
-                f"{name} ({type(layer).__name__}) has no channels yet: call the model once, then convert it"
-            )
+            kind = type(layer).__name__
+            raise ValueError(f"{name} ({kind}) has no channels yet: call the model once, then convert it")
     changed = copy.deepcopy(model)
     made = {id(layer): _by_example(layer, name or "the model", groups) for name, layer in changed.named_modules()}
     for parent in list(changed.modules()):
@@ -51,9 +50,7 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
-    """The layer itself if it mixes no examples, else what takes its place."""
-    if isinstance(layer, _InstanceNorm):
-        # They would be read in evaluation and released beside the parameters.
+    if isinstance(layer, _InstanceNorm):  # its statistics would be read in evaluation and released
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         layer.track_running_stats = False
     if not isinstance(layer, _BatchNorm):

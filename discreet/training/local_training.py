@@ -1,30 +1,28 @@
 """A client's local work, plain SGD, Adam or DP-SGD: parameters in, update out.
 
-The loops, `sgd` and `dp_sgd`, are here once, for one client and for the rows of a cohort (`simulation`): they fix the
-order of things, and ask the clients for batches, gradients and noise. `noised_means` is the inner step of DP-SGD,
-which the loop of one's own (`discreet.central`) takes too.
-
-Row c of each tensor (k, ...) is client c, those with most examples first; each counts its own steps, and has the
-numbers that it would have alone. torch.optim is not used: importing it costs each client process 1.5 s.
+`sgd` and `dp_sgd` are written once, for one client and for the rows of a cohort (`simulation`); they ask the clients
+for batches, gradients and noise. Row c of each tensor (k, ...) is client c, those with most examples first; each counts
+its own steps, and has the numbers that it would have alone. torch.optim is not used: importing it takes 1.5 s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig, TrainingConfig
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
+from discreet.settings.training import TaskConfig, TrainingConfig
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
 class ExamplePrivacy:
     """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
 
-    `public_num_examples` is a declared constant that the sampling probability and the number of steps follow from,
-    whatever the client has; if it is None they follow from the client's own number of examples.
+    Sampling probability and number of steps follow from `public_num_examples`, a declared constant, or, if that is
+    None, from the client's own number of examples.
     """
 
     l2_norm_clip: float
@@ -59,12 +57,10 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch.optim has them
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise. `task`
-    has the loss.
+    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise.
 
-    A gradient moves the parameters by sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019). sgd and
-    adam add `weight_decay` times the parameters to the gradient, adamw shrinks the parameters by the learning rate
-    times it. By the schedule, constant, cosine or linear, the rate falls towards 0 over a round's local steps.
+    The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with `weight_decay` as in
+    torch.optim. By the schedule, constant, cosine or linear, the rate falls towards 0 over a round's local steps.
     """
 
     epochs: int
@@ -94,8 +90,8 @@ def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -
 
 
 class Stepping(Protocol):
-    """The settings that decide how DP-SGD samples and what a step costs. `batch_size` is the expected size of a batch,
-    and the public constant that a noised sum is divided by."""
+    """The settings that sampling and cost of DP-SGD follow from. `batch_size` is the expected size of a batch, and the
+    public constant that a noised sum is divided by."""
 
     @property
     def epochs(self) -> int: ...
@@ -106,7 +102,7 @@ class Stepping(Protocol):
 
 
 def counted_examples(num_examples: int, settings: Stepping) -> int:
-    """The n that DP-SGD and its account go by: the declared constant, or else the client's own number of examples."""
+    """The n of DP-SGD and its account: the declared constant, or else the client's own number of examples."""
     declared = settings.example.public_num_examples if settings.example else None
     return num_examples if declared is None else declared
 
@@ -134,8 +130,8 @@ def example_event(num_examples: int, settings: Stepping) -> DpEvent:
     """The cost of one local DP-SGD step to an example of this client.
 
     With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
-    zero-out: an example contributes nothing, and the client's n, which decides the probability and is treated as known
-    to whoever sees the epsilon, stays. A real removal would change everybody's probability, and cost more than this.
+    zero-out: an example contributes nothing, and the client's n, which is public, stays. A real removal would change
+    everybody's probability, and cost more than this.
     """
     assert settings.example is not None
     probability = sampling_probability(num_examples, settings)
@@ -143,7 +139,6 @@ def example_event(num_examples: int, settings: Stepping) -> DpEvent:
 
 
 Batch = TypeVar("Batch")
-Given = TypeVar("Given", contravariant=True)  # a batch that is only read
 
 
 class SgdClients(Protocol[Batch]):
@@ -158,29 +153,26 @@ class SgdClients(Protocol[Batch]):
         """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into` may be `params`."""
 
 
-class NoisedSums(Protocol[Given]):
+class DpSgdClients(Protocol[Batch]):
     """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as they travel."""
 
-    def clipped_sums(self, params: list[Tensor], batch: Given, l2_norm_clip: float) -> Tensor:
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
+        """A batch for each of the first clients, which every example joins with its client's probability."""
+
+    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
         """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
 
     def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
         """Each client's sum with noise of its own."""
 
-
-class DpSgdClients(NoisedSums[Batch], Protocol[Batch]):
-    """`NoisedSums` with batches, and with rows as one tensor for each parameter (`views`)."""
-
-    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
-        """A batch for each of the first clients, which every example joins with its client's probability."""
-
-    def views(self, rows: Tensor) -> list[Tensor]: ...
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """Rows as one tensor (k, ...) for each parameter."""
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """The steps that each client has taken and will take in this round, (k,), and its velocity, or its means of
-    gradients and of squares; moved in place."""
+    """Each client's steps taken and planned in this round, (k,), and its velocity, or its means of gradients and of
+    squares; moved in place."""
 
     taken: Tensor
     planned: Tensor
@@ -196,8 +188,7 @@ def first_state(settings: LocalSettings, params: list[Tensor], planned: Sequence
 
 
 def take_step(settings: LocalSettings, state: OptimizerState, params: list[Tensor], gradients: list[Tensor]) -> None:
-    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...) have rows of. With
-    DP-SGD the gradient is the noised mean: what is done with it is post-processing."""
+    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...) have rows of."""
     taken = state.taken[: len(params[0])]
     rates = _rates(settings, taken, state.planned[: len(taken)])
     taken.add_(1)
@@ -239,16 +230,15 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
 
 
 def noised_means(
-    clients: NoisedSums[Batch], params: list[Tensor], batch: Batch, *, settings: Stepping, step: int
+    clipped_sums: Callable[[float], Tensor], add_noise: Callable[[Tensor, float], Tensor], settings: Stepping
 ) -> Tensor:
     """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
 
-    Rows (k, num_params): each client's noised sum over `batch_size`. Noise is drawn for the clip that clipped, also if
-    a batch is empty.
+    Noise is drawn for the clip norm that clipped, also if a batch is empty. The shape is that of the sums.
     """
     assert settings.example is not None
-    clip = settings.example.l2_norm_clip
-    return clients.add_noise(clients.clipped_sums(params, batch, clip), clip, step=step).div_(settings.batch_size)
+    clip_norm = settings.example.l2_norm_clip
+    return add_noise(clipped_sums(clip_norm), clip_norm).div_(settings.batch_size)
 
 
 @torch.no_grad()
@@ -292,7 +282,8 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        noised = noised_means(clients, current, batch, settings=settings, step=step)
+        clipped_sums = partial(clients.clipped_sums, current, batch)
+        noised = noised_means(clipped_sums, partial(clients.add_noise, step=step), settings)
         take_step(settings, state, current, clients.views(noised))
 
 
@@ -308,12 +299,11 @@ def local_update(
     post-processing. For its neighbours see `example_event`.
 
     Args:
-      model: the architecture; its trainable parameters are overwritten. Frozen ones have no gradient, no share in a
-        clipped norm and no noise, and are no part of the update.
+      model: its trainable parameters are overwritten. Frozen ones have no gradient, no noise and no part of the update.
       params: (num_params,), where the work starts.
       examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
         takes its steps and draws its noise all the same, since one example less must not be seen.
-      source: of batches, noise and, if the model has them, the masks of dropout (`masks_from`).
+      source: of batches, noise and the masks of dropout.
     """
     start = params.to(torch.float32)
     if steps_of(len(examples), settings) == 0:
@@ -385,5 +375,4 @@ def step_batch(source: RandomSource, step: int, size: int, *, probability: float
 
 
 def step_noise(source: RandomSource, step: int) -> RandomSource:
-    """The source of a step's noise."""
     return source.child("step", step).child("noise")

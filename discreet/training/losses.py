@@ -15,10 +15,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from discreet.client_settings import ConfigError, TaskConfig
 from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Task
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 
@@ -85,46 +85,17 @@ def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared error, (n,), the mean over an example's targets: outputs and targets (n,) or (n, k).
-
-    >>> squared(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]))
-    tensor([1., 4.])
-    """
-    left, right = _numbers_of(outputs, targets)
-    return (left - right).square().mean(1)
-
-
-def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The absolute error, (n,), the mean over an example's targets."""
-    left, right = _numbers_of(outputs, targets)
-    return (left - right).abs().mean(1)
-
-
-def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
-    """Huber's loss, (n,): squared/2 up to an error of `delta`, linear beyond; the mean over targets."""
-    return functional.huber_loss(*_numbers_of(outputs, targets), reduction="none", delta=delta).mean(1)
-
-
-def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of yes-or-no labels, (n,), the mean over an example's labels: of logits (n,), (n, 1) or
-    (n, labels) and as many targets that are 0 or 1, or between."""
-    return functional.binary_cross_entropy_with_logits(*_numbers_of(outputs, targets), reduction="none").mean(1)
-
-
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]) -> Tensor:
-    """Each example's cross entropy times the weight of its class, (n,); of a sequence, the mean of that over its
-    positions. Nothing divides by the weights of a batch, as torch.nn.CrossEntropyLoss does: an example's gradient would
-    then depend on others."""
+    """`cross_entropy` times the weight of each class; nothing divides by the weights of a batch."""
     return cross_entropy(outputs, targets, outputs.new_tensor(weights))
 
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared": squared,
-    "absolute": absolute,
-    "huber": huber,
+    "binary_cross_entropy": per_example_loss(nn.BCEWithLogitsLoss()),
+    "squared": per_example_loss(nn.MSELoss()),
+    "absolute": per_example_loss(nn.L1Loss()),
+    "huber": per_example_loss(nn.HuberLoss()),
 }
 # The losses for each kind of targets, the usual one first.
 FITTING = {
@@ -140,7 +111,7 @@ def loss_of(task: TaskConfig) -> Loss:
     name = task.loss or "cross_entropy"
     if name == "cross_entropy" and task.class_weights is not None:
         return partial(weighted_cross_entropy, weights=tuple(task.class_weights))
-    return partial(huber, delta=task.huber_delta) if name == "huber" else LOSSES[name]
+    return per_example_loss(nn.HuberLoss(delta=task.huber_delta)) if name == "huber" else LOSSES[name]
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
@@ -163,7 +134,7 @@ def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
 def chance_loss(settings: TaskConfig, task: Task) -> float:
     """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
     the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
-    if len(task.test) == 0:
+    if not len(task.test):
         return math.inf
     loss, total = loss_of(settings), 0.0
     for targets in torch.split(task.test.targets, 1024):

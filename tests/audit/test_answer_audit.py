@@ -9,7 +9,8 @@ import pytest
 from discreet.audit.answer_audit import audit_answers, audit_statistics
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.verdict import judge
-from discreet.config import ConfigError, RunConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise
 from tests.client.clients import config
 

@@ -6,7 +6,8 @@ import pytest
 
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.verdict import judge
-from discreet.config import ConfigError, RunConfig
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.client.clients import config

@@ -16,12 +16,13 @@ from discreet.audit.canaries import draw_canaries
 from discreet.audit.canary_scores import Scores
 from discreet.audit.federation_audit import audit_federation, in_federation, kept_checkpoints, scored, words_of
 from discreet.audit.verdict import judge
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment import local_federation
-from discreet.federated.run_folder import Checkpoint
-from discreet.places import PACKAGE
+from discreet.federated.state import State
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import described
+from discreet.settings.compose import load_config
+from discreet.settings.places import PACKAGE
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, described
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5
@@ -85,7 +86,7 @@ def test_every_checkpoint_is_kept_although_the_run_replaces_each(tmp_path: Path)
     pause = threading.Event()
     with kept_checkpoints(run) as kept:
         for number in range(1, 6):
-            run.save_checkpoint(Checkpoint(number, torch.full((3,), float(number)), torch.zeros(3), 1.0))
+            run.save_checkpoint(State(number, torch.full((3,), float(number)), torch.zeros(3), 1.0))
             pause.wait(0.1)
     assert [(each.round, float(each.params[0])) for each in kept] == [(number, number) for number in range(1, 6)]
 
@@ -95,7 +96,7 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
     run = make_run(tmp_path / "run", *RUN, "privacy.user.too_noisy=warn")
     canaries = draw_canaries(30, 650, seeded_source(71))
     mean = sum(canaries.direction(number) for number in np.flatnonzero(canaries.included)) * (CLIP / 40)
-    releases = [Checkpoint(number + 1, torch.zeros(650), mean.float() * (1 - number), CLIP) for number in (0, 1)]
+    releases = [State(number + 1, torch.zeros(650), mean.float() * (1 - number), CLIP) for number in (0, 1)]
     run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
     rounds, spent = scored(run, releases, canaries)
     for scores, released in zip(rounds, (1, 0), strict=True):
@@ -124,7 +125,7 @@ FAULTS = {  # in files that only the server runs: those of the bundle must be th
 _Whole = Gaussian
 def Gaussian(noise_multiplier, *, draws=1): return _Whole(noise_multiplier / 2, draws=draws)
 """,
-    "opened_run.py": """
+    "run_context.py": """
 
 def source_of(seed): return RandomSource(bytes(range(32)), is_secure=True)
 """,

@@ -15,13 +15,13 @@ from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
 from discreet.client.release import Values, noised_vector
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.messages import TrainRequest
 from discreet.federated.session import checked
 from discreet.privacy.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples
 from discreet.training.shared_step import shared_step
 from tests.client.clients import config

@@ -15,10 +15,12 @@ from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.round import UserPrivacy
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")

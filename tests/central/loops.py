@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from discreet.central.dpsgd import DPSGD
+from discreet.central.step_account import LoopPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.training.local_training import step_batch, step_noise
 from tests.client.clients import clipped, examples, gradients, linear, params_of
@@ -18,6 +20,7 @@ from tests.client.clients import clipped, examples, gradients, linear, params_of
 SEED, CLIP, NOISE, BATCH, SIZE = 71993, 0.4, 0.8, 8, 30
 Made = Callable[[Any], Optimizer]
 COUNTED = examples(SIZE)
+PAIRS: list[tuple[Tensor, Tensor]] = list(zip(COUNTED.inputs, COUNTED.targets, strict=True))
 
 
 def sgd(parameters: Any) -> Optimizer:
@@ -25,34 +28,35 @@ def sgd(parameters: Any) -> Optimizer:
 
 
 def private(model: nn.Module, made: Made = sgd, *, dataset: Any = None, **settings: Any) -> DPSGD:
-    """A loop over 30 examples in Poisson batches of 8, reproducible, with what a test wants otherwise."""
+    """A loop over 30 examples in Poisson batches of 8, reproducible, but for `settings`, of DPSGD or LoopPrivacy."""
     data = TensorDataset(COUNTED.inputs, COUNTED.targets) if dataset is None else dataset
-    usual = {"batch_size": BATCH, "epochs": 2, "delta": 1e-3, "l2_norm_clip": CLIP, "seed": SEED}
+    usual = {"batch_size": BATCH, "epochs": 2, "delta": 1e-3, "clip_norm": CLIP, "seed": SEED}
     if not settings.keys() & {"noise_multiplier", "target_epsilon"}:
         usual["noise_multiplier"] = NOISE
-    return DPSGD(model, made(value for value in model.parameters() if value.requires_grad), data, **usual | settings)
+    given = usual | settings
+    privacy = {field.name: given.pop(field.name) for field in fields(LoopPrivacy) if field.name in given}
+    optimizer = made(value for value in model.parameters() if value.requires_grad)
+    return DPSGD(model, optimizer, data, privacy=LoopPrivacy(**privacy), **given)
 
 
-def run(loop: DPSGD) -> DPSGD:
+def run(loop: DPSGD, max_physical_batch: int | None = None) -> DPSGD:
     """All steps."""
     for inputs, targets in loop:
-        loop.step(inputs, targets)
+        loop.step(inputs, targets, max_physical_batch=max_physical_batch)
     return loop
 
 
-def by_hand(made: Made, *, halve_every: int | None = None, noise: float = NOISE) -> Tensor:
-    """The parameters after a loop as `private`'s, with plain torch; the learning rate may be halved every few steps."""
+def by_hand(made: Made, *, noise: float = NOISE) -> Tensor:
+    """The parameters after a loop as `private`'s, with plain torch."""
     model, source = linear(), seeded_source(SEED)
     optimizer = made(model.parameters())
     for step in range(8):
         drawn = step_batch(source, step, SIZE, probability=BATCH / SIZE)
         total = clipped(gradients(model, COUNTED.subset(drawn)), CLIP)
-        drawn_noise = step_noise(source, step).normal(len(total), stddev=noise * CLIP)
-        mean, start = (total + drawn_noise) / BATCH, 0
-        for value in model.parameters():
-            value.grad = mean[start : start + value.numel()].view(value.shape).clone()
-            start += value.numel()
+        mean = (total + step_noise(source, step).normal(len(total), stddev=noise * CLIP)) / BATCH
+        for value, part in zip(
+            model.parameters(), torch.split(mean, [v.numel() for v in model.parameters()]), strict=True
+        ):
+            value.grad = part.view(value.shape).clone()
         optimizer.step()
-        if halve_every and (step + 1) % halve_every == 0:
-            optimizer.param_groups[0]["lr"] /= 2
     return params_of(model)

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from benchmarks import loop_speed
 from benchmarks.opacus_steps import OPACUS_MODES
 from discreet.central.dpsgd import DPSGD
+from discreet.central.step_account import LoopPrivacy
 from tests.client.clients import params_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,8 +26,8 @@ def test_without_clip_and_noise_the_private_step_is_the_plain_one(name: str) -> 
     other.load_state_dict(one.state_dict())
     loop_speed.plain_step(one, batch)()
     optimizer = torch.optim.SGD(other.parameters(), lr=loop_speed.LEARNING_RATE)
-    settings = {"batch_size": 4, "epochs": 1, "noise_multiplier": 0.0, "l2_norm_clip": 1e4, "delta": 1e-5}
-    loop = DPSGD(other, optimizer, TensorDataset(*batch), **settings)  # type: ignore[arg-type]
+    data, privacy = TensorDataset(*batch), LoopPrivacy(noise_multiplier=0.0)
+    loop = DPSGD(other, optimizer, data, batch_size=4, epochs=1, delta=1e-5, clip_norm=1e4, privacy=privacy)
     loop.step(*next(iter(loop)))
     torch.testing.assert_close(params_of(one), params_of(other), rtol=1e-4, atol=1e-5)
 

@@ -12,7 +12,7 @@ import pytest
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
 from discreet.cli.audit import settings_of
-from discreet.config import ConfigError
+from discreet.settings.rules import ConfigError
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.calibrate import LOCAL_CHOICES, Question, SecurePrice, answer, sampled_choices, secure_choices
-from discreet.secure_settings import SecureConfig
+from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 
 REPOSITORY = Path(__file__).resolve().parents[2]

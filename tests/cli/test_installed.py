@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent

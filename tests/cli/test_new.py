@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.new import SETTINGS
-from discreet.config import load_config
+from discreet.settings.compose import load_config
 from discreet.tasks.datasets import load_task
 from tests.command import new as main
 from tests.test_readme import commands

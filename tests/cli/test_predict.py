@@ -12,7 +12,6 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from discreet.config import load_config
 from discreet.federated.prediction_tables import indicators_of
 from discreet.federated.predictions import (
     feature_names,
@@ -22,6 +21,7 @@ from discreet.federated.predictions import (
     write_indicators,
     write_predictions,
 )
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import FolderError

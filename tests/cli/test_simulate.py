@@ -12,10 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.config import ConfigError, load_config
 from discreet.federated import guarantees
-from discreet.federated.run_folder import ASKED, Checkpoint, RunFolder
+from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.federated.state import State
 from discreet.federated.training_run import TrainingRun
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as main
 
@@ -79,7 +81,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
 ) -> None:
     drawn, draw = [0], TrainingRun.draw_cohort
 
-    def killed_in_round_4(run: TrainingRun, checkpoint: Checkpoint) -> list[int]:
+    def killed_in_round_4(run: TrainingRun, checkpoint: State) -> list[int]:
         drawn[0] += 1
         if drawn[0] == 4:
             raise KeyboardInterrupt

@@ -11,17 +11,20 @@ from safetensors import safe_open
 
 from discreet.cli import tune
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.chosen_trial import cost_of, publish, require_room
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.guarantees import user_event
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.state import State
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
 from tests.command import tune as main
@@ -246,7 +249,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(files: RunFolder, checkpoint: Checkpoint, *, best: bool = False, account: Mark | None = None) -> None:
+    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: Mark | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)

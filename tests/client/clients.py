@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from discreet.client.account import Accounts
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
-from discreet.config import RunConfig, parse_config
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainRequest
+from discreet.federated.messages import TrainRequest, request_items
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.settings import client_settings
+from discreet.settings.compose import parse_config
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples
 
 DIMS, CLASSES = 5, 3
@@ -114,3 +115,19 @@ def rejects_laplace(noise: Tensor, scale: float) -> bool:
     values = noise.double().numpy()
     statistic = float(np.sum(np.abs(values))) / scale
     return bool(min(stats.gamma.sf(statistic, len(values)), stats.gamma.cdf(statistic, len(values))) < 5e-7)
+
+
+def request_with(request: TrainRequest, change: Mapping[str, object]) -> dict[str, object]:
+    """A request as it travels with other values, by dotted names; one that is "gone" is left out."""
+    items: dict[str, object] = {**request_items(request)}
+    tree = json.loads(str(items["request"]))
+    for name, value in change.items():
+        *groups, last = name.split(".")
+        inner = tree
+        for group in groups:
+            inner[group] = inner[group] or {}
+            inner = inner[group]
+        inner[last] = value
+        if value == "gone":
+            del inner[last]
+    return items | {"request": json.dumps(tree)}

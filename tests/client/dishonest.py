@@ -11,15 +11,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 
 from discreet.client.app import train
 from discreet.client.nodes import model_of, shape_of
-from discreet.client_settings import ClientSettings
 from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, asked_bytes, masking_record, terms_of
 from discreet.federated.messages import TrainRequest, request_items
 from discreet.federated.server_messages import encode_request, parameters_record, read_masking_reply
 from discreet.masking.agreement import Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, read_request, write_request
-from discreet.secure_settings import Sizes
-from discreet.settings import client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import Sizes
+from discreet.settings.run_config import client_settings
 from discreet.tasks.models import flatten_parameters
 from tests.client.clients import config
 from tests.federated.masked_grid import MASKED, TINY, nodes

@@ -11,10 +11,10 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from discreet.client.account import Accounts, Budget, Refused
-from discreet.client_settings import EXAMPLE, LOCAL, USER
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.privacy.privacy_ledger import epsilon_of
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from tests.client.clients import ledger_at
 
 STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))

@@ -9,12 +9,13 @@ import pytest
 from discreet.client import account
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client_settings import EXAMPLE, ClientSettings
-from discreet.config import load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.events import poisson_round_event
-from discreet.settings import client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.compose import load_config
+from discreet.settings.privacy import EXAMPLE
+from discreet.settings.run_config import client_settings
 from tests.client.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)

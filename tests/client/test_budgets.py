@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 CLIENTS = 6

@@ -13,12 +13,12 @@ from discreet.client.account import Refused
 from discreet.client.admission import local_settings
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
-from discreet.config import ConfigError, RunConfig
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.messages import MalformedMessage, TrainReply
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import poisson_round_event
-from discreet.settings import client_settings
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, params_of, request
 
 DECLARED = (*EXAMPLE, "data.public_num_examples=16")

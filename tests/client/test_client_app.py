@@ -18,7 +18,6 @@ import discreet.client.client
 from client_app.client_app import app
 from discreet.client.app import DPClient
 from discreet.client.nodes import share_of
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING, WHO, masking_record
 from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
@@ -26,10 +25,10 @@ from discreet.federated.server_messages import decode_reply, encode_request, par
 from discreet.federated.simulated_clients import leave_ticket
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import secure_source
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
-from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at
+from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
@@ -133,9 +132,8 @@ def test_numbers_that_would_hide_a_gradient_from_its_norm_are_refused_and_cost_n
 ) -> None:
     DurableLedger.create(tmp_path / "ledger.db")
     content = asked(run_of(*EXAMPLE))
-    request = content["request"]
-    assert isinstance(request, ConfigRecord)
-    request[name] = UNBORNE[name]  # type: ignore[assignment]
+    request = TrainRequest(1, math.inf, client_settings(run_of(*EXAMPLE)))
+    content["request"] = ConfigRecord(request_with(request, {f"run.{name}": UNBORNE[name]}))  # type: ignore[arg-type]
     assert f"{name.split('.')[1]} must be" in refused(
         send(content, node=NODE | {"ledger": str(tmp_path / "ledger.db")})
     )

@@ -15,7 +15,8 @@ import sys
 import torch
 import client_app.client_app
 from discreet.client.nodes import virtual_client
-from discreet.client_settings import ClientSettings, DataConfig, UserTerms
+from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.data import DataConfig
 from discreet.federated.messages import TrainRequest, VirtualClient
 data = DataConfig("folder", num_clients=300, partition="natural")
 run = ClientSettings(5, "mlp", 1e-3, "pld", "grid", data, user=UserTerms(True, 1.0, population_size=300))
@@ -33,4 +34,5 @@ def test_a_client_without_an_account_imports_no_accounting_and_no_configuration_
         subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip().split(",")
     )
     assert {"torch", "flwr"} <= loaded
-    assert sorted(loaded & {*HEAVY, "discreet.config", "discreet.settings", "discreet.federated.guarantees"}) == []
+    of_the_server = {"discreet.settings.compose", "discreet.settings.run_config", "discreet.federated.guarantees"}
+    assert sorted(loaded & {*HEAVY, *of_the_server}) == []

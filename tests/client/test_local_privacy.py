@@ -13,11 +13,10 @@ from torch import Tensor
 from discreet.client.account import Refused
 from discreet.client.client import Client
 from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.training.local_training import LocalSettings
 from tests.client.clients import (
     OFF,

@@ -9,8 +9,7 @@ import pytest
 
 from discreet.client.secure_aggregation import FORGOTTEN_SECONDS, forget
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.attempts import read_state
-from discreet.masking.store import FolderStore
+from discreet.masking.store import FolderStore, read_state
 from discreet.masking.wire import Stage
 from tests.masking.federation import RUN, Federation, federation, terms_of
 

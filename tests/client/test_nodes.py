@@ -12,10 +12,10 @@ import torch
 
 from discreet.client.account import Refused
 from discreet.client.nodes import client_of, node_client, share_of, virtual_client
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest, VirtualClient, Work
 from discreet.federated.simulated_clients import leave_ticket
+from discreet.settings.run_config import RunConfig
 from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")

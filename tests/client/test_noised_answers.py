@@ -19,14 +19,15 @@ from discreet.client.admission import Admitted, admit, local_settings
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.client.release import LocalNoise, OwnNoise, own_noise, round_privacy
-from discreet.client_settings import METRICS, ClientSettings, ConfigError
-from discreet.evaluation_settings import MEANS
 from discreet.federated.messages import TrainReply, TrainRequest, Work
 from discreet.federated.query import Query
 from discreet.federated.run_plan import answers_of
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.settings import client_settings
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.evaluation import MEANS, METRICS
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import client_settings
 from discreet.tasks.answers import METRICS as OF_KIND
 from discreet.tasks.answers import joined_answer, l1_norm_of, metric_blocks
 from discreet.tasks.examples import Examples, TaskShape

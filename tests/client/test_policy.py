@@ -10,9 +10,8 @@ import pytest
 
 from discreet.client.account import Budget, Refused
 from discreet.client.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
-from discreet.client_settings import EXAMPLE, LOCAL, USER
-from discreet.config import RunConfig
-from discreet.settings import client_settings
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
+from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE as EXAMPLE_ON
 from tests.client.clients import OFF, config
 
@@ -175,7 +174,13 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     assert rated.least_user_noise(1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
 
-MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=10")
+MASKED = (
+    "privacy.user.target_epsilon=8",
+    "privacy.user.aggregation=secure",
+    "privacy.accountant=rdp",
+    "sampling.kind=everyone",
+    "data.num_clients=10",
+)
 COUNTS = ("privacy.secure.dropouts=2", "privacy.secure.colluding=1")
 
 

@@ -16,19 +16,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-IGNORED = shutil.ignore_patterns(
-    ".git",
-    ".venv",
-    ".flwr",
-    "__pycache__",
-    ".*_cache",
-    ".hypothesis",
-    "outputs",
-    "multirun",
-    "wheels",
-    "secrets",
-    "approved",
-)
+OURS = (".git", ".venv", ".flwr", "__pycache__", ".*_cache", ".hypothesis")
+IGNORED = shutil.ignore_patterns(*OURS, "outputs", "multirun", "wheels", "secrets", "approved")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from discreet.federated import session
 from discreet.federated.masked_transport import MaskedTransport
 from discreet.federated.serving import serve
-from discreet.masking.collecting import Collected
+from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
 from strategies.dp_fedavg import dp_fedavg
 

@@ -34,24 +34,19 @@ def test_the_copy_holds_every_row_while_the_ledger_is_open(
     assert f"4 rows, head {ledger.mark().head}" in capsys.readouterr().out
 
 
-def test_nothing_is_overwritten(ledger: DurableLedger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "copy.db").write_text("kept")
-    assert main([str(ledger.path), str(tmp_path / "copy.db")]) == 2
-    assert "not overwritten" in capsys.readouterr().err
-    assert (tmp_path / "copy.db").read_text() == "kept"
-
-
-def test_a_damaged_ledger_is_not_passed_on_in_silence(
+def test_nothing_is_overwritten_and_a_damaged_or_missing_ledger_is_not_passed_on_in_silence(
     ledger: DurableLedger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    copy = tmp_path / "copy.db"
+    copy.write_text("kept")
+    assert main([str(ledger.path), str(copy)]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert copy.read_text() == "kept"
+    copy.unlink()
+    assert main([str(tmp_path / "none.db"), str(copy)]) == 2
     connection = sqlite3.connect(ledger.path)
     connection.execute("update releases set count = 0 where number = 2")
     connection.commit()
     connection.close()
-    assert main([str(ledger.path), str(tmp_path / "copy.db")]) == 2
+    assert main([str(ledger.path), str(copy)]) == 2
     assert "is damaged" in capsys.readouterr().err
-
-
-def test_there_must_be_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "none.db"), str(tmp_path / "copy.db")]) == 2
-    assert not (tmp_path / "copy.db").exists()

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from discreet.client.policy import policy_from
-from discreet.config import load_config
 from discreet.deployment.compose_nodes import more_nodes
+from discreet.settings.compose import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,16 +35,10 @@ def test_every_service_is_locked_down(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["user"].startswith("${DISCREET_UID:-10001}")
     assert service["mem_limit"]
-    assert service["healthcheck"]
-    assert service["restart"] == "unless-stopped"
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_what_a_healthcheck_runs_is_in_the_image(name: str) -> None:
+    (program,) = (word for word in service["healthcheck"]["test"] if word.endswith(".py"))
     # The Dockerfile copies the folders of this tree to /opt/discreet.
-    (program,) = (word for word in SERVICES[name]["healthcheck"]["test"] if word.endswith(".py"))
-    assert program.startswith("/opt/discreet/")
     assert (ROOT / program.removeprefix("/opt/discreet/")).is_file()
+    assert service["restart"] == "unless-stopped"
 
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node-")])
@@ -64,27 +58,20 @@ def test_nodes_and_the_server_share_no_network_and_no_volume() -> None:
     }
     assert read("docker-compose.yml")["networks"]["fleet"]["internal"] is True
     assert all(port.startswith("127.0.0.1:") for port in server["ports"])
+    own = SERVICES["a node of its own"]["volumes"]
+    assert all(any(volume.endswith(f"{place}:ro") for volume in own) for place in (":/flwr/apps", ":/data"))
 
 
-def test_a_node_of_its_own_can_write_neither_its_code_nor_its_data() -> None:
-    volumes = SERVICES["a node of its own"]["volumes"]
-    assert any(volume.endswith(":/flwr/apps:ro") for volume in volumes)
-    assert any(volume.endswith(":/data:ro") for volume in volumes)
-
-
-def test_the_build_context_names_what_it_takes() -> None:
+def test_the_image_has_one_base_no_root_and_nothing_that_is_not_named() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {"python:3.11-slim-bookworm"}
+    assert [line for line in lines if line.startswith("USER")] == ["USER 10001:10001"]
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     assert not {"!secrets", "!tests", "!outputs", "!.git"} & set(lines)
 
 
-def test_the_image_has_one_base_and_no_root() -> None:
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
-    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {"python:3.11-slim-bookworm"}
-    assert [line for line in lines if line.startswith("USER")] == ["USER 10001:10001"]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "deployment" / "policies").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "deployment" / "policies").glob("*.json")))
 def test_the_demonstration_policies_accept_the_demonstration(path: Path) -> None:
     policy, run = policy_from({"policy": str(path)}), load_config(["experiment=deployment"])
     assert run.privacy.example.noise_multiplier is not None

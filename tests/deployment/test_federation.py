@@ -1,4 +1,4 @@
-"""Four SuperNodes as processes on loopback, with TLS and node authentication: they train, and survive their server."""
+"""Two SuperNodes as processes on loopback, with TLS and node authentication: they train, and survive their server."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from safetensors.numpy import load_file
 
 from discreet.cli.status import status_lines
 from discreet.client.nodes import share_of
-from discreet.config import load_config
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
-NODES = [f"node-{number}" for number in range(4)]
-FOUR = ("data.num_clients=4", "privacy.delta=0.001", "sampling.kind=everyone", "sampling.min_nodes=4")
+NODES = ["node-0", "node-1"]
+BOTH = ("data.num_clients=2", "privacy.delta=0.001", "sampling.kind=everyone", "sampling.min_nodes=2")
 # The rounds are slow where the machine is: nothing here depends on how long they take.
 PATIENT = "server.round_timeout=240"
 PRIVATE = ("privacy.user.noise_multiplier=2", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
 WEAK = ("privacy.user.noise_multiplier=0.5",)
-# No kink in the model: the last bits, in which engines differ, would decide on which side of one a unit is.
-NONE = ("privacy.user.enabled=false", "training.batch_size=512", "model.name=linear")
+# All examples in one batch, and no kink in the model: the last bits, in which engines differ, would decide on its side.
+NONE = ("privacy.user.enabled=false", "training.batch_size=1024", "model.name=linear")
 
 
 def own_data(folder: Path) -> Path:
     """Partition 0 as the data folder that node 0 serves instead."""
     folder.mkdir()
-    examples = share_of(load_config(FOUR).data, 0)
+    examples = share_of(load_config(BOTH).data, 0)
     rows = (examples.inputs.reshape(len(examples), -1).numpy() * 16).astype(int)
     lines = [",".join([*map(str, row), str(int(target))]) for row, target in zip(rows, examples.targets, strict=True)]
     head = ",".join([*(f"p{number}" for number in range(64)), "digit"])
@@ -43,7 +43,7 @@ def own_data(folder: Path) -> Path:
 def start_nodes(federation: Federation) -> None:
     data = own_data(federation.folder / "data")
     for number, name in enumerate(NODES):
-        words = ["--data", str(data), "--task", "digits"] if number == 0 else ["--partition", str(number), "--of", "4"]
+        words = ["--data", str(data), "--task", "digits"] if number == 0 else ["--partition", str(number), "--of", "2"]
         federation.start_node(name, *words)
     federation.wait_for_nodes(NODES)
 
@@ -73,7 +73,7 @@ def rounds_of(folder: RunFolder) -> list[int]:
 
 
 def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Federation) -> None:
-    folder = federation.run("private", "rounds=2", PATIENT, *FOUR, *PRIVATE)
+    folder = federation.run("private", "rounds=2", PATIENT, *BOTH, *PRIVATE)
     wait_until(lambda: rounds_of(folder), RUN_SECONDS, "the first round is done")
 
     federation.kill("superlink")
@@ -82,7 +82,7 @@ def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Fed
     spent, epsilon = len(before.releases()), before.spent("user").epsilon(0.001, "pld")
 
     federation.start_superlink()
-    resumed = federation.run("private", "rounds=2", PATIENT, "resume=true", *FOUR, *PRIVATE)
+    resumed = federation.run("private", "rounds=2", PATIENT, "resume=true", *BOTH, *PRIVATE)
     federation.finish(resumed)
     ledger = DurableLedger(folder.ledger_path)
     assert rounds_of(folder) == [1, 2]
@@ -93,35 +93,37 @@ def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Fed
 
 def test_each_node_keeps_an_account_of_its_own(federation: Federation) -> None:
     folder = RunFolder(federation.folder / "private")
-    all_replied(federation, folder, 4)
+    all_replied(federation, folder, 2)
     ledgers = [DurableLedger(federation.folder / f"{name}.db") for name in NODES]
     spent = [ledger.spent("example").epsilon(0.001, "pld") for ledger in ledgers]
     assert all(epsilon > 0 for epsilon in spent)
     assert folder.read_metrics()[-1]["epsilon_example"] == pytest.approx(max(spent))
 
 
+@pytest.mark.slow
 def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp_path: Path) -> None:
     # Both go on from one checkpoint: a real federation refuses a seed, so their first parameters would differ.
     simulated = tmp_path / "simulated"
-    simulate(load_config(["rounds=1", *FOUR, *NONE, f"output_dir={simulated}"]))
+    simulate(load_config(["rounds=1", *BOTH, *NONE, f"output_dir={simulated}"]))
     shutil.copytree(simulated, federation.folder / "plain")
-    simulate(load_config(["rounds=2", *FOUR, *NONE, "resume=true", f"output_dir={simulated}"]))
-    plain = federation.run("plain", "rounds=2", PATIENT, "resume=true", *FOUR, *NONE)
+    simulate(load_config(["rounds=2", *BOTH, *NONE, "resume=true", f"output_dir={simulated}"]))
+    plain = federation.run("plain", "rounds=2", PATIENT, "resume=true", *BOTH, *NONE)
     federation.finish(plain)
-    all_replied(federation, plain, 4)
+    all_replied(federation, plain, 2)
     expected, found = (load_file(folder / "model.safetensors") for folder in (simulated, plain.path))
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_policy_refuses_a_weak_configuration(federation: Federation) -> None:
     policy = federation.folder / "policy.json"
     policy.write_text('{"max-epsilon": 3, "max-delta": 0.001}')
-    federation.end("node-3")
-    federation.start_node("node-3", "--partition", "3", "--of", "4", "--policy", str(policy))
-    wait_until(lambda: federation.says("node-3").count("SuperNode ID") == 2, START_SECONDS, "node 3 is back")
-    weak = federation.run("weak", "rounds=1", PATIENT, *FOUR, *WEAK)
+    federation.end("node-1")
+    federation.start_node("node-1", "--partition", "1", "--of", "2", "--policy", str(policy))
+    wait_until(lambda: federation.says("node-1").count("SuperNode ID") == 2, START_SECONDS, "node 1 is back")
+    weak = federation.run("weak", "rounds=1", PATIENT, *BOTH, *WEAK)
     federation.finish(weak)
-    all_replied(federation, weak, 3)
-    assert "refused: the policy of this client allows epsilon up to 3" in federation.says("node-3")
+    all_replied(federation, weak, 1)
+    assert "refused: the policy of this client allows epsilon up to 3" in federation.says("node-1")
     assert any("refused 1" in line for line in status_lines(weak))

@@ -7,10 +7,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -27,9 +27,7 @@ from discreet.deployment.local_federation import START_SECONDS, make_secrets, wa
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 
 
-async def through_the_gate(
-    calls: Calls, ask: Callable[[httpx.AsyncClient], object], *, largest_body: int = 1000
-) -> httpx.Response:
+async def through_the_gate(calls: Calls, ask: Callable[[httpx.AsyncClient], object]) -> httpx.Response:
     """The answer to a caller when the SuperLink behind the gate writes down each call."""
 
     async def note(request: Request) -> Response:
@@ -37,7 +35,7 @@ async def through_the_gate(
         return Response(b"answer", status_code=202, headers={"x-flower": "yes"})
 
     upstream = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST", "PUT", "DELETE"])])
-    gate = make_gate("http://superlink", verify=False, largest_body=largest_body)
+    gate = make_gate("http://superlink", verify=False, largest_body=1000)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(upstream), base_url="http://superlink") as behind:
         inside = _with_state(gate, behind)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(inside), base_url="http://gate") as caller:
@@ -54,15 +52,9 @@ def _with_state(gate: Starlette, client: httpx.AsyncClient) -> Callable[..., obj
     return app
 
 
-def ask(
-    method: str, path: str, *, content: bytes | None = None, headers: dict[str, str] | None = None, size: int = 1000
-):  # type: ignore[no-untyped-def]
+def ask(method: str, path: str, **given: Any) -> tuple[httpx.Response, Calls]:
     calls: Calls = []
-    answer = asyncio.run(
-        through_the_gate(
-            calls, lambda caller: caller.request(method, path, content=content, headers=headers), largest_body=size
-        )
-    )
+    answer = asyncio.run(through_the_gate(calls, lambda caller: caller.request(method, path, **given)))
     return answer, calls
 
 
@@ -79,67 +71,31 @@ def test_a_call_of_a_node_goes_through_with_body_and_signature(name: str) -> Non
     "path",
     [
         "/v1/control/start-run",
-        "/v1/control/register-node",
         "/v1/runtime/acquire-task",
         "/v1/fleet/register-node",
-        "/v1/fleet/unregister-node",
         "/v1/fleet/../runtime/acquire-task",
-        "/v1/fleet/%2e%2e/runtime/acquire-task",
         "/v1/fleet/pull-messages/../../control/start-run",
         "/v1/fleet//pull-messages",
-        "/V1/FLEET/pull-messages",
         "/docs",
-        "/openapi.json",
-        "/",
     ],
 )
 def test_everything_else_stops_at_the_gate(path: str) -> None:
-    for method in ("GET", "POST"):
+    for method in ("GET", "POST", "PUT"):
         answer, calls = ask(method, path, content=b"" if method == "POST" else None)
         assert answer.status_code == 404
         assert calls == []
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_a_call_with_another_method_stops_at_the_gate(method: str) -> None:
-    answer, calls = ask(method, "/v1/fleet/pull-messages")
-    assert answer.status_code == 404
-    assert calls == []
+async def pieces() -> AsyncIterator[bytes]:
+    yield b"x"
 
 
-def test_a_body_that_is_too_large_stops_at_the_gate() -> None:
-    answer, calls = ask("POST", "/v1/fleet/push-object", content=b"x" * 1001)
-    assert (answer.status_code, calls) == (413, [])
-    answer, calls = ask("POST", "/v1/fleet/push-object", content=b"x" * 1000)
-    assert answer.status_code == 202
-
-
-def test_a_body_of_unknown_length_stops_at_the_gate() -> None:
-    async def pieces():  # type: ignore[no-untyped-def]
-        yield b"x"
-
-    answer, calls = ask("POST", "/v1/fleet/push-object", content=pieces())
-    assert (answer.status_code, calls) == (411, [])
-
-
-def test_health_is_the_superlinks() -> None:
-    answer, calls = ask("GET", "/health")
-    assert answer.status_code == 202
-    assert calls[0][:2] == ("GET", "/health")
-
-
-def test_a_superlink_that_is_away_is_something_to_try_again() -> None:
-    def broken(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    async def go() -> httpx.Response:
-        gate = make_gate("http://superlink", verify=False, largest_body=10)
-        async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://superlink") as behind:
-            inside = httpx.ASGITransport(_with_state(gate, behind))
-            async with httpx.AsyncClient(transport=inside, base_url="http://gate") as caller:
-                return await caller.post("/v1/fleet/pull-messages", content=b"x")
-
-    assert asyncio.run(go()).status_code == 503
+@pytest.mark.parametrize(("content", "status"), [(b"x" * 1001, 413), (b"x" * 1000, 202), (pieces(), 411)])
+def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_gate(content: Any, status: int) -> None:
+    answer, calls = ask("POST", "/v1/fleet/push-object", content=content)
+    assert answer.status_code == status
+    assert bool(calls) is (status == 202)
+    assert ask("GET", "/health")[1][0][:2] == ("GET", "/health")
 
 
 class Slow:
@@ -176,7 +132,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("names", [CONTENT[:1], CONTENT[1:], CONTENT])
+@pytest.mark.parametrize("names", [CONTENT[:1], CONTENT])
 def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_pass_them(
     names: tuple[str, ...],
 ) -> None:
@@ -219,7 +175,7 @@ def test_a_node_with_a_slow_line_takes_no_place() -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("size", [0, 1, LARGE, LARGE + 1, 2**21])
+@pytest.mark.parametrize("size", [0, LARGE, LARGE + 1])
 def test_large_and_small_contents_come_through_as_they_are(size: int) -> None:
     async def go() -> None:
         slow, content = Slow(), bytes(number % 251 for number in range(size))
@@ -231,46 +187,6 @@ def test_large_and_small_contents_come_through_as_they_are(size: int) -> None:
         assert answer.headers["content-length"] == str(size)
         # What TLS took for a large call goes with its connection.
         assert answer.headers.get("connection") == ("close" if size > LARGE else None)
-
-    asyncio.run(go())
-
-
-def test_without_room_on_the_disk_a_large_call_is_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/not/there")
-
-    async def go() -> None:
-        slow = Slow()
-        slow.go.set()
-        async with slow.caller() as caller:
-            assert (await caller.post("/push-object", content=b"x" * 2 * LARGE)).status_code == 503
-            assert slow.bodies == []
-            assert (await caller.post("/push-object", content=b"x")).status_code == 200
-
-    asyncio.run(go())
-
-
-FINISHED = {"type": "http.request", "body": b"whole", "more_body": False}
-BEGUN, GONE = {"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}
-
-
-@pytest.mark.parametrize(("told", "status"), [((FINISHED,), 200), ((BEGUN, GONE), 400), ((FINISHED, GONE), 400)])
-def test_a_call_whose_caller_has_gone_is_not_passed_on(told: tuple[dict[str, object], ...], status: int) -> None:
-    async def go() -> None:
-        slow, left, sent = Slow(), list(told), list[dict[str, object]]()
-        slow.go.set()
-
-        async def receive() -> dict[str, object]:
-            return left.pop(0) if left else await asyncio.get_running_loop().create_future()
-
-        async def send(message: dict[str, object]) -> None:
-            sent.append(message)
-
-        path = "/v1/fleet/push-object"
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        scope |= {"headers": [(b"content-length", b"5")], "asgi": {"spec_version": "2.4"}}
-        await slow.gate()(scope, receive, send)  # type: ignore[misc]
-        assert sent[0]["status"] == status
-        assert slow.bodies == ([b"whole"] if status == 200 else [])
 
     asyncio.run(go())
 
@@ -291,10 +207,10 @@ def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert calls == []
 
 
-@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "x-forwarded-proto"])
-def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink(name: str) -> None:
-    _, calls = ask("POST", "/v1/fleet/pull-messages", content=b"", headers={name: "203.0.113.9"})
-    assert name.lower() not in calls[0][3]
+def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink() -> None:
+    names = ("x-forwarded-for", "forwarded", "x-real-ip", "x-forwarded-proto")
+    _, calls = ask("POST", "/v1/fleet/pull-messages", content=b"", headers=dict.fromkeys(names, "203.0.113.9"))
+    assert not {*names} & {*calls[0][3]}
 
 
 @dataclass(frozen=True)

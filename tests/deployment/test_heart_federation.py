@@ -25,16 +25,21 @@ def spent_by_dp_accounting(rounds: int) -> float:
     return float(PLDAccountant().compose(event).get_epsilon(1e-3))
 
 
+def trained(shared_data: Path, folder: Path, *words: str, strict: str = "") -> RunFolder:
+    for name in HOSPITALS:
+        file, allowed = shared_data / "heart" / f"processed.{name}.data", 1.0 if name == strict else 8.0
+        write_node(file, folder / "nodes", max_epsilon=allowed, max_delta=1e-3)
+    run = RunFolder(folder / "run")
+    words = (*words, f"data.path={shared_data / 'heart'}", f"rounds={ROUNDS}", "privacy.example.target_epsilon=null")
+    assert main(["--data", str(folder / "nodes"), *words, f"output_dir={run.path}"]) == 0
+    assert state_of(run) == "finished"
+    return run
+
+
 @pytest.mark.slow
 def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shared_data: Path, tmp_path: Path) -> None:
-    for name in HOSPITALS:
-        file, allowed = shared_data / "heart" / f"processed.{name}.data", 1.0 if name == STRICT else 8.0
-        write_node(file, tmp_path / "nodes", max_epsilon=allowed, max_delta=1e-3)
-    run = RunFolder(tmp_path / "run")
-    words = ("experiment=heart", f"data.path={shared_data / 'heart'}", f"rounds={ROUNDS}", f"output_dir={run.path}")
-    noise = ("privacy.example.target_epsilon=null", f"privacy.example.noise_multiplier={NOISE}")
-    assert main(["--data", str(tmp_path / "nodes"), *words, *noise]) == 0
-    assert state_of(run) == "finished"
+    noise = f"privacy.example.noise_multiplier={NOISE}"
+    run = trained(shared_data, tmp_path, "experiment=heart", noise, strict=STRICT)
     assert [row["replies"] for row in run.read_metrics()] == [3, 3]
     assert any("refused 2" in line for line in status_lines(run))
     for number, name in enumerate(HOSPITALS):  # which is also their order by name
@@ -44,20 +49,7 @@ def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shar
 
 @pytest.mark.slow
 def test_four_hospitals_share_one_noise_and_each_charges_its_own_ledger(shared_data: Path, tmp_path: Path) -> None:
-    for name in HOSPITALS:
-        write_node(
-            shared_data / "heart" / f"processed.{name}.data", tmp_path / "nodes", max_epsilon=8.0, max_delta=1e-3
-        )
-    run = RunFolder(tmp_path / "run")
-    words = (
-        "experiment=heart_secure",
-        f"data.path={shared_data / 'heart'}",
-        f"rounds={ROUNDS}",
-        f"output_dir={run.path}",
-    )
-    noise = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=3")
-    assert main(["--data", str(tmp_path / "nodes"), *words, *noise]) == 0
-    assert state_of(run) == "finished"
+    run = trained(shared_data, tmp_path, "experiment=heart_secure", "privacy.example.noise_multiplier=3")
     assert [row["replies"] for row in run.read_metrics()] == [4, 4]
     server = DurableLedger(run.path / "ledger.db").spent("example")
     assert server.num_releases == ROUNDS

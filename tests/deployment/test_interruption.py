@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.deployment import interruption
 from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.federated.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.federated.run_lost import RunLostError
+from discreet.settings.compose import load_config
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,6 +85,7 @@ def test_the_loss_of_the_terminal_ends_a_simulation_and_its_workers(tmp_path: Pa
     check_interrupted(folder, "ended by SIGHUP")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
     process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
@@ -101,19 +102,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-def test_a_sweep_that_is_ended_says_how_the_whole_of_it_goes_on(tmp_path: Path) -> None:
-    sweep, mark = tmp_path / "sweep", uuid.uuid4().hex
-    process = start(mark, "--multirun", *SMALL, "rounds=5000,6000", f"hydra.sweep.dir={sweep}")
-    after_two_rounds(RunFolder(sweep / "0"), process)
-    process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=RUN_SECONDS)
-    assert (process.returncode, errors) == (130, "")
-    assert marked(mark) == []
-    check_interrupted(RunFolder(sweep / "0"), "ended by SIGINT")
-    go_on = f"discreet simulate --multirun resume=true hydra.sweep.dir={sweep}"
-    assert said.splitlines()[-1] == f"interrupted (ended by SIGINT); to go on: {go_on}"
-
-
+@pytest.mark.slow
 def test_a_tune_that_is_ended_leaves_no_process_and_chooses_nothing(tmp_path: Path) -> None:
     output, mark = tmp_path / "tuned", uuid.uuid4().hex
     words = ["--trials", "logarithmic", "--mean", "50", "--output", str(output), *SMALL, LONG]
@@ -151,26 +140,15 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     assert state_of(folder) == "interrupted"
 
 
-def test_a_run_that_somebody_else_writes_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_finished_or_that_somebody_else_writes_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = begun(tmp_path / "run")
     monkeypatch.setattr(interruption, "LOCK_SECONDS", 0.0)
     with only_writer(folder.path), pytest.raises(SystemExit), resumable(folder, "scripts/run"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert state_of(folder) == "running"
-
-
-def test_a_run_whose_files_are_complete_is_not_interrupted(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "run")
     write_status(folder, RunStatus("finished", 30))
     with pytest.raises(SystemExit), resumable(folder, "scripts/run"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert state_of(folder) == "finished"
-
-
-def test_a_signal_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with resumable(RunFolder(tmp_path), "scripts/run"):
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)

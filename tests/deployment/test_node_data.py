@@ -14,11 +14,8 @@ from pyarrow import parquet
 from discreet.client.account import Refused
 from discreet.client.node_data import main, node_table
 from discreet.client.nodes import model_of, node_examples, shape_of
-from discreet.config import load_config
-from discreet.settings import client_settings
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import SHAPES
-from discreet.tasks.targets import FolderError
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import client_settings
 
 PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
 CLASSES = np.array([0, 7, 9])
@@ -67,12 +64,6 @@ def test_every_format_gives_the_same_examples(tmp_path: Path, make) -> None:  # 
     assert examples.targets.tolist() == CLASSES.tolist()
 
 
-def test_columns_are_taken_in_the_order_of_the_description(tmp_path: Path) -> None:
-    names = ", ".join(f'"{name}"' for name in reversed(NAMES))
-    examples = node_table(csv_folder(tmp_path, extra=f"{SCALE}inputs = [{names}]\n"), "digits")[0]
-    torch.testing.assert_close(examples.inputs, EXPECTED.flatten(1).flip(1).reshape(3, 1, 8, 8))
-
-
 def test_classes_may_be_words(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "kind," + ",".join(f"f{n}" for n in range(30)) + "\nmalign," + "1," * 29 + "3\nbenign," + "2," * 29 + "9\n"
@@ -85,81 +76,12 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
     assert examples.inputs[:, 29].tolist() == [1, 1]
 
 
-def test_token_ids_stay_whole_numbers(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", inputs=np.full((2, 80), 97), y=np.array([0, 97]))
-    describe(tmp_path, 'format = "npz"\nfile = "a.npz"\ntarget = "y"\n')
-    assert node_table(tmp_path, "shakespeare")[0].inputs.dtype == torch.int64
-
-
-WRONG = {
-    "a missing description": (lambda folder: folder, "data.toml is missing"),
-    "an unknown key": (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
-    "a missing key": (lambda folder: describe(folder, 'format = "csv"'), "must give file as a text"),
-    "an unknown format": (
-        lambda folder: describe(folder, 'format = "xls"\nfile = "a"\ntarget = "b"'),
-        "format must be one of csv, parquet, npz, idx",
-    ),
-    "not TOML": (lambda folder: describe(folder, "format csv"), "is not TOML"),
-    "a missing file": (
-        lambda folder: describe(folder, 'format = "csv"\nfile = "b.csv"\ntarget = "x"'),
-        "b.csv is missing",
-    ),
-    "a file elsewhere": (
-        lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
-        "must lie in",
-    ),
-    "low without high": (lambda folder: csv_folder(folder, extra="low = 1"), "low and high must be given together"),
-    "high below low": (lambda folder: csv_folder(folder, extra="low = 1\nhigh = 0"), "high must be above low"),
-    "too few columns": (
-        lambda folder: csv_folder(folder, extra='inputs = ["p0", "p1"]'),
-        r"2 inputs a row, not 64 for the shape \(1, 8, 8\)",
-    ),
-    "a column that is not there": (lambda folder: csv_folder(folder, extra='inputs = ["q"]'), "has no column q"),
-    "a missing value": (
-        lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
-        "line 2: the column p3 is missing",
-    ),
-    "another task": (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
-    "words for classes": (
-        lambda folder: csv_folder(folder, extra='classes = ["a"]'),
-        "line 2: the class is not in classes",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said(tmp_path: Path, name: str) -> None:
-    make, message = WRONG[name]
-    with pytest.raises(FolderError, match=message):
-        node_table(make(tmp_path), "digits")
-
-
-def test_a_class_that_the_task_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
-    rows = np.zeros((3, 30), int)
-    head = ",".join([*(f"f{number}" for number in range(30)), "digit"])
-    folder = csv_folder(tmp_path, head=head, rows=rows, extra="")
-    with pytest.raises(FolderError, match="line 3: the class is not one of 0 to 1"):
-        node_table(folder, "breast_cancer")
-
-
-def test_a_task_that_is_not_known_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match="no task 'weather'"):
-        node_table(csv_folder(tmp_path), "weather")
-
-
 def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = csv_folder(tmp_path, extra='task = "mnist"')
     with pytest.raises(Refused) as refused:
         node_examples(load_config().data, {"data": str(folder)})
     assert str(refused.value) == "this node's own data do not fit the task digits; its log says why"
     assert "for mnist" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["digits", "breast_cancer"])
-def test_inputs_lie_in_the_range_that_is_known_of_them(name: str) -> None:
-    task, shape = load_task(name), SHAPES[name]
-    assert shape.scale[0] <= float(task.train.inputs.min())
-    assert float(task.train.inputs.max()) <= shape.scale[1]
 
 
 def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:

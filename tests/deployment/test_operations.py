@@ -17,8 +17,6 @@ from flwr.app import Context, RecordDict
 from prometheus_client import generate_latest
 
 from discreet.cli.status import status_facts, status_lines
-from discreet.client_settings import ConfigError
-from discreet.config import load_config
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
 from discreet.deployment.healthy import main as healthy_main
@@ -32,7 +30,10 @@ from discreet.federated.run_folder import (
 from discreet.federated.serving import config_of
 from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.federated.training_run import after_round
+from discreet.federated.transport import Failure, RoundReport
 from discreet.logs import FIELDS, log_to
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.scores import SCORES
 from tests.command import status as status_main
@@ -100,11 +101,17 @@ def test_the_status_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
-    first = after_round(RunStatus("running", 9), number=1, nodes=4, failures={"late": 2}, last_failure="client 7 late")
-    second = after_round(first, number=2, nodes=3, failures={"late": 1, "refused": 1}, last_failure="client 8 refused")
-    third = after_round(second, number=3, nodes=4, failures={}, last_failure=None)
-    assert third.failures == {"late": 3, "refused": 1}
-    assert (third.nodes, third.last_failure, third.last_failure_round) == (4, "client 8 refused", 2)
+    status = RunStatus("running", 9)
+    rounds = [
+        (4, [Failure(7, "late", ""), Failure(7, "late", "")]),
+        (3, [Failure(9, "late", ""), Failure(8, "refused", "no")]),
+    ]
+    for number, (nodes, failures) in enumerate([*rounds, (4, list[Failure]())], 1):
+        report = RoundReport()
+        report.miss(failures)
+        status = after_round(status, report, number=number, nodes=nodes)
+    assert status.failures == {"late": 3, "refused": 1}
+    assert (status.nodes, status.last_failure, status.last_failure_round) == (4, "client 8 refused: no", 2)
 
 
 def metrics_of(folder: RunFolder, budget: float | None = None) -> list[str]:

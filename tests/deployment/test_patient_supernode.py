@@ -12,7 +12,6 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -20,7 +19,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes import patient_supernode
-from discreet.deployment.flower_fixes.patient_supernode import LOOK_SECONDS, Pauses, push_messages
+from discreet.deployment.flower_fixes.patient_supernode import LOOK_SECONDS, push_messages
 
 RUN, NODE = 7, 11
 WAIT_SECONDS = 30.0
@@ -57,15 +56,9 @@ class Node:
     def ends(self, task: int, *, failed: bool = False) -> None:
         assert self.state.finish_task(task, SubStatus.FAILED if failed else SubStatus.COMPLETED, "")
 
-    def replies(self, message: Message, name: str, *, whole: bool = True) -> Message:
+    def replies(self, message: Message, name: str) -> None:
         reply = Message(RecordDict({name: ArrayRecord({})}), reply_to=message)
-        if whole:
-            start_client_internal._insert_message(reply, self.state, self.store)
-        else:
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            self.state.store_message(reply)
-            self.store.preregister(RUN, get_object_tree(reply))
-        return reply
+        start_client_internal._insert_message(reply, self.state, self.store)
 
     def pushes(self) -> None:
         """Sends in a thread, as long as it takes."""
@@ -161,57 +154,9 @@ def test_the_server_is_told_where_no_reply_will_come(node: Node, reads: bool) ->
     assert sent.error.code == ErrorCode.CLIENT_APP_CRASHED
 
 
-def test_half_a_reply_is_not_waited_for_once_its_client_app_has_ended(node: Node) -> None:
-    node.takes("order")
-    node.pushes()
-    task = node.starts()
-    node.replies(node.reads(), "half", whole=False)
-    time.sleep(2 * LOOK_SECONDS)
-    assert node.pushing is not None
-    assert node.pushing.is_alive()
-    node.ends(task, failed=True)
-    node.done()
-
-
 def test_a_node_whose_starter_has_ended_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     # This process has no SuperExec below it.
     monkeypatch.setattr(patient_supernode, "WATCH_SECONDS", 0.0)
     node.takes("order")
     with pytest.raises(patient_supernode.StarterEndedError, match="flower-superexec has ended"):
         push_messages(node.state, node.store, node._send, lambda *_: None)
-
-
-def test_a_node_looks_soon_after_work_and_seldom_when_idle() -> None:
-    clock, slept = [0.0], list[float]()
-    pauses = Pauses(now=lambda: clock[0], sleep=slept.append)
-    for now in (0.0, 1.0, 10.0, 100.0):
-        clock[0] = now
-        pauses.sleep(3)
-    pauses.worked()
-    pauses.sleep(3)
-    pauses.sleep(0.1)
-    assert slept == [0.5, 0.5, 2.0, 3.0, 0.5, 0.1]
-
-
-def test_a_node_may_look_less_often_than_flowers() -> None:
-    clock, slept = [0.0], list[float]()
-    pauses = Pauses(20.0, lambda: clock[0], slept.append)
-    for now in (1.0, 50.0, 100.0, 1000.0):
-        clock[0] = now
-        pauses.sleep(3)
-    pauses.sleep(0.5)
-    pauses.worked()
-    pauses.sleep(3)
-    assert slept == [0.5, 10.0, 20.0, 20.0, 0.5, 0.5]
-
-
-@pytest.mark.parametrize(("said", "longest"), [(None, 3.0), ("20", 20.0)])
-def test_its_longest_pause_comes_from_the_environment(
-    said: str | None, longest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_push_messages", "time"):
-        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
-    if said:
-        monkeypatch.setenv(patient_supernode.LONGEST_PAUSE, said)
-    patient_supernode._pause_less()
-    assert start_client_internal.__dict__["time"].longest == longest

@@ -5,44 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flwr.supercore import sql_mixin
-from flwr.supercore.constant import SQLITE_PRAGMAS
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from discreet.deployment.flower_fixes.patient_superlink import WAIT_SECONDS, be_patient
 from discreet.deployment.flower_home import CONNECTION
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
-from discreet.deployment.superlink import RETURNED_FROM, environment, server_apps
+from discreet.deployment.superlink import server_apps
 from discreet.processes import STARTER, below
 from tests.deployment.link_state import LinkState
-
-
-def test_a_writer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := SQLITE_PRAGMAS)
-    be_patient()
-    store = SqlObjectStore(":memory:")
-    store.initialize()
-    assert store.query("PRAGMA busy_timeout") == [{"timeout": 1000 * WAIT_SECONDS}]
-    assert {name for name, _ in sql_mixin.SQLITE_PRAGMAS} == {name for name, _ in before}
-
-
-@pytest.mark.parametrize("given", [None, "4194304"])
-def test_freed_memory_goes_back_to_the_system_unless_the_environment_says_otherwise(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (name,) = RETURNED_FROM
-    monkeypatch.delenv(name, raising=False)
-    if given:
-        monkeypatch.setenv(name, given)
-    process = subprocess.run(["printenv", name], env=environment(), capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == (given or "131072")
 
 
 def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
@@ -58,6 +32,7 @@ def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(
         federation.stop()
 
 
+@pytest.mark.slow
 def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path: Path) -> None:
     federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
     words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--port", str(federation.port)]

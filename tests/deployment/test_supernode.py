@@ -43,20 +43,14 @@ def start(folder: Path, *words: str) -> int:
     return main([*COMMON, "--ledger", str(folder / "ledger.db"), *words])
 
 
-def test_a_node_without_its_ledger_does_not_start(
+def test_a_checked_node_becomes_a_supernode_with_its_configuration(
     tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), "--partition", "0", "--of", "1"]) == 2
-    assert "ledger.db is missing: put the ledger back" in capsys.readouterr().out
-    assert executed == []
-    assert not (tmp_path / "ledger.db").exists()
-
-
-def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Path, executed: list[list[str]]) -> None:
-    (tmp_path / "policy.json").write_text('{"max-epsilon": 3, "max-delta": 0.001}')
+    (tmp_path / "policy.json").write_text('{"max-epsilon": 3, "max-delta": 0.001, "public-num-examples": 300}')
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words, "--longest-pause", "20") == 0
     assert os.environ[LONGEST_PAUSE] == "20.0"
+    assert "public-num-examples=300: its guarantee is add or remove one example" in capsys.readouterr().out
     (command,) = executed
     assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.commands"]
     assert "--insecure" not in command
@@ -69,35 +63,39 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(tmp_path: Pat
     }
 
 
+PLACE = ("--partition", "0", "--of", "1")
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("folder", "words", "message"),
     [
-        ((), "give either --data FOLDER or --partition"),
-        (("--partition", "4", "--of", "4"), "--partition must be within 0 and --of"),
-        (("--partition", "0", "--of", "1", "--policy", "/nowhere.json"), "--policy:"),
-        (("--data", "/nowhere", "--task", "digits"), r"data.toml is missing"),
-        (
-            ("--partition", "0", "--of", "1", "--longest-pause", "0.4"),
-            "--longest-pause must be from 0.5 to 60 s (got 0.4)",
-        ),
-        (("--partition", "0", "--of", "1", "--longest-pause", "61"), "(got 61)"),
+        ("a", (), "give either --data FOLDER or --partition"),
+        ("a", ("--partition", "4", "--of", "4"), "--partition must be within 0 and --of"),
+        ("a", (*PLACE, "--policy", "/nowhere.json"), "--policy:"),
+        ("a", (*PLACE, "--policy", "wrong.json"), "max-epsilom"),
+        ("a", ("--data", "/nowhere", "--task", "digits"), r"data.toml is missing"),
+        ("a", (*PLACE, "--longest-pause", "61"), "(got 61)"),
+        ('a"b', PLACE, "quotation mark"),  # a path that Flower would read wrongly
     ],
 )
 def test_what_is_wrong_is_said_before_anything_connects(
-    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+    folder: str,
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    executed: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert start(tmp_path, *words) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.json").write_text('{"max-epsilom": 3}')
+    (tmp_path / folder).mkdir()
+    assert start(tmp_path / folder, *words) == 2
     assert message in capsys.readouterr().out
+    assert main([*COMMON, "--ledger", str(tmp_path / "none.db"), *PLACE]) == 2
+    assert "none.db is missing: put the ledger back" in capsys.readouterr().out
+    assert not (tmp_path / "none.db").exists()
     assert executed == []
-
-
-def test_a_node_says_at_its_start_that_its_owner_has_declared_a_number_of_examples(
-    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "policy.json").write_text('{"public-num-examples": 300}')
-    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 0
-    assert "public-num-examples=300: its guarantee is add or remove one example" in capsys.readouterr().out
-    assert len(executed) == 1
 
 
 def test_a_ledger_that_was_changed_stops_the_node(
@@ -111,16 +109,6 @@ def test_a_ledger_that_was_changed_stops_the_node(
     connection.close()
     assert start(tmp_path, "--partition", "0", "--of", "1") == 2
     assert "is damaged" in capsys.readouterr().out
-    assert executed == []
-
-
-def test_a_path_that_flower_would_read_wrongly_is_refused(
-    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / 'a"b'
-    folder.mkdir()
-    assert start(folder, "--partition", "0", "--of", "1") == 2
-    assert "quotation mark" in capsys.readouterr().out
     assert executed == []
 
 
@@ -141,12 +129,3 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"
     assert len(executed) == 3
-
-
-def test_a_policy_that_is_not_understood_stops_the_node(
-    tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "policy.json").write_text('{"max-epsilom": 3}')
-    assert start(tmp_path, "--partition", "0", "--of", "1", "--policy", str(tmp_path / "policy.json")) == 2
-    assert "max-epsilom" in capsys.readouterr().out
-    assert executed == []

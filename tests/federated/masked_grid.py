@@ -17,9 +17,10 @@ from discreet.deployment.certificates import make_node, make_peers
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING, WHO, read_masking
 from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import Checkpoint, RunFolder
+from discreet.federated.run_folder import RunFolder
 from discreet.federated.serving import run
-from discreet.masking.wire import Stage, contents
+from discreet.federated.state import State
+from discreet.masking.wire import Stage, read_request
 from strategies.dp_fedavg import dp_fedavg
 
 TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")
@@ -35,7 +36,7 @@ def words_of(folder: Path, *more: str, clients: int = 4, rounds: int = 2) -> lis
 def stages_of(message: Message) -> set[Stage]:
     """What a message asks for; nothing if it asks who a node is."""
     request, _ = read_masking(message.content)
-    return set() if request == WHO else {stage for stage, _ in contents(request).stages}
+    return set() if request == WHO else {part.stage for part in read_request(request)[1]}
 
 
 Lost = Callable[[int, Message], bool]
@@ -131,7 +132,7 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
     return Nodes(configs)
 
 
-def federated(words: list[str], grid: Nodes) -> Checkpoint | None:
+def federated(words: list[str], grid: Nodes) -> State | None:
     """A whole run over the grid; its last checkpoint, if there is one."""
     config = run_config(words)
     logging.getLogger("discreet").setLevel(logging.INFO)

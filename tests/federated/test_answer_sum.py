@@ -10,8 +10,10 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, answer_round
-from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round, initial_state
+from discreet.federated.messages import TrainReply
+from discreet.federated.round import RoundSettings, UserPrivacy, dp_fedavg_round
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import initial_state
 from discreet.privacy.events import joined_noise_multiplier, poisson_round_event
 from discreet.privacy.randomness import RandomSource, seeded_source
 from tests.client.clients import rejects_gaussian
@@ -32,14 +34,14 @@ ANSWERS = {
     "infinite": torch.tensor([-math.inf, 0.1]),
     "missing": None,
 }
-OTHERS = [ClientUpdate(torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch.tensor([0.5, 0.5]))]
+OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch.tensor([0.5, 0.5]))]
 
 
-def release(how: AnswerNoise, updates: list[ClientUpdate], source: RandomSource) -> object:
+def release(how: AnswerNoise, updates: list[TrainReply], source: RandomSource) -> object:
     return answer_round(updates, how, event=JOINED, source=source, charge=lambda _: None)
 
 
-def joined(how: AnswerNoise, updates: list[ClientUpdate], source: RandomSource) -> object:
+def joined(how: AnswerNoise, updates: list[TrainReply], source: RandomSource) -> object:
     user = UserPrivacy(Z, JOINED, count_stddev=4.0, on_grid=how.on_grid, draws=how.draws)
     settings = RoundSettings(5.0, ServerSGD(), user, how)
     state = initial_state(torch.zeros(3), clip_norm=C)
@@ -52,7 +54,7 @@ def joined(how: AnswerNoise, updates: list[ClientUpdate], source: RandomSource) 
 def test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one(
     how: AnswerNoise, answer: Tensor | None
 ) -> None:
-    with_it = [*OTHERS, ClientUpdate(torch.zeros(3), below=True, answer=answer)]
+    with_it = [*OTHERS, TrainReply(1, torch.zeros(3), below=True, answer=answer)]
     for pair in ((with_it, OTHERS), (OTHERS, with_it)):
         found = replay(lambda updates, source: release(how, updates, source), *pair)
         assert found.faults == ()
@@ -61,7 +63,7 @@ def test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one(
 
 @noises
 def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_event(how: AnswerNoise) -> None:
-    worst = ClientUpdate(torch.full((3,), 1e30), below=False, answer=torch.tensor([1e30, 0.0]))
+    worst = TrainReply(1, torch.full((3,), 1e30), below=False, answer=torch.tensor([1e30, 0.0]))
     found = replay(lambda updates, source: joined(how, updates, source), [*OTHERS, worst], OTHERS)
     assert found.faults == ()
     assert len(found.shares) == 3
@@ -97,6 +99,6 @@ def test_parts_add_up_to_the_sum_of_all(how: AnswerNoise) -> None:
     whole.add(rows)
     first.add(rows[:2])
     second = AnswerSum(how)
-    second.take(ClientUpdate(torch.zeros(1), below=True, answer=rows[2]))
+    second.take(TrainReply(1, torch.zeros(1), below=True, answer=rows[2]))
     second._values.add_(torch.tensor(first.part(), dtype=second._values.dtype))
     assert second.part() == pytest.approx(whole.part())

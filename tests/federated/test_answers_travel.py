@@ -8,10 +8,9 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from discreet.config import RunConfig
 from discreet.federated.messages import MalformedMessage, TrainReply, Work, decode_request, encode_reply
 from discreet.federated.server_messages import OwnMessages
-from discreet.settings import client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 
 MESSAGES = OwnMessages(client_settings(RunConfig()), {"evaluation": 2})
 RATE = Work(trains=False, query="evaluation")

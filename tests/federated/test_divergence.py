@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import discreet.federated.session
-from discreet.config import ConfigError, load_config
 from discreet.federated.divergence import divergence
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.metrics import Evaluation
 

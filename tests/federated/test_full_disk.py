@@ -15,11 +15,11 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.app import Context, RecordDict
 
-from discreet.config import load_config
 from discreet.federated import durable_ledger, known_ledgers, run_end, run_folder, serving
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.known_ledgers import STATE_VARIABLE
 from discreet.federated.run_folder import RunFolder, state_of
+from discreet.settings.compose import load_config
 from tests.command import simulate
 
 SETTINGS = (

@@ -27,7 +27,7 @@ from discreet.federated.round import CohortSampling
 from discreet.federated.server_messages import OwnMessages
 from discreet.federated.transport import Failure, MessagesTooLarge
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 
 RUN = client_settings(RunConfig())
 

@@ -14,10 +14,11 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from discreet.client.nodes import node_client
-from discreet.config import RunConfig, load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from tests.client.clients import EXAMPLE, config, request
 from tests.command import ledger as ledger_command

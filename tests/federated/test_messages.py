@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -15,8 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.client_settings import ClientSettings
 from discreet.federated.messages import (
+    VERSION,
     MalformedMessage,
     TrainReply,
     TrainRequest,
@@ -24,22 +25,17 @@ from discreet.federated.messages import (
     decode_request,
     encode_reply,
     request_items,
+    request_of,
 )
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
-from discreet.settings import (
-    DataConfig,
-    ExamplePrivacyConfig,
-    LocalPrivacyConfig,
-    OperationsConfig,
-    PrivacyConfig,
-    RunConfig,
-    TaskConfig,
-    UserPrivacyConfig,
-    client_settings,
-)
-from discreet.statistics_settings import NormaliserConfig
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig, NormaliserConfig
+from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
+from discreet.settings.run_config import OperationsConfig, RunConfig, client_settings
+from discreet.settings.training import TaskConfig
+from tests.client.clients import request_with
 
 GOOD: dict[str, float | int] = {
     "round": 3,
@@ -104,41 +100,24 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
     assert params.tolist() == [0.0, 1.0, 2.0]
 
 
-TRAVELS = {
-    *("version", "round", "clip_norm", "rounds", "model", "delta", "accountant", "noise"),
-    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed", "data.normalise"),
-    "task.huber_delta",
-    *("training.epochs", "training.batch_size", "training.learning_rate", "training.momentum"),
-    *("training.optimizer", "training.weight_decay", "training.schedule"),
-    *("user.enabled", "user.sampling", "user.probability", "user.population_size"),
-    *(
-        "work.trains",
-        "work.query",
-        "evaluation.kind",
-        "evaluation.every",
-        "evaluation.cohort",
-        "evaluation.share",
-        "evaluation.metrics",
-    ),
-    "evaluation.noise_multiplier",
-    *(
-        "example.enabled",
-        "example.aggregation",
-        "example.l2_norm_clip",
-        "local.kind",
-        "local.norm_clip",
-        "local.schedule",
-    ),
-    *("user.aggregation", "user.adaptive", "secure.dropouts", "secure.colluding"),
-    *("statistics.of", "statistics.noise_multiplier", "statistics.most_examples", "statistics.only"),
+# What a run asks, by group of its settings.
+ASKED = {
+    "": "rounds model delta accountant noise",
+    "data": "name num_clients partition alpha partition_seed normalise examples_per_client public_num_examples path",
+    "task": "huber_delta loss class_weights",
+    "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
+    "user": "enabled sampling probability population_size aggregation adaptive "
+    "noise_multiplier max_epsilon count_stddev",
+    "evaluation": "kind every cohort share metrics noise_multiplier",
+    "example": "enabled aggregation l2_norm_clip noise_multiplier target_epsilon max_epsilon",
+    "local": "kind norm_clip schedule epsilon noise_multiplier max_epsilon",
+    "secure": "dropouts colluding threshold",
+    "statistics": "of noise_multiplier most_examples only low high",
+    "normaliser": "means deviations",
 }
-IF_GIVEN = {
-    *("task.loss", "task.class_weights"),
-    *("data.examples_per_client", "data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"),
-    *("example.noise_multiplier", "example.target_epsilon", "example.max_epsilon"),
-    *("local.epsilon", "local.noise_multiplier", "local.max_epsilon"),
-    *("user.count_stddev", "secure.threshold"),
-    *("normaliser.means", "normaliser.deviations", "statistics.low", "statistics.high"),
+TRAVELS = {
+    *("round", "clip_norm", "work.trains", "work.query", "virtual", "frozen"),
+    *(".".join(filter(None, ("run", group, name))) for group, names in ASKED.items() for name in names.split()),
 }
 
 
@@ -151,87 +130,96 @@ def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None
         privacy=PrivacyConfig(user=UserPrivacyConfig(noise_multiplier=1.0, max_epsilon=3.0)),
     )
     items = request_items(TrainRequest(1, 0.3, client_settings(secret)))
-    more = {"data.public_num_examples", "user.noise_multiplier", "user.max_epsilon"}
-    assert set(items) == TRAVELS | more
-    assert not {"/srv/outputs", "/srv/data", "metrics.example", 9099, 77531} & {str(v) for v in items.values()}
-    kept = {"data.path"}
-    assert {*names_of(client_settings(secret))} | {
-        "version",
-        "round",
-        "clip_norm",
-        "work.trains",
-        "work.query",
-    } == TRAVELS | IF_GIVEN | kept
+    assert list(items) == ["version", "request"]
+    assert {*names_of(json.loads(str(items["request"])))} == TRAVELS
+    assert not [word for word in ("/srv", "metrics.example", "9099", "77531") if word in str(items)]
 
 
-def names_of(record: object, prefix: str = "") -> Iterator[str]:
-    for part in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, part.name)
-        yield from names_of(value, f"{prefix}{part.name}.") if is_dataclass(value) else [prefix + part.name]
+def names_of(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield from names_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+
+
+def changed(change: dict[str, object]) -> RecordDict:
+    version = {"version": change["version"]} if "version" in change else {}
+    items = request_with(REQUEST, {name: value for name, value in change.items() if name != "version"}) | version
+    return RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
 
 
 UNREADABLE = {
-    "train request has version 1, this client reads version 4": {"version": 1},
-    "train request has version None, this client reads version 4": {"version": None},
-    "holds example.sampled_twice, which this client does not know": {"example.sampled_twice": True},
-    "task.loss must be one of": {"task.loss": "hinge"},
-    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"task.class_weights": [1.0, -1.0]},
-    "round must be a whole number of at least 1": {"round": 0},
+    "train request has version 4, this client reads version 5": {"version": 4},
+    "train request has version gone, this client reads version 5": {"version": "gone"},
+    "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
+    "unknown setting sampled": {"sampled": True},
+    "task.loss must be one of": {"run.task.loss": "hinge"},
+    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"run.task.class_weights": [1.0, -1.0]},
+    "round must be at least 1": {"round": 0},
     "clip_norm must be within [1e-09, 1e+09] (got -1": {"clip_norm": -1.0},
     "clip_norm must be within [1e-09, 1e+09] (got nan": {"clip_norm": math.nan},
-    "clip_norm of the train request is of the wrong type": {"clip_norm": "large"},
-    "the train request has no delta": {"delta": None},
-    "delta of the train request is of the wrong type": {"delta": True},
-    "privacy.delta must be within (0, 1)": {"delta": 0.0},
-    "privacy.delta must be below 1 / population_size": {"delta": 0.5},
-    "sampling.kind must be one of": {"user.sampling": "chosen"},
-    "privacy.noise must be one of": {"noise": "none"},
+    "clip_norm must be a number": {"clip_norm": "large"},
+    "privacy.delta must be given": {"run.delta": "gone"},
+    "privacy.delta must be a number": {"run.delta": True},
+    "privacy.delta must be within (0, 1)": {"run.delta": 0.0},
+    "privacy.delta must be below 1 / population_size": {"run.delta": 0.5},
+    "must hold every setting once": {"run.example.enabled": "gone"},
+    "sampling.kind must be one of": {"run.user.sampling": "chosen"},
+    "privacy.noise must be one of": {"run.noise": "none"},
     # No comparison with a policy's least noise is true of NaN.
-    "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {"user.noise_multiplier": math.nan},
-    "privacy.user.max_epsilon must be within [1e-09, 1e+09] (got -1": {"user.max_epsilon": -1.0},
-    "data.path must be left out": {"data.path": "/etc"},
-    "evaluation.metrics must be a list of different names of": {"evaluation.metrics": ["gossip"]},
-    "work.trains of the train request is of the wrong type": {"work.trains": 1},
-    "client_id must be a whole number of at least 0": {
-        "virtual.client_id": -1,
-        "virtual.state_folder": "",
-        "virtual.ticket": "",
+    "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {
+        "run.user.noise_multiplier": math.nan
     },
-    "the train request has no virtual.client_id": {"virtual.seed": 3},
+    "privacy.user.max_epsilon must be within [1e-09, 1e+09] (got -1": {"run.user.max_epsilon": -1.0},
+    "data.path must be left out": {"run.data.path": "/etc"},
+    "evaluation.metrics must be a list of different names of": {"run.evaluation.metrics": ["gossip"]},
+    "work.trains must be true or false": {"work.trains": 1},
+    "virtual.client_id must be at least 0": {"virtual.client_id": -1, "virtual.state_folder": ""},
+    "virtual.client_id must be given": {"virtual.seed": 3},
 }
 
 
 @pytest.mark.parametrize(("message", "change"), UNREADABLE.items(), ids=UNREADABLE.keys())
 def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(message: str, change: dict[str, object]) -> None:
-    items = {name: value for name, value in (request_items(REQUEST) | change).items() if value is not None}  # type: ignore[operator]
-    record = RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage, match=re.escape(message)) as refused:
-        decode_request(record)
+        decode_request(changed(change))
     assert "\n" not in str(refused.value)
 
 
-SHARES = {"delta", "user.probability", "evaluation.share", "training.momentum"}
-SIGNED = {"statistics.low", "statistics.high", "normaliser.means"}
+@pytest.mark.parametrize("text", ["", "[" * 10**5, "{}", "7", None, b"{}", '{"round": 1, "round": 1}'])
+def test_a_text_that_is_no_request_is_refused(text: object) -> None:
+    with pytest.raises(MalformedMessage):
+        request_of({"version": VERSION, "request": text})
+    with pytest.raises(MalformedMessage, match="holds more, which this client does not know"):
+        request_of({**request_items(REQUEST), "more": text})
 
 
-def numbers_of(kind: type, prefix: str = "") -> Iterator[tuple[str, bool]]:
+def test_a_request_that_says_a_thing_twice_is_refused() -> None:
+    # Whoever reads it first may take the one, and whoever acts on it the other.
+    text = str(request_items(REQUEST)["request"])
+    twice = text.replace('"delta": 0.001', '"delta": 0.5, "delta": 0.001')
+    with pytest.raises(MalformedMessage, match="must hold every setting once"):
+        request_of({"version": VERSION, "request": twice})
+
+
+SHARES = {"run.delta", "run.user.probability", "run.evaluation.share", "run.training.momentum"}
+SIGNED = {"run.statistics.low", "run.statistics.high", "run.normaliser.means"}
+
+
+def numbers_of(kind: type, prefix: str) -> Iterator[tuple[str, bool]]:
     """Every number that travels and is not whole, and whether it travels in a list."""
     for part, wanted in get_type_hints(kind).items():
         kinds, name = {wanted, *get_args(wanted)}, prefix + part
         if is_dataclass(wanted):
             yield from numbers_of(wanted, f"{name}.")  # type: ignore[arg-type]
-        elif kinds & {float, list[float], Any}:
+        elif kinds & {float, list[float]}:
             yield name, float not in kinds
 
 
-@pytest.mark.parametrize(("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings)])
+@pytest.mark.parametrize(("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings, "run.")])
 def test_a_number_that_float32_does_not_bear_is_refused_whatever_it_is(name: str, in_list: bool) -> None:
     small = () if name in SHARES | SIGNED else (1e-40, 1e-10)
     for value in (math.nan, 1e39, -1e39, *([] if name == "clip_norm" else [math.inf]), *small):
-        items = request_items(REQUEST) | {name: [value] if in_list else value}
-        record = RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
         with pytest.raises(MalformedMessage, match=rf"{name.split('.')[-1]} must be"):
-            decode_request(record)
+            decode_request(changed({name: [value] if in_list else value}))
 
 
 BAD = {

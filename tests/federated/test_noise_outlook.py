@@ -11,10 +11,12 @@ from statistics import fmean
 
 import pytest
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import NoiseOutlook, check_noise, noise_outlook
 from discreet.privacy.noise_ratio import LARGEST_DRIVE, noise_ratio
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 
 with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_drive.csv").open(newline="") as measured:

@@ -13,12 +13,13 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.config import ConfigError, load_config
-from discreet.federated.budget import BudgetSpentError, ServerBudget
+from discreet.federated.budget import BudgetSpent, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
@@ -133,7 +134,7 @@ def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
 
     monkeypatch.setattr(PopulationAccount, "require_room", looked)
     before = other.total().num_releases
-    with pytest.raises(BudgetSpentError, match="would reach a user-level epsilon"):
+    with pytest.raises(BudgetSpent, match="would reach a user-level epsilon"):
         mine.charge(one_more())
     assert other.total().num_releases == before + 1
 
@@ -143,7 +144,7 @@ def _spend_all(path: Path, number: int) -> None:
     try:
         while True:
             mine.charge(one_more())
-    except BudgetSpentError:
+    except BudgetSpent:
         return
 
 

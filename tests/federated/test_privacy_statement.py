@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.guarantees import guarantees_of
-from discreet.federated.opened_run import client_lines
+from discreet.federated.run_context import client_lines
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 SMALL = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]

@@ -14,18 +14,20 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.answer_sum import answer_round
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import resolve_noise, user_releases
-from discreet.federated.opened_run import OpenedRun
+from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import ask, data_shape, statistics_noise
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
+from discreet.federated.run_context import RunContext
 from discreet.federated.session import checked
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.statistics_settings import STATISTICS
+from discreet.settings.compose import load_config
+from discreet.settings.data import STATISTICS
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.tasks.answers import Block, statistic_blocks
 from discreet.tasks.datasets import load_task
 from tests.replay import replay
@@ -50,7 +52,7 @@ def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], Ra
     def run(clients: Sequence[Client], source: RandomSource) -> object:
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
-        parts = [ClientUpdate(torch.zeros(0), False, asked.answer(*client).float()) for client in clients]
+        parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
         sums = answer_round(parts, how, event=config.statistics.event, source=source, charge=charged.append)
         return sums, charged
 
@@ -107,7 +109,7 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatc
 def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
     config = resolve_noise(config_of("seed=51817"))
     ledger, source = DurableLedger.create(tmp_path / "ledger.db"), seeded_source(51817)
-    run = cast(OpenedRun, SimpleNamespace(config=config, ledger=ledger, source=source))
+    run = cast(RunContext, SimpleNamespace(config=config, ledger=ledger, source=source))
     first, second = (ask(run, query(config), [], name="statistics") for _ in range(2))
     assert first.values != second.values
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from discreet.federated.messages import TrainReply
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.progress import Progress
-from discreet.federated.round import PartialSum
-from discreet.federated.transport import Failure, Replies
+from discreet.federated.transport import Failure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1", "seed=37"]
@@ -28,8 +28,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def replies(count: int) -> Iterable[TrainReply | Replies | Failure]:
-    several = Replies(PartialSum(torch.zeros(1), 0, count - 2, 1.0, None))
+def replies(count: int) -> Iterable[TrainReply | PartialReply | Failure]:
+    several = PartialReply(torch.zeros(1), 0, count - 2, 1.0)
     return [TrainReply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.deployment import flower_run, local_federation
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 

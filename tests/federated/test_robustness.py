@@ -14,15 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.run_folder import Checkpoint, RunFolder, read_status
-from discreet.federated.run_plan import training_run
-from discreet.federated.session import Session, finish, prepare
+from discreet.federated.run_folder import RunFolder, read_status
+from discreet.federated.session import Session, finish, prepare, training_run
+from discreet.federated.state import State
 from discreet.federated.transport import Failure
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.tasks import models
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
@@ -53,9 +54,9 @@ def session(folder: Path, *words: str) -> Session:
     return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
 
 
-def run(folder: Path, transport: Scripted, *words: str) -> Checkpoint:
+def run(folder: Path, transport: Scripted, *words: str) -> State:
     ready = session(folder, *words)
-    outcome = training_run(ready, transport).run(ready.opened.checkpoint)
+    outcome = training_run(ready, transport).run()
     assert outcome.stopped is None
     return outcome.checkpoint
 
@@ -109,7 +110,7 @@ def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, 
 
 
 def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(tmp_path: Path) -> None:
-    sources = [session(tmp_path / name, "seed=null").opened.source for name in ("one", "other")]
+    sources = [session(tmp_path / name, "seed=null").context.source for name in ("one", "other")]
     drawn = [source.child("round", 1).child("noise").words(4) for source in sources]
     assert all(source.is_secure for source in sources)
     assert not (drawn[0] == drawn[1]).any()  # equal by chance once in 2^62
@@ -171,7 +172,7 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
         return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
 
     ready = session(tmp_path / "run", *EXAMPLE_ON)
-    outcome = training_run(ready, Scripted(reports)).run(ready.opened.checkpoint)
+    outcome = training_run(ready, Scripted(reports)).run()
     finish(ready, outcome)
     example = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][1]
     # Where nobody has a finite one, there is nothing to publish but infinity.
@@ -259,12 +260,12 @@ def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
     monkeypatch.setitem(models.MODELS, "tied", flat(Tied()))
     ready = session(tmp_path / "run", "model.name=tied", "rounds=1")
     size = 64 * 64 + 2 * 64 + 650
-    assert ready.opened.checkpoint.params.shape == (size,)
+    assert ready.context.state.params.shape == (size,)
 
     def moves(number: int, client: int) -> TrainReply:
         return TrainReply(number, torch.full((size,), 0.001), below=True)
 
-    after = training_run(ready, Scripted(moves)).run(ready.opened.checkpoint).checkpoint
+    after = training_run(ready, Scripted(moves)).run().checkpoint
     models.load_parameters(ready.model, after.params)
     tied = ready.model[1]  # type: ignore[index]
     assert tied.first.weight is tied.second.weight

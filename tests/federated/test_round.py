@@ -12,22 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet.config import load_config
+from discreet.federated.messages import TrainReply
 from discreet.federated.round import (
-    ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
-    initial_state,
 )
 from discreet.federated.run_plan import round_settings
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.session import checked, sizes_of
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
 
 SIZE = 20_000
 
@@ -40,13 +39,13 @@ def settings(
     return RoundSettings(cohort, ServerSGD(), user)
 
 
-def state(size: int, clip_norm: float) -> ServerState:
+def state(size: int, clip_norm: float) -> State:
     return initial_state(torch.zeros(size), clip_norm=clip_norm)
 
 
 def run(
-    before: ServerState, updates: list[ClientUpdate], how: RoundSettings, *, seed: int = 71993
-) -> tuple[ServerState, list[DpEvent]]:
+    before: State, updates: list[TrainReply], how: RoundSettings, *, seed: int = 71993
+) -> tuple[State, list[DpEvent]]:
     charged: list[DpEvent] = []
     after, _ = dp_fedavg_round(before, updates, how, source=seeded_source(seed), charge=charged.append)
     return after, charged
@@ -63,7 +62,7 @@ def rejects(noise: np.ndarray, stddev: float) -> bool:
 @pytest.mark.parametrize("replies", [0, 3])
 def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies: int, on_grid: bool) -> None:
     how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
-    updates = [ClientUpdate(torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
+    updates = [TrainReply(1, torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
     after, _ = run(state(SIZE, clip_norm), updates, how)
     assert how.user is not None
     stddev = how.user.update_noise_multiplier * clip_norm / 10
@@ -104,25 +103,25 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
     values: list[float], half: bool, clip_norm: float
 ) -> None:
     extra = torch.tensor(values, dtype=torch.float16 if half else torch.float32)
-    others = [ClientUpdate(torch.tensor([0.3, -0.2, 5.0]), below=True)]
+    others = [TrainReply(1, torch.tensor([0.3, -0.2, 5.0]), below=True)]
     how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
-    start = ServerState(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
+    start = State(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
     without, _ = run(start, others, how)
-    with_it, _ = run(start, [*others, ClientUpdate(extra, below=True)], how)
+    with_it, _ = run(start, [*others, TrainReply(1, extra, below=True)], how)
     assert (with_it.params - without.params).norm().item() <= clip_norm * (1 + 1e-9)
 
 
 def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
     updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
     how = RoundSettings(7.0, ServerSGD(), None)
-    before = ServerState(0, torch.ones(50), torch.zeros(50), math.inf)
-    after, charged = run(before, [ClientUpdate(update, below=True) for update in updates], how)
+    before = State(0, torch.ones(50), torch.zeros(50), math.inf)
+    after, charged = run(before, [TrainReply(1, update, below=True) for update in updates], how)
     assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
     assert charged == []
 
 
 def test_who_does_not_reply_changes_neither_noise_nor_denominator() -> None:
-    update = ClientUpdate(torch.full((4,), 0.1), below=True)
+    update = TrainReply(1, torch.full((4,), 0.1), below=True)
     one, _ = run(state(4, 1.0), [update], settings())
     none, _ = run(state(4, 1.0), [], settings())
     assert torch.allclose(one.params - none.params, torch.full((4,), 0.1 / 10), atol=1e-7)
@@ -153,8 +152,8 @@ def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
 
 def test_momentum_is_carried_between_rounds() -> None:
     how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), None)
-    before = ServerState(0, torch.zeros(1), torch.zeros(1), math.inf)
-    push = [ClientUpdate(torch.ones(1), below=True)]
+    before = State(0, torch.zeros(1), torch.zeros(1), math.inf)
+    push = [TrainReply(1, torch.ones(1), below=True)]
     once, _ = run(before, push, how)
     twice, _ = run(once, push, how)
     assert once.params.item() == pytest.approx(0.5)
@@ -164,12 +163,12 @@ def test_momentum_is_carried_between_rounds() -> None:
 
 def test_a_client_that_does_not_clip_is_clipped_by_the_server() -> None:
     how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, GaussianDpEvent(1.0)))
-    after, _ = run(state(2, 1.0), [ClientUpdate(torch.tensor([300.0, 400.0]), below=True)], how)
+    after, _ = run(state(2, 1.0), [TrainReply(1, torch.tensor([300.0, 400.0]), below=True)], how)
     assert after.params.norm().item() == pytest.approx(1.0, rel=1e-5)
 
 
 def test_all_updates_above_the_clip_norm_make_it_grow() -> None:
-    updates = [ClientUpdate(torch.ones(2), below=False)] * 100
+    updates = [TrainReply(1, torch.ones(2), below=False)] * 100
     after, _ = run(state(2, 0.1), updates, settings(noise_multiplier=0.1, cohort=100, count_stddev=1.0))
     assert after.clip_norm > 0.1
 

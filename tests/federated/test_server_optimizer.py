@@ -19,13 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import discreet
-from discreet.config import ConfigError, load_config
 from discreet.federated.flower_app import FlowerApp
+from discreet.federated.messages import TrainReply
 from discreet.federated.resuming import run_config
-from discreet.federated.round import ClientUpdate, RoundSettings, UserPrivacy, dp_fedavg_round, initial_state
+from discreet.federated.round import RoundSettings, UserPrivacy, dp_fedavg_round
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.server_optimizer import (
-    OptimizerState,
     ServerAdam,
     ServerOptimizer,
     ServerSGD,
@@ -33,8 +32,11 @@ from discreet.federated.server_optimizer import (
     apply,
     server_optimizer,
 )
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 SIZE, CLIENTS, ROUNDS = 40, 3, 6
@@ -73,7 +75,7 @@ def by_discreet(optimizer: ServerOptimizer) -> Tensor:
     state = initial_state(torch.linspace(-1, 1, SIZE), clip_norm=float("inf"))
     how = RoundSettings(float(CLIENTS), optimizer, None)
     for cohort in updates():
-        sent = [ClientUpdate(update, below=True) for update in cohort]
+        sent = [TrainReply(1, update, below=True) for update in cohort]
         state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)
     return state.params
 
@@ -102,7 +104,7 @@ def test_rounds_without_noise_and_clip_are_those_of_flowers_strategy(
 @pytest.mark.parametrize("ours", [ServerAdam(), ServerYogi()], ids=str)
 def test_an_optimizer_whose_second_moment_was_lost_makes_no_step(ours: ServerOptimizer) -> None:
     with pytest.raises(ValueError, match="after 3 steps the second moment is missing"):
-        apply(ours, OptimizerState(3, torch.ones(2)), torch.ones(2))
+        apply(ours, State(3, torch.zeros(2), torch.ones(2), 1.0), torch.ones(2))
 
 
 @pytest.mark.parametrize("ours", [ServerAdam, ServerYogi])
@@ -123,7 +125,7 @@ def test_a_number_out_of_its_range_is_named(ours: type[ServerAdam] | type[Server
         (["sgd", "beta_2=0.9"], "server.beta_2 must be left out with server.optimizer=sgd (got 0.9)"),
         (["sgd", "tau=0.1"], "server.tau must be left out with server.optimizer=sgd (got 0.1)"),
         (["adm"], "server.optimizer must be one of sgd, adam, yogi (got adm; did you mean adam?)"),
-        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1.0)"),
+        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1)"),
     ],
 )
 def test_what_an_optimizer_does_not_read_is_refused_by_name(words: list[str], wrong: str) -> None:
@@ -177,9 +179,8 @@ def test_the_optimizer_of_a_run_is_kept(tmp_path: Path) -> None:
 def test_the_noise_of_a_run_with_adam_does_not_feed_itself() -> None:
     # Noise a hundred times as long moves it as far: a step is divided by its own size.
     noise = torch.randn(2000, generator=torch.Generator().manual_seed(977))
-    state = OptimizerState(0, torch.zeros(2000))
-    _, short = apply(ServerAdam(tau=1e-9), state, noise)
-    _, long = apply(ServerAdam(tau=1e-9), state, 100 * noise)
+    state = initial_state(torch.zeros(2000), clip_norm=1.0)
+    short, long = (apply(ServerAdam(tau=1e-9), state, noise * scale).params for scale in (1, 100))
     assert float(long.norm()) == pytest.approx(float(short.norm()), rel=1e-5)
 
 
@@ -191,7 +192,7 @@ def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: 
     for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         state = initial_state(torch.zeros(2), clip_norm=8.0)
         for number in range(3):
-            sent = [ClientUpdate(share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
+            sent = [TrainReply(1, share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
             source = seeded_source(631).child(number)
             state, _ = dp_fedavg_round(state, sent, how, source=source, charge=lambda _: None)
         ends.append(state.params)

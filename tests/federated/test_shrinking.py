@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from discreet.federated.messages import TrainReply
 from discreet.federated.round import (
-    ClientUpdate,
     RoundSettings,
-    ServerState,
     UserPrivacy,
     dp_fedavg_round,
-    initial_state,
 )
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import State, initial_state
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -24,7 +23,7 @@ PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))
 SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
 
 
-def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> list[ServerState]:
+def rounds(how: RoundSettings, updates: list[TrainReply], *, number: int) -> list[State]:
     states, source = [initial_state(torch.zeros(SIZE), clip_norm=C)], seeded_source(52387)
     for index in range(number):
         after, _ = dp_fedavg_round(states[-1], updates, how, source=source.child(index), charge=lambda _: None)
@@ -32,7 +31,7 @@ def rounds(how: RoundSettings, updates: list[ClientUpdate], *, number: int) -> l
     return states
 
 
-def step(states: list[ServerState]) -> torch.Tensor:
+def step(states: list[State]) -> torch.Tensor:
     return states[-1].params - states[-2].params
 
 
@@ -49,7 +48,7 @@ def test_steps_of_noise_alone_shrink_to_a_quarter_and_less() -> None:
 
 
 def test_a_step_is_as_long_as_its_signal() -> None:
-    strong = [ClientUpdate(torch.full((SIZE,), 1.0), below=False)] * 1000  # 1000 for an expected cohort of 10: 100 C
+    strong = [TrainReply(1, torch.full((SIZE,), 1.0), below=False)] * 1000  # 1000 for an expected cohort of 10: 100 C
     states = rounds(SHRINKING, strong, number=1)
     # The noise is 14.1 long in 20,000 directions, 0.1 along the signal of 50: 2 % are ten standard deviations.
     assert float(step(states).norm()) == pytest.approx(100 * C, rel=0.02)
@@ -57,7 +56,7 @@ def test_a_step_is_as_long_as_its_signal() -> None:
 
 @pytest.mark.parametrize("user", [None, replace(PRIVATE, noise_multiplier=0.0)])
 def test_without_noise_nothing_shrinks(user: UserPrivacy | None) -> None:
-    updates = [ClientUpdate(torch.full((SIZE,), 1e-3), below=True)] * 5
+    updates = [TrainReply(1, torch.full((SIZE,), 1e-3), below=True)] * 5
     shrinking, plain = (
         rounds(replace(SHRINKING, user=user, optimizer=optimizer), updates, number=3)
         for optimizer in (SHRINKING.optimizer, ServerSGD(momentum=0.8))

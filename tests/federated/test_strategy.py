@@ -21,13 +21,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
 
 import discreet
-from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.predictions import load_model
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.strategy import DPFedAvg
 from discreet.reporting.records import read_runs
+from discreet.settings.rules import ConfigError
 from tests.command import ledger, report, status
 from tests.federated.flower_apps import (
     NODES,

@@ -11,9 +11,9 @@ from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
-from discreet.config import ConfigError
 from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, Answer, Nodes, changed_by, run
 
 RATED: dict[str, Any] = {"private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)}

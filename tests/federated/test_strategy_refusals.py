@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.config import ConfigError
 from discreet.federated.array_layout import layout_of
 from discreet.federated.strategy import DPFedAvg
+from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import (
     NODES,
     SETTINGS,
@@ -48,7 +48,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a filled cohort of everybody": ({"min_train_nodes": 9, "min_available_nodes": 8}, "min_train_nodes must be 0"),
     "no population": ({"population_size": None}, "population_size must be given"),
     "more nodes than there are": ({"min_available_nodes": 11}, r"min_available_nodes must be within \[1, popul"),
-    "nobody": ({"fraction_train": 0.0}, "fraction_train must be above 0"),
+    "nobody": ({"fraction_train": 0.0}, r"fraction_train must be within \(0, 1\]"),
     "more than everybody": ({"fraction_train": 1.5}, r"fraction_train must be within \(0, 1\]"),
     "some of everyone": ({"fraction_train": 0.5, "sampling": "everyone"}, "fraction_train must be 1 with sampling=ev"),
     "other sampling": ({"sampling": "round robin"}, "sampling must be one of poisson, fixed, everyone"),

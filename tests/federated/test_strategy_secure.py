@@ -11,10 +11,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
-from discreet.config import ConfigError
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, SETTINGS, Answer, Nodes, arrays, changed_by, replying, run, values_of
 
 MASKED = {"aggregation": "secure", "sampling": "everyone", "accountant": "rdp", "population_size": NODES}

@@ -15,12 +15,13 @@ from flwr.supercore.task_identity import TaskIdentity
 import discreet.federated.grid_transport
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.messages import TrainReply, encode_reply
-from discreet.federated.round import RoundSettings, dp_fedavg_round, initial_state
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.server_messages import OwnMessages
 from discreet.federated.server_optimizer import ServerSGD
+from discreet.federated.state import initial_state
 from discreet.federated.transport import RoundReport
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig, client_settings
 
 SIZE, AT_ONCE = 100, 4
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from discreet.config import ConfigError, load_config
 from discreet.federated import training_run as training
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.round_line import round_line
+from discreet.federated.progress import round_line
 from discreet.federated.run_folder import RunFolder, state_of
-from discreet.federated.run_plan import training_run
-from discreet.federated.session import prepare
+from discreet.federated.session import prepare, training_run
 from discreet.federated.transport import Failure
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
@@ -142,7 +142,7 @@ def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkey
     config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        training_run(session, Late()).run(session.opened.checkpoint)
+        training_run(session, Late()).run()
     assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking.agreement import Terms, default_threshold
+from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer, Opened
-from discreet.masking.store import MemoryStore, Store
 from discreet.masking.wire import Stage, join, join_names, read_reply, read_request, split, write_request
 
 RUN = "0123456789abcdef" * 2
@@ -21,11 +22,28 @@ NOBODY: Gone = {}
 
 
 def terms_of(nodes: int, *, dropouts: int = 1, colluding: int = 0, length: int = 7, bits: int = 20) -> Terms:
-    return Terms(RUN, nodes, dropouts, colluding, default_threshold(nodes, colluding), bits, length)
+    return Terms(RUN, nodes, dropouts, colluding, (nodes + colluding) // 2 + 1, bits, length)
 
 
 def identities(nodes: int) -> dict[str, Identity]:
     return {name: Identity.generate(name) for name in (f"node-{number:02d}" for number in range(nodes))}
+
+
+class MemoryStore:
+    """A `FolderStore` without a disk."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, bytes] = {}
+
+    @contextmanager
+    def locked(self, run: str) -> Iterator[None]:
+        yield
+
+    def load(self, run: str) -> bytes | None:
+        return self.states.get(run)
+
+    def save(self, run: str, state: bytes) -> None:
+        self.states[run] = state
 
 
 @dataclass
@@ -69,9 +87,7 @@ class Federation:
         return np.array([sum(column) % 2**self.terms.bits for column in columns], dtype=np.int64)
 
 
-def federation(
-    terms: Terms, *, seed: int = 71, store: Callable[[str], Store] = lambda name: MemoryStore()
-) -> Federation:
+def federation(terms: Terms, *, seed: int = 71, store: Callable[[str], Any] = lambda name: MemoryStore()) -> Federation:
     people, random = identities(terms.nodes), np.random.default_rng(seed)
     directory = Directory.of(people)
     vectors = {name: random.integers(-(2**40), 2**40, terms.length) for name in people}

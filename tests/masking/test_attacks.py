@@ -1,4 +1,4 @@
-"""What a dishonest server may try, and what each node says to it."""
+"""A dishonest server's requests, and each node's refusal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import pytest
 
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.identity import Identity
-from discreet.masking.node import MaskingNode
-from discreet.masking.server import Exchange, Opened
-from discreet.masking.signed_keys import Place, read_keys, sign_keys
-from discreet.masking.store import FolderStore, MemoryStore
-from discreet.masking.wire import Part, Stage, join_named, read_request, split_named, write_request
-from tests.masking.federation import Federation, altered, body_of, federation, lists, terms_of
+from discreet.masking.server import Exchange
+from discreet.masking.signed_keys import place_of, read_keys, sign_keys
+from discreet.masking.store import FolderStore
+from discreet.masking.wire import Part, Stage, join, join_named, read_request, split_named, write_request
+from tests.masking.federation import Federation, MemoryStore, altered, body_of, federation, lists, terms_of
 
 NAMES = tuple(f"node-{number:02d}" for number in range(5))
 ME = NAMES[1]
+FIRST, LAST_GONE = lists(NAMES), lists(NAMES[:4], NAMES[4:])
+WITHOUT_LAST = {Stage.MASKED: frozenset({NAMES[4]})}
 
 
 @pytest.fixture
@@ -30,62 +31,58 @@ def refuses(ours: Federation, request: bytes, reason: str, name: str = ME) -> No
         ours.answer(name, request)
 
 
-def rerun(ours: Federation, stage: Stage, *, round: int = 1) -> bytes:
+def mine(ours: Federation, stage: Stage, *, round: int = 1) -> bytes:
     """This node's request of a stage in a new attempt, which the others have come to as well."""
     return ours.until(stage, round=round).requests[ME]
+
+
+def another_stage(ours: Federation, request: bytes, stage: Stage, body: bytes) -> bytes:
+    _, (part,) = read_request(request)
+    return write_request(ours.terms, [Part(stage, part.round, part.attempt, body)])
 
 
 # Both shares of a node.
 
 
-def test_a_node_in_both_lists_is_refused(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    refuses(ours, altered(request, lists(NAMES, NAMES[4:])), "'node-04' is in both lists")
-
-
 def test_for_each_node_one_share_is_given_and_never_both(ours: Federation) -> None:
-    exchange = ours.until(Stage.UNMASK, gone={Stage.MASKED: frozenset({NAMES[4]})})
+    exchange = ours.until(Stage.UNMASK, WITHOUT_LAST)
     given = split_named(body_of(ours.answer(ME, exchange.requests[ME])))
     assert {name: len(share) for name, share in given.items()} == {**dict.fromkeys(NAMES[:4], 16), NAMES[4]: 32}
+
+
+def test_a_node_in_both_lists_is_refused(ours: Federation) -> None:
+    refuses(ours, altered(mine(ours, Stage.CONFIRM), lists(NAMES, NAMES[4:])), "'node-04' is in both lists")
+
+
+def test_lists_that_are_not_of_those_who_shared_or_leave_this_node_out_are_refused(ours: Federation) -> None:
+    request, others = mine(ours, Stage.CONFIRM), [name for name in NAMES if name != ME]
+    refuses(ours, altered(request, lists(others, [ME])), "leaves this node out")
+    for alive in ((*NAMES, "node-99"), NAMES[:4]):
+        refuses(ours, altered(request, lists(alive)), "not, together, the nodes whose shares")
 
 
 def test_the_other_list_can_not_be_had_after_the_first_was_signed(ours: Federation) -> None:
     exchange = ours.until(Stage.CONFIRM)
     ours.answer(ME, exchange.requests[ME])
-    refuses(ours, altered(exchange.requests[ME], lists(NAMES[:4], NAMES[4:])), "CONFIRM of this attempt is answered")
-
-
-def test_the_other_list_can_not_be_had_after_the_sum_was_opened(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    ours.sum(1)
-    refuses(ours, altered(request, lists(NAMES[:4], NAMES[4:])), "round 1 is over")
-
-
-# Different lists for different nodes.
+    refuses(ours, altered(exchange.requests[ME], LAST_GONE), "CONFIRM of this attempt is answered")
 
 
 def test_nodes_that_were_told_different_lists_open_nothing(ours: Federation) -> None:
     exchange = ours.until(Stage.CONFIRM)
-    first, second = lists(NAMES), lists(NAMES[:4], NAMES[4:])
-    told = dict(zip(NAMES, (first, first, second, second, first), strict=True))
+    told = dict(zip(NAMES, (FIRST, FIRST, LAST_GONE, LAST_GONE, FIRST), strict=True))
     signatures = {name: body_of(ours.answer(name, altered(exchange.requests[name], told[name]))) for name in NAMES}
-    _, (part,) = read_request(exchange.requests[ME])
-    asked = write_request(ours.terms, [Part(Stage.UNMASK, 1, part.attempt, join_named(signatures))])
+    asked = another_stage(ours, exchange.requests[ME], Stage.UNMASK, join_named(signatures))
     for name in NAMES[:4]:
         refuses(ours, asked, "did not sign the lists that this node signed|which is not in the sum", name)
 
 
 def test_fewer_signatures_than_the_threshold_open_nothing(ours: Federation) -> None:
-    request = ours.until(Stage.UNMASK).requests[ME]
+    request = ours.until(Stage.UNMASK, WITHOUT_LAST).requests[ME]
     signatures = split_named(body_of(request))
     few = dict(list(signatures.items())[: ours.terms.threshold - 1])
     refuses(ours, altered(request, join_named(few)), "2 nodes signed the lists, and it takes 3")
-
-
-def test_the_signature_of_who_is_not_in_the_sum_does_not_count(ours: Federation) -> None:
-    request = ours.until(Stage.UNMASK, gone={Stage.MASKED: frozenset({NAMES[4]})}).requests[ME]
-    signatures = split_named(body_of(request)) | {NAMES[4]: b"signed"}
-    refuses(ours, altered(request, join_named(signatures)), "'node-04', which is not in the sum")
+    stranger = join_named(few | {NAMES[4]: b"signed"})
+    refuses(ours, altered(request, stranger), "'node-04', which is not in the sum")
 
 
 def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(ours: Federation) -> None:
@@ -95,8 +92,7 @@ def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(our
     replies = {name: ours.answer(name, exchange.requests[name]) for name in NAMES if name != ME}
     ours.answer(ME, altered(exchange.requests[ME], join_named(fewer)))
     sealed = {name: split_named(body_of(replies[name]))[ME] for name in (NAMES[0], *NAMES[2:4])}
-    _, (part,) = read_request(exchange.requests[ME])
-    request = write_request(ours.terms, [Part(Stage.MASKED, 1, part.attempt, join_named(sealed))])
+    request = another_stage(ours, exchange.requests[ME], Stage.MASKED, join_named(sealed))
     refuses(ours, request, "from 'node-00': shares that can't be opened")
 
 
@@ -108,37 +104,31 @@ def test_no_request_of_a_round_that_is_over_is_answered_again(ours: Federation) 
     while isinstance(found, Exchange):
         requests.append(found.requests[ME])
         found = ours.send(found)
-    assert isinstance(found, Opened)
-    for request in requests:
+    for request in [*requests, another_stage(ours, requests[0], Stage.CONFIRM, LAST_GONE)]:
         refuses(ours, request, "round 1 is over")
 
 
-@pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
-def test_no_stage_is_answered_twice(ours: Federation, stage: Stage) -> None:
-    request = ours.until(stage).requests[ME]
-    ours.answer(ME, request)
-    refuses(ours, request, "answered|round 1 is over|has begun already")
-
-
-@pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", Stage)
 def test_no_stage_is_answered_twice_after_a_restart(tmp_path: Path, stage: Stage) -> None:
     ours = federation(terms_of(3), store=lambda name: FolderStore(tmp_path / name))
-    request = ours.until(stage).requests[ME]
+    request = mine(ours, stage)
     ours.answer(ME, request)
-    party = ours.nodes[ME]._party
-    ours.nodes[ME] = MaskingNode(party.identity, party.directory, ours.terms, FolderStore(tmp_path / ME))
+    ours.nodes[ME] = replace(ours.nodes[ME], store=FolderStore(tmp_path / ME))
     refuses(ours, request, "answered|round 1 is over|has begun already")
 
 
 def test_an_earlier_attempt_is_over_once_a_new_one_has_begun(ours: Federation) -> None:
-    old = ours.until(Stage.CONFIRM).requests[ME]
-    rerun(ours, Stage.SHARES)
+    first = mine(ours, Stage.KEYS)
+    ours.answer(ME, first)
+    old = mine(ours, Stage.CONFIRM)
+    mine(ours, Stage.SHARES)
     refuses(ours, old, "no part in this attempt at round 1: it ended, or never began")
+    refuses(ours, first, "this attempt at round 1 has begun already")
 
 
 def test_no_round_before_the_last_masked_vector_is_answered(ours: Federation) -> None:
-    old = ours.until(Stage.CONFIRM, round=3).requests[ME]
-    rerun(ours, Stage.CONFIRM, round=4)
+    old = mine(ours, Stage.CONFIRM, round=3)
+    mine(ours, Stage.CONFIRM, round=4)
     refuses(ours, old, "round 3 is over for this node")
 
 
@@ -147,128 +137,87 @@ def test_a_round_that_was_opened_can_not_be_tried_again(ours: Federation) -> Non
     refuses(ours, ours.server.begin(1).requests[ME], "round 1 is over for this node")
 
 
-def test_the_keys_of_an_earlier_attempt_are_no_keys_of_this_one(ours: Federation) -> None:
-    old = split_named(body_of(ours.until(Stage.SHARES).requests[ME]))
-    request = rerun(ours, Stage.SHARES)
+def test_keys_and_signatures_of_an_earlier_attempt_are_none_of_this_one(ours: Federation) -> None:
+    old = split_named(body_of(mine(ours, Stage.SHARES)))
+    request = mine(ours, Stage.SHARES)
     mixed = split_named(body_of(request)) | {NAMES[2]: old[NAMES[2]]}
     refuses(ours, altered(request, join_named(mixed)), "keys of 'node-02' are not signed .* for this attempt")
+    signatures = body_of(mine(ours, Stage.UNMASK))
+    refuses(ours, altered(mine(ours, Stage.UNMASK), signatures), "did not sign the lists that this node signed")
 
 
-def test_the_signatures_of_an_earlier_attempt_are_no_signatures_of_this_one(ours: Federation) -> None:
-    old = body_of(ours.until(Stage.UNMASK).requests[ME])
-    request = rerun(ours, Stage.UNMASK)
-    refuses(ours, altered(request, old), "did not sign the lists that this node signed")
-
-
-def test_an_attempt_can_not_be_begun_again_after_another_one(ours: Federation) -> None:
-    first = ours.until(Stage.KEYS).requests[ME]
-    ours.answer(ME, first)
-    rerun(ours, Stage.SHARES)
-    refuses(ours, first, "this attempt at round 1 has begun already")
+def test_every_attempt_has_fresh_keys_and_a_fresh_seed(ours: Federation) -> None:
+    keys = [read_keys(body_of(ours.answer(ME, mine(ours, Stage.KEYS)))) for _ in range(2)]
+    assert len({value for each in keys for value in each[:3]}) == 6
 
 
 # Swapped keys.
 
 
+def test_a_key_that_was_swapped_under_a_true_signature_is_found_out(ours: Federation) -> None:
+    request = mine(ours, Stage.SHARES)
+    keys = split_named(body_of(request))
+    true, other = read_keys(keys[NAMES[3]]), read_keys(keys[NAMES[2]])
+    for which in ("sealing", "masking", "check"):
+        swapped = join(*true._replace(**{which: getattr(other, which)}))
+        asked = altered(request, join_named(keys | {NAMES[3]: swapped}))
+        refuses(ours, asked, "keys of 'node-03' are not signed with its registered key")
+
+
 def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federation) -> None:
-    request = ours.until(Stage.SHARES).requests[ME]
+    request = mine(ours, Stage.SHARES)
     terms, (part,) = read_request(request)
-    forged = sign_keys(Identity.generate(NAMES[3]), Place(terms, 1, part.attempt), (bytes(31) + b"\t",) * 2, bytes(16))
-    keys = split_named(part.body) | {NAMES[3]: forged.encode()}
+    public = (bytes(31) + b"\t", bytes(31) + b"\t", bytes(16))
+    forged = sign_keys(Identity.generate(NAMES[3]), ours.nodes[ME].directory, place_of(terms, part), public)
+    keys = split_named(part.body) | {NAMES[3]: join(*forged)}
     refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
 
 
-@pytest.mark.parametrize("which", ["sealing", "masking", "check"])
-def test_a_key_that_was_swapped_under_a_true_signature_is_found_out(ours: Federation, which: str) -> None:
-    request = ours.until(Stage.SHARES).requests[ME]
+def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> None:
+    request = mine(ours, Stage.SHARES)
     keys = split_named(body_of(request))
-    true = read_keys(keys[NAMES[3]])
-    other = getattr(read_keys(keys[NAMES[2]]), which)
-    keys[NAMES[3]] = replace(true, **{which: other}).encode()
-    refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
+    own, stranger = keys | {ME: keys[NAMES[0]]}, keys | {"node-99": keys[ME]}
+    refuses(ours, altered(request, join_named(own)), "not those that it made for this attempt")
+    refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in this node's list")
 
 
-def test_a_node_knows_its_own_keys(ours: Federation) -> None:
-    request = ours.until(Stage.SHARES).requests[ME]
-    keys = split_named(body_of(request))
-    keys[ME] = keys[NAMES[0]]
-    refuses(ours, altered(request, join_named(keys)), "not those that it made for this attempt")
-
-
-def test_shares_that_the_server_sends_under_another_name_are_refused(ours: Federation) -> None:
-    request = ours.until(Stage.MASKED).requests[ME]
+def test_shares_under_another_name_or_of_a_stranger_are_refused_before_anything_is_masked(ours: Federation) -> None:
+    request = ours.until(Stage.MASKED, {Stage.KEYS: frozenset({NAMES[4]})}).requests[ME]
     sealed = split_named(body_of(request))
-    sealed[NAMES[0]], sealed[NAMES[2]] = sealed[NAMES[2]], sealed[NAMES[0]]
-    refuses(ours, altered(request, join_named(sealed)), "from 'node-00': shares that can't be opened")
+    exchanged = sealed | {NAMES[0]: sealed[NAMES[2]], NAMES[2]: sealed[NAMES[0]]}
+    refuses(ours, altered(request, join_named(exchanged)), "from 'node-00': shares that can't be opened")
+    refuses(ours, altered(request, join_named(sealed | {NAMES[4]: sealed[NAMES[0]]})), "not among the others")
     assert ours.charges == []
 
 
-# Too many dropouts, and wrong names.
+# Fewer nodes, other terms, another order.
 
 
-@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED], ids=lambda stage: stage.name)
-def test_fewer_than_n_minus_d_nodes_get_no_masked_vector(ours: Federation, stage: Stage) -> None:
-    request = ours.until(stage).requests[ME]
-    few = {name: value for name, value in split_named(body_of(request)).items() if name in NAMES[:2]}
-    refuses(ours, altered(request, join_named(few)), "only 2 nodes .* fewer than 3 is none")
-
-
-def test_a_list_of_fewer_than_n_minus_d_survivors_is_refused(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    refuses(ours, altered(request, lists(NAMES[:2], NAMES[2:])), "only 2 nodes are in the sum")
-
-
-def test_a_list_that_leaves_the_node_itself_out_is_refused(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    others = [name for name in NAMES if name != ME]
-    refuses(ours, altered(request, lists(others, [ME])), "leaves this node out")
-
-
-def test_a_list_with_a_stranger_is_refused(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    refuses(ours, altered(request, lists((*NAMES, "node-99"))), "not, together, the nodes whose shares")
-
-
-def test_lists_that_leave_out_who_shared_are_refused(ours: Federation) -> None:
-    request = ours.until(Stage.CONFIRM).requests[ME]
-    refuses(ours, altered(request, lists(NAMES[:4])), "not, together, the nodes whose shares")
-
-
-def test_a_stranger_among_the_keys_is_refused(ours: Federation) -> None:
-    request = ours.until(Stage.SHARES).requests[ME]
-    keys = split_named(body_of(request))
-    refuses(ours, altered(request, join_named(keys | {"node-99": keys[ME]})), "'node-99' is not in this node's list")
-
-
-def test_shares_of_who_made_no_keys_are_refused(ours: Federation) -> None:
-    request = ours.until(Stage.MASKED, gone={Stage.KEYS: frozenset({NAMES[4]})}).requests[ME]
-    sealed = split_named(body_of(request))
-    refuses(ours, altered(request, join_named(sealed | {NAMES[4]: sealed[NAMES[0]]})), "not among the others")
+def test_fewer_than_n_minus_d_nodes_get_no_masked_vector(ours: Federation) -> None:
+    for stage in (Stage.SHARES, Stage.MASKED):
+        request = mine(ours, stage)
+        few = {name: value for name, value in split_named(body_of(request)).items() if name in NAMES[:2]}
+        refuses(ours, altered(request, join_named(few)), "only 2 nodes .* fewer than 3 is none")
+    refuses(ours, altered(mine(ours, Stage.CONFIRM), lists(NAMES[:2], NAMES[2:])), "only 2 nodes are in the sum")
 
 
 def test_other_terms_than_the_nodes_own_are_refused(ours: Federation) -> None:
-    _, parts = read_request(ours.until(Stage.KEYS).requests[ME])
-    weaker = replace(ours.terms, dropouts=0, threshold=5)
-    refuses(ours, write_request(weaker, parts), "other terms: dropouts is 0 in the request and 2 here")
+    request = mine(ours, Stage.KEYS)
+    weaker = write_request(replace(ours.terms, dropouts=0, threshold=5), read_request(request)[1])
+    refuses(ours, weaker, "other terms: dropouts is 0 in the request and 2 here")
+    ours.nodes[ME] = replace(ours.nodes[ME], terms=replace(ours.terms, run="f" * 32))
+    refuses(ours, request, "other terms: run is")
 
 
 def test_a_stage_can_not_be_skipped(ours: Federation) -> None:
-    _, (part,) = read_request(ours.until(Stage.MASKED).requests[ME])
-    request = write_request(ours.terms, [Part(Stage.CONFIRM, 1, part.attempt, lists(NAMES))])
+    request = another_stage(ours, mine(ours, Stage.MASKED), Stage.CONFIRM, FIRST)
     refuses(ours, request, "CONFIRM comes after MASKED, not after SHARES")
-
-
-def test_a_node_of_another_run_has_no_state_of_this_one(ours: Federation) -> None:
-    other = replace(ours.terms, run="f" * 32)
-    party = ours.nodes[ME]._party
-    ours.nodes[ME] = MaskingNode(party.identity, party.directory, other, ours.nodes[ME]._store)
-    refuses(ours, ours.until(Stage.KEYS).requests[ME], "other terms: run is")
 
 
 def test_attempts_without_end_are_refused(ours: Federation) -> None:
     for _ in range(100):
-        ours.answer(ME, ours.until(Stage.KEYS).requests[ME])
-    refuses(ours, ours.until(Stage.KEYS).requests[ME], "100 attempts have begun since the last sum")
+        ours.answer(ME, mine(ours, Stage.KEYS))
+    refuses(ours, mine(ours, Stage.KEYS), "100 attempts have begun since the last sum")
 
 
 # Less noise, or a smaller price, than a node counts on.
@@ -276,23 +225,17 @@ def test_attempts_without_end_are_refused(ours: Federation) -> None:
 
 def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse(ours: Federation) -> None:
     exchange = ours.until(Stage.KEYS)
-    party, louder = ours.nodes[NAMES[3]]._party, replace(ours.terms, variance=100)
-    told_otherwise = MaskingNode(party.identity, party.directory, louder, MemoryStore())
+    louder = replace(ours.terms, variance=100)
+    told_otherwise = replace(ours.nodes[NAMES[3]], terms=louder, store=MemoryStore())
     _, parts = read_request(exchange.requests[NAMES[3]])
     others = {name: body_of(ours.answer(name, exchange.requests[name])) for name in NAMES if name != NAMES[3]}
     forged = told_otherwise.answer(write_request(louder, parts), lambda: ours.vectors[ME], lambda: None)
     keys = join_named(others | {NAMES[3]: body_of(forged)})
-    request = write_request(ours.terms, [Part(Stage.SHARES, 1, parts[0].attempt, keys)])
+    request = another_stage(ours, exchange.requests[ME], Stage.SHARES, keys)
     refuses(ours, request, "keys of 'node-03' are not signed with its registered key for this attempt")
 
 
 def test_another_attempt_at_another_price_is_paid_anew(ours: Federation) -> None:
-    for ours.asked in (b"cheap", b"cheap", b"dear"):
-        ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
-    assert ours.charges == [ME, ME]
-
-
-def test_after_a_dear_attempt_a_cheap_one_is_paid_as_well(ours: Federation) -> None:
-    for ours.asked in (b"dear", b"cheap", b"dear"):
-        ours.answer(ME, ours.until(Stage.MASKED).requests[ME])
+    for ours.asked in (b"cheap", b"cheap", b"dear", b"cheap"):
+        ours.answer(ME, mine(ours, Stage.MASKED))
     assert ours.charges == [ME] * 3

@@ -41,13 +41,8 @@ def exact_norm(row: torch.Tensor, order: float) -> float:
 
 @given(rows=ROWS, norm_clip=CLIPS, order=st.sampled_from([1, 2]))
 def test_no_row_leaves_with_more_than_the_clip_norm(rows: np.ndarray, norm_clip: float, order: int) -> None:
-    clipped, _ = clip_by_norm(torch.from_numpy(rows), norm_clip, order=order)
+    clipped, norms = clip_by_norm(torch.from_numpy(rows), norm_clip, order=order)
     assert all(exact_norm(row, order) <= norm_clip for row in clipped)
-
-
-@given(rows=ROWS, norm_clip=CLIPS)
-def test_rows_that_are_not_finite_become_zero(rows: np.ndarray, norm_clip: float) -> None:
-    clipped, norms = clip_by_norm(torch.from_numpy(rows), norm_clip)
     wild = ~np.isfinite(rows).all(axis=1)
     assert not clipped[wild].any()
     assert torch.isinf(norms[wild]).all()
@@ -61,30 +56,22 @@ def test_rows_within_the_clip_norm_are_not_touched(rows: np.ndarray) -> None:
     assert np.allclose(norms, np.linalg.norm(small.double().numpy(), axis=1))
 
 
-def test_half_precision_that_overflows_its_own_norm_is_clipped_not_dropped() -> None:
-    row = torch.full((1, 100), 60000.0, dtype=torch.float16)
-    clipped, norms = clip_by_norm(row, 1.0)
-    assert norms[0].item() == pytest.approx(600_000, rel=1e-3)
-    assert clipped.norm().item() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_an_infinite_clip_norm_keeps_everything_that_is_finite() -> None:
-    rows = torch.tensor([[1e30, 0.0], [math.nan, 1.0]])
-    clipped, _ = clip_by_norm(rows, math.inf)
-    assert clipped.tolist() == [[pytest.approx(1e30), 0.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("norm_clip", [-1.0, math.nan])
-def test_a_clip_norm_that_is_no_norm_is_refused(norm_clip: float) -> None:
-    with pytest.raises(ValueError, match="norm_clip"):
-        clip_by_norm(torch.zeros(1, 2), norm_clip)
-
-
-def test_integers_and_wrong_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="floating point"):
-        clip_by_norm(torch.ones(1, 2, dtype=torch.int64), 1.0)
-    with pytest.raises(ValueError, match="shape"):
-        clip_by_norm(torch.zeros(3), 1.0)
+def test_what_can_not_be_clipped_is_refused() -> None:
+    row, grid = torch.zeros(1, 2), Grid(0.5)
+    for wrong, clip in (
+        (torch.ones(1, 2, dtype=torch.int64), 1.0),
+        (torch.zeros(3), 1.0),
+        (row, -1.0),
+        (row, math.nan),
+    ):
+        with pytest.raises(ValueError, match=r"floating point|shape|norm_clip"):
+            clip_by_norm(wrong, clip)
+    for clip in (0.0, math.inf, math.nan, 2.0**26):
+        with pytest.raises(ValueError, match="clip_norm must be in"):
+            clip_to_grid(row[0], clip, grid=grid)
+    for total in (summed("float", row, 1.0), summed("grid", row, 1.0)):
+        with pytest.raises(ValueError, match="rows must be floating point of shape"):
+            total.add(torch.zeros(1, 3))
 
 
 @given(
@@ -100,11 +87,6 @@ def test_a_row_whose_norm_was_off_by_a_millionth_ends_within_the_clip_norm(
     factors = clip_factors((exact * (1 + error)).to(dtype), norm_clip)
     assert bool(((exact * factors).to(dtype).double() <= norm_clip).all())
     assert bool((factors[exact <= norm_clip * (1 - 4e-6)] == 1).all()) or norm_clip == 0
-
-
-def test_an_infinite_norm_gives_a_factor_of_zero() -> None:
-    norms = torch.tensor([1.0, math.inf])
-    assert [clip_factors(norms, clip).tolist() for clip in (0.0, 2.0, math.inf)] == [[0, 0], [1, 0], [1, 0]]
 
 
 def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | GridSum:
@@ -159,15 +141,6 @@ def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, 
     assert float(summed("float", row, 0.3).total[1]) <= 0.3
 
 
-@pytest.mark.parametrize("kind", ["float", "grid"])
-def test_rows_at_once_and_one_by_one_add_up_to_the_same(kind: str) -> None:
-    rows = seeded_source(66179).normal(50).view(5, 10)
-    at_once, singly = summed(kind, rows, 1.0), summed(kind, rows[:1], 1.0)
-    for row in rows[1:]:
-        singly.add(row.unsqueeze(0))
-    assert torch.allclose(at_once.total, singly.total, atol=1e-12)
-
-
 def test_every_value_released_from_a_grid_lies_on_it() -> None:
     total = summed("grid", seeded_source(27827).normal(300).view(3, 100), 1.0)
     assert isinstance(total, GridSum)
@@ -175,16 +148,15 @@ def test_every_value_released_from_a_grid_lies_on_it() -> None:
     assert torch.equal(steps, steps.round())
 
 
-@pytest.mark.parametrize("kind", ["float", "grid"])
-def test_no_updates_add_up_to_zero(kind: str) -> None:
-    assert summed(kind, torch.zeros(0, 3), 1.0).total.tolist() == [0.0, 0.0, 0.0]
-
-
 @given(rows=ROWS, norm_clip=CLIPS)
 def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, norm_clip: float) -> None:
     updates = torch.from_numpy(rows)
     clipped, _ = clip_by_norm(updates.double(), norm_clip)
-    assert torch.allclose(summed("float", updates, norm_clip).total, clipped.sum(0), atol=1e-12 * norm_clip)
+    singly = summed("float", updates[:1], norm_clip)
+    for row in updates[1:]:
+        singly.add(row.unsqueeze(0))
+    for total in (summed("float", updates, norm_clip).total, singly.total):
+        assert torch.allclose(total, clipped.sum(0), atol=1e-12 * norm_clip)
 
 
 @pytest.mark.parametrize("kind", ["float", "grid"])
@@ -197,21 +169,13 @@ def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch
     assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 4), (1, 2)])
-def test_rows_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
-    for kind in ("float", "grid"):
-        total = summed(kind, torch.zeros(0, 3), 1.0)
-        with pytest.raises(ValueError, match="rows must be floating point of shape"):
-            total.add(torch.zeros(shape))
-
-
 @given(
     size=st.integers(1, 3 * SUMMED_AT_ONCE),
     clip_norm=st.floats(2.0**-32, 2.0**60) | st.just(math.inf),
     share=st.floats(0.99, 1.01) | st.floats(0, 2),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_float32_is_sure_of_is_so(size: int, clip_norm: float, share: float, seed: int) -> None:
     row = np.random.default_rng(seed).standard_cauchy(size)
     row = (row * (share * min(clip_norm, 1e15) / np.linalg.norm(row))).astype(np.float32)
@@ -227,12 +191,6 @@ def test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little(size: int
     row = np.full(size, (1 + excess) / math.sqrt(size), dtype=np.float32)
     assert not surely_within(row, float(np.linalg.norm(row.astype(np.float64))) / (1 + excess / 2))
     assert surely_within(row, 1.2)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
-@pytest.mark.parametrize("clip_norm", [1.0, math.inf])
-def test_float32_is_not_sure_of_what_is_not_finite(value: float, clip_norm: float) -> None:
-    assert not surely_within(np.array([0.0, value], dtype=np.float32), clip_norm)
 
 
 def test_a_long_row_that_is_surely_within_is_added_as_it_is() -> None:
@@ -256,22 +214,7 @@ def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float]
     grid = grid_for(norm_clip, len(values))
     steps = clip_to_grid(torch.tensor(values), norm_clip, grid=grid, order=order)
     assert exact_power_sum(steps, grid.step, order=order) <= Fraction(norm_clip) ** order
-
-
-def test_without_the_exact_check_a_clipped_float_update_can_exceed_the_clip() -> None:
-    """Float32 clipping rounds up now and then, on values the grid can hold: this is what the check is for."""
-    grid, clip = Grid(2.0**-20), 0.1
-    update = torch.tensor([0.1], dtype=torch.float32)  # nearest float32: 0.100000001490..., above the float64 0.1
-    fine = Grid(2.0**-27)
-    assert exact_power_sum((update.double() / fine.step).trunc(), fine.step, order=2) > Fraction(clip) ** 2
-    for each in (grid, Grid(2.0**-29)):
-        assert exact_power_sum(clip_to_grid(update, clip, grid=each), each.step, order=2) <= Fraction(clip) ** 2
-
-
-def test_an_update_within_the_clip_is_only_truncated() -> None:
-    grid = grid_for(1.0, 3)
-    update = torch.tensor([0.6, -0.5, 0.0])
-    assert torch.equal(clip_to_grid(update, 1.0, grid=grid), (update.double() / grid.step).trunc().long())
+    assert not clip_to_grid(torch.tensor([*values, math.nan]), norm_clip, grid=grid, order=order).any()
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -281,16 +224,6 @@ def test_an_update_over_the_clip_is_scaled_to_it(order: int) -> None:
     clipped = grid.to_float(clip_to_grid(update, 0.5, grid=grid, order=order), torch.float64)
     expected = update.double() * (0.5 / torch.linalg.vector_norm(update.double(), order))
     assert float((clipped - expected).abs().max()) <= grid.step * 1.01
-
-
-def test_truncation_costs_less_than_a_thousandth_of_the_clip() -> None:
-    for num_params in (1, 10, 7850, 1_000_000):
-        grid = grid_for(0.37, num_params)
-        update = seeded_source(2917).normal(num_params)
-        update *= 0.36 / update.norm()
-        lost = update.double() - grid.to_float(clip_to_grid(update, 0.37, grid=grid), torch.float64)
-        assert 0.37 / 4096 / 2 < grid.step * math.sqrt(num_params) <= 0.37 / 1024
-        assert float(lost.norm()) < 0.37 / 1000
 
 
 @given(UPDATES, CLIPS, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
@@ -303,28 +236,3 @@ def test_truncation_never_moves_a_coordinate_away_from_zero(
     for value, steps in zip(update.tolist(), clip_to_grid(update, norm_clip, grid=grid).tolist(), strict=True):
         assert abs(steps * Fraction(grid.step)) <= abs(Fraction(value)) < (abs(steps) + 1) * Fraction(grid.step)
         assert steps * value >= 0
-
-
-def test_sums_are_exact_and_do_not_depend_on_the_order() -> None:
-    grid = grid_for(1.0, 64)
-    updates = [clip_to_grid(row, 1.0, grid=grid) for row in seeded_source(33703).normal(64 * 200).reshape(200, 64)]
-    forwards, backwards = sum(updates), sum(reversed(updates))
-    assert torch.equal(torch.as_tensor(forwards), torch.as_tensor(backwards))
-    expected = [sum(column) for column in zip(*(update.tolist() for update in updates), strict=True)]
-    assert torch.as_tensor(forwards).tolist() == expected
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_zero_on_the_grid(value: float) -> None:
-    assert clip_to_grid(torch.tensor([1.0, value]), 2.0, grid=Grid(0.5)).tolist() == [0, 0]
-
-
-def test_settings_that_the_grid_cannot_hold_are_refused() -> None:
-    update = torch.tensor([1.0])
-    with pytest.raises(ValueError, match="floating point"):
-        clip_to_grid(torch.tensor([1]), 1.0, grid=Grid(0.5))
-    for norm_clip in (0.0, math.inf, math.nan, 2.0**26):
-        with pytest.raises(ValueError, match="clip_norm must be in"):
-            clip_to_grid(update, norm_clip, grid=Grid(0.5))
-    with pytest.raises(ValueError, match="order must be 1 or 2"):
-        clip_to_grid(update, 1.0, grid=Grid(0.5), order=3)

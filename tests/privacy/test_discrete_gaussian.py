@@ -42,25 +42,22 @@ def chance_of_such_counts(drawn: torch.Tensor, variance: int) -> float:
     return float(stats.chi2.sf(statistic, int(kept.sum()) - 1))
 
 
-@pytest.mark.parametrize("variance", [1, 2, 3, 4, 7, 100, 2500])
+@pytest.mark.parametrize("variance", [1, 3, 100, 2500])
 def test_counts_are_those_of_the_discrete_gaussian(variance: int) -> None:
     """False alarm 1e-9 each; variances 3 % off, and a Gaussian that was rounded, are told from it."""
     drawn = discrete_gaussian(DRAWS, variance, seeded_source(64793))
     assert chance_of_such_counts(drawn, variance) > RATE
 
 
-@pytest.mark.parametrize("off", [97, 103])
-def test_the_test_of_counts_rejects_a_variance_three_per_cent_off(off: int) -> None:
-    assert chance_of_such_counts(discrete_gaussian(DRAWS, off, seeded_source(64793)), 100) < RATE
+def test_the_test_of_counts_rejects_a_variance_three_per_cent_off_and_a_rounded_gaussian() -> None:
+    for off in (97, 103):
+        assert chance_of_such_counts(discrete_gaussian(DRAWS, off, seeded_source(64793)), 100) < RATE
+    for variance in (1, 2, 3):
+        rounded = Grid(1.0).gaussian(DRAWS, math.sqrt(variance), seeded_source(64793))
+        assert chance_of_such_counts(rounded, variance) < RATE
 
 
-@pytest.mark.parametrize("variance", [1, 2, 3])
-def test_the_test_of_counts_rejects_a_rounded_gaussian_of_little_noise(variance: int) -> None:
-    rounded = Grid(1.0).gaussian(DRAWS, math.sqrt(variance), seeded_source(64793))
-    assert chance_of_such_counts(rounded, variance) < RATE
-
-
-@pytest.mark.parametrize("variance", [2**20, 2**40 + 1, 2**56, LARGEST_VARIANCE])
+@pytest.mark.parametrize("variance", [2**20, 2**40 + 1, LARGEST_VARIANCE])
 def test_large_variances_are_gaussian_in_law_and_right_in_variance(variance: int) -> None:
     """KS and chi-square, false alarm 1e-9 each; 3 % off the variance is rejected. Steps are 1/1000 of it or less."""
     drawn = discrete_gaussian(DRAWS, variance, seeded_source(64793)).double() / math.sqrt(variance)
@@ -68,12 +65,6 @@ def test_large_variances_are_gaussian_in_law_and_right_in_variance(variance: int
     assert low < energy < high
     assert not low < energy * 1.03 < high
     assert stats.kstest(drawn.numpy()[:100_000], "norm").pvalue > RATE
-
-
-def test_the_same_seed_gives_the_same_draws_and_another_seed_others() -> None:
-    first = discrete_gaussian(100_000, 1000, seeded_source(64793))
-    assert torch.equal(discrete_gaussian(100_000, 1000, seeded_source(64793)), first)
-    assert not torch.equal(discrete_gaussian(100_000, 1000, seeded_source(64794)), first)
 
 
 @pytest.mark.parametrize("variance", [1, 7, 2**40])
@@ -84,7 +75,7 @@ def test_first_and_second_look_agree(variance: int, monkeypatch: pytest.MonkeyPa
     assert torch.equal(discrete_gaussian(400, variance, seeded_source(60169)), first)
 
 
-@pytest.mark.parametrize("variance", [1, 2, 3, 50, 2**32, 2**64])
+@pytest.mark.parametrize("variance", [1, 50, 2**64])
 def test_what_decides_whether_a_draw_is_kept_is_off_by_less_than_its_bound(variance: int) -> None:
     """In float64, for sizes up to 45 scales; the other side, -ln v, has its own test in test_grid_noise."""
     scale = math.isqrt(variance) + 1
@@ -123,11 +114,6 @@ def test_a_uniform_on_the_edge_of_a_decision_gets_bits_until_it_is_past_it() -> 
     for last, size in ((0, 1), (2**64 - 1, 0)):
         more = iter([blocks[1], blocks[2], last, *repeat(last, 9)])
         assert module._settled(blocks[0], more, lambda low, high: module._floor(1, low, high)) == size
-
-
-def test_no_variance_draws_zeros_and_none_drawn_is_empty() -> None:
-    assert not discrete_gaussian(9, 0, seeded_source(3)).any()
-    assert discrete_gaussian(0, 5, seeded_source(3)).shape == (0,)
 
 
 @pytest.mark.parametrize("variance", [-1, 1.5, True, LARGEST_VARIANCE + 1])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SampledWithoutReplacementDpEvent
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 from numpy.typing import NDArray
 
 from discreet.privacy.accounting import epsilon_spent, merged, pure_epsilon, rdp_curve
-from discreet.privacy.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
 from discreet.privacy.events import event_from_json, event_to_json, releases_in
 from discreet.privacy.privacy_ledger import PrivacyLedger
@@ -44,11 +42,11 @@ def exact_divergence(variance: int, summands: int, moved: int, order: float) -> 
     return float(np.logaddexp.reduce(terms)) / (order - 1)
 
 
-CASES = [(v, h, x) for v in (1, 2, 5) for h in (1, 2, 3, 5) for x in (1, 2)]
+CASES = [(v, h, x) for v in (1, 2, 5) for h in (1, 2, 5) for x in (1, 2)]
 
 
 @pytest.mark.parametrize(("variance", "summands", "moved"), CASES)
-@pytest.mark.parametrize("order", [1.25, 2.0, 3.5, 6.0])
+@pytest.mark.parametrize("order", [1.25, 2.0, 6.0])
 def test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent(
     variance: int, summands: int, moved: int, order: float
 ) -> None:
@@ -80,12 +78,6 @@ def test_several_coordinates_that_differ_cost_what_the_sum_of_their_exact_diverg
     assert 4 * exact_divergence(1, 3, 1, 2.0) <= bound <= 4.05 * exact_divergence(1, 3, 1, 2.0)
     assert event.renyi_noise_multiplier == Event(1, 3, sensitivity_squared=4, dimension=4).renyi_noise_multiplier
     assert event.renyi_noise_multiplier < Event(1, 3, sensitivity_squared=4, dimension=1).renyi_noise_multiplier
-
-
-def test_more_clients_noise_costs_less_and_one_client_has_no_tau() -> None:
-    noises = [Event(4, h, sensitivity_squared=9, dimension=1).renyi_noise_multiplier for h in (1, 2, 5, 50)]
-    assert noises == sorted(noises)
-    assert noises[0] == 2 / 3
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
@@ -122,24 +114,12 @@ def test_it_composes_with_other_events_and_with_itself_by_adding_renyi_divergenc
     assert merged([(PLAIN, 1), (GaussianDpEvent(2.0), 1), (PLAIN, 2)]) == {PLAIN: 3, GaussianDpEvent(2.0): 1}
 
 
-def test_it_does_not_share_an_epsilon_with_replacing_a_member() -> None:
+def test_it_has_no_pure_epsilon_and_none_by_loss_distributions_or_beside_the_replacing_of_a_member() -> None:
     other = SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(1.0))
-    with pytest.raises(ValueError, match="do not share an epsilon"):
-        merged([(PLAIN, 1), (other, 1)])
-
-
-def test_loss_distributions_refuse_it_with_the_way_out_and_it_has_no_pure_epsilon() -> None:
-    with pytest.raises(ValueError, match="choose 'rdp'"):
-        epsilon_spent([(PLAIN, 1)], delta=1e-5, accountant="pld")
+    for entries, accountant, message in (([PLAIN], "pld", "choose 'rdp'"), ([PLAIN, other], "rdp", "do not share")):
+        with pytest.raises(ValueError, match=message):
+            epsilon_spent([(event, 1) for event in entries], delta=1e-5, accountant=accountant)
     assert pure_epsilon([(PLAIN, 1)]) == math.inf
-    assert epsilon_spent([(PLAIN, 1), (NonPrivateDpEvent(), 1)], delta=1e-5, accountant="rdp") == math.inf
-
-
-def test_the_best_of_several_trials_costs_what_it_does_with_a_gaussian_of_the_same_renyi_noise() -> None:
-    def cost(event: object) -> float:
-        return epsilon_spent([(RepeatAndSelectDpEvent(event, 10.0, 1.0), 1)], delta=1e-5, accountant="rdp")
-
-    assert cost(PLAIN) == pytest.approx(cost(GaussianDpEvent(PLAIN.renyi_noise_multiplier)), rel=1e-12)
 
 
 def test_the_event_survives_the_ledgers_json_under_its_own_name() -> None:
@@ -150,15 +130,6 @@ def test_the_event_survives_the_ledgers_json_under_its_own_name() -> None:
     assert PrivacyLedger(((PLAIN, 2), (PLAIN, 3))).entries == ((PLAIN, 5),)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("variance", 0), ("summands", 0), ("dimension", 1.5), ("sensitivity_squared", -1)]
-)
-def test_a_text_with_an_impossible_event_is_refused(name: str, value: float) -> None:
-    text = json.dumps({**json.loads(event_to_json(PLAIN)), name: value})
-    with pytest.raises(ValueError, match=f"{name} of an event must be a whole number"):
-        event_from_json(text)
-
-
 def test_noise_is_found_for_a_target_and_never_costs_more() -> None:
     def event(noise: float) -> object:
         return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event
@@ -167,9 +138,3 @@ def test_noise_is_found_for_a_target_and_never_costs_more() -> None:
     assert 1.99 < epsilon_spent([(event(noise), 40)], delta=1e-3, accountant="rdp") <= 2.0
     central = noise_multiplier_for_epsilon(2.0, make_event=GaussianDpEvent, count=40, delta=1e-3, accountant="rdp")
     assert noise == pytest.approx(central, rel=0.01)
-
-
-def test_rounds_within_a_budget_are_counted() -> None:
-    rounds = rounds_within(3.0, event=PLAIN, delta=1e-5, accountant="rdp")
-    assert epsilon_spent([(PLAIN, rounds)], delta=1e-5, accountant="rdp") <= 3.0
-    assert epsilon_spent([(PLAIN, rounds + 1)], delta=1e-5, accountant="rdp") > 3.0

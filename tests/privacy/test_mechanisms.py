@@ -69,15 +69,12 @@ def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype
     assert noised.shape == total.shape
     assert noised.dtype == dtype
     assert torch.equal(noised, total + noise)
-
-
-@pytest.mark.parametrize("mechanism", [Gaussian(0.8), Laplace(0.8)])
-def test_noise_on_a_grid_does_not_depend_on_the_total(mechanism: Gaussian | Laplace) -> None:
-    grid = grid_for(0.5, 60)
-    total = torch.arange(-30, 30).reshape(3, 20) * 10**9
-    noised = mechanism.add_grid_noise(total, 0.5, grid=grid, source=seeded_source(7349))
-    noise = mechanism.add_grid_noise(torch.zeros_like(total), 0.5, grid=grid, source=seeded_source(7349))
-    assert torch.equal(noised - noise, total)
+    steps, grid = torch.arange(-30, 30) * 10**9, grid_for(0.5, 60)
+    noised, noise = (
+        mechanism.add_grid_noise(each, 0.5, grid=grid, source=seeded_source(7349))
+        for each in (steps, torch.zeros_like(steps))
+    )
+    assert torch.equal(noised - noise, steps)
 
 
 @pytest.mark.parametrize("mechanism", [Gaussian(0.0), Laplace(0.0)])
@@ -97,60 +94,45 @@ def test_events_carry_the_noise_multiplier() -> None:
     assert Gaussian(1.7, draws=4).event() == GaussianDpEvent(1.7)
     assert Laplace(1.7).event() == LaplaceDpEvent(1.7)
     assert Gaussian(0.0).event() == Laplace(0.0).event() == NonPrivateDpEvent()
+    assert (Laplace(0.4).epsilon, Laplace(0.0).epsilon) == (2.5, math.inf)
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.4, 1.0, 5.0])
-def test_pure_epsilon_of_laplace_is_what_pld_gives_for_a_vanishing_delta(noise_multiplier: float) -> None:
-    epsilon = PLDAccountant().compose(Laplace(noise_multiplier).event()).get_epsilon(1e-9)
-    assert math.isclose(Laplace(noise_multiplier).epsilon, epsilon, rel_tol=1e-3)
-    assert Laplace(0.0).epsilon == math.inf
-
-
-@pytest.mark.parametrize("sensitivity", [0.0, -1.0, math.inf, math.nan])
 @pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0)])
-def test_a_sensitivity_that_is_not_finite_and_positive_is_refused(
-    mechanism: Gaussian | Laplace, sensitivity: float
+@pytest.mark.parametrize(
+    ("total", "sensitivity", "message"),
+    [
+        *((torch.zeros(2), sensitivity, "sensitivity must be finite and > 0") for sensitivity in (0.0, -1.0, math.nan)),
+        *((torch.tensor([0.0, value]), 1.0, "total must be finite") for value in (math.nan, math.inf)),
+        *((torch.zeros(2, dtype=dtype), 1.0, "must be float32 or") for dtype in (torch.float16, torch.int64)),
+        *((torch.zeros(2), sensitivity, "vanish or overflow") for sensitivity in (1e-40, 1e38)),
+    ],
+)
+def test_a_total_that_can_not_be_noised_is_refused(
+    mechanism: Gaussian | Laplace, total: torch.Tensor, sensitivity: float, message: str
 ) -> None:
-    source, grid = seeded_source(7349), grid_for(1.0, 2)
-    with pytest.raises(ValueError, match="sensitivity must be finite and > 0"):
-        mechanism.add_noise(torch.zeros(2), sensitivity, source)
-    with pytest.raises(ValueError, match="sensitivity must be finite and > 0"):
-        mechanism.add_grid_noise(torch.zeros(2, dtype=torch.int64), sensitivity, grid=grid, source=source)
+    with pytest.raises((ValueError, TypeError), match=message):
+        mechanism.add_noise(total, sensitivity, seeded_source(7349))
+    with pytest.raises(TypeError, match="total must be int64"):
+        mechanism.add_grid_noise(torch.zeros(2), 1.0, grid=grid_for(1.0, 2), source=seeded_source(7349))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Gaussian(0.0), Laplace(1.0), Laplace(0.0)])
-def test_a_total_that_is_not_finite_is_refused(mechanism: Gaussian | Laplace, value: float) -> None:
-    with pytest.raises(ValueError, match="total must be finite"):
-        mechanism.add_noise(torch.tensor([0.0, value]), 1.0, seeded_source(7349))
-
-
-@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Gaussian(0.0), Laplace(1.0), Laplace(0.0)])
-def test_a_total_of_another_type_is_refused(mechanism: Gaussian | Laplace) -> None:
-    source, grid = seeded_source(7349), grid_for(1.0, 2)
-    for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.bool):
-        with pytest.raises(TypeError, match="total must be float32 or float64"):
-            mechanism.add_noise(torch.zeros(2, dtype=dtype), 1.0, source)
-    for dtype in (torch.float64, torch.int32):
-        with pytest.raises(TypeError, match="total must be int64"):
-            mechanism.add_grid_noise(torch.zeros(2, dtype=dtype), 1.0, grid=grid, source=source)
-
-
-@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0)])
-@pytest.mark.parametrize("sensitivity", [1e-40, 1e38])
-def test_noise_that_float32_cannot_hold_is_refused(mechanism: Gaussian | Laplace, sensitivity: float) -> None:
-    with pytest.raises(ValueError, match="vanish or overflow"):
-        mechanism.add_noise(torch.zeros(2), sensitivity, seeded_source(7349))
-    assert mechanism.add_noise(torch.zeros(2).double(), sensitivity, seeded_source(7349)).abs().min() > 0
-
-
-@pytest.mark.parametrize("noise_multiplier", [-0.1, math.inf, math.nan])
-def test_an_impossible_noise_multiplier_is_refused(noise_multiplier: float) -> None:
-    for make in (Gaussian, Laplace, lambda z: split_noise_multiplier(z, count_stddev=9.0)):
-        with pytest.raises(ValueError, match="noise_multiplier must be finite and >= 0"):
-            make(noise_multiplier)
-    with pytest.raises(ValueError, match="draws must be >= 1"):
-        Gaussian(1.0, draws=0)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        *((lambda z=z: Gaussian(z), "noise_multiplier must be finite and >= 0") for z in (-0.1, math.nan)),
+        (lambda: Laplace(-0.1), "noise_multiplier must be finite and >= 0"),
+        (lambda: Gaussian(1.0, draws=0), "draws must be >= 1"),
+        (lambda: split_noise_multiplier(2.0, count_stddev=1.0), "count_stddev must be > noise_multiplier / 2 = 1"),
+        (lambda: split_noise_multiplier(2.0, count_stddev=math.nan), "count_stddev must be > noise_multiplier / 2 = 1"),
+        (lambda: analytic_gaussian_noise_multiplier(-1.0, delta=0.1), "must be in"),
+        (lambda: analytic_gaussian_noise_multiplier(1.0, delta=0.0), "must be in"),
+        (lambda: laplace_step_sensitivity(0.1, l1_norm_clip=math.inf, num_examples=5), "must be"),
+        (lambda: laplace_step_sensitivity(0.1, l1_norm_clip=1.0, num_examples=0), "must be"),
+    ],
+)
+def test_noise_out_of_range_is_refused(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()
 
 
 def test_the_split_is_the_published_number() -> None:
@@ -167,12 +149,6 @@ def test_update_and_bits_together_cost_one_gaussian(z: float, count_stddev: floa
     assert math.isclose(*costs, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("count_stddev", [math.nextafter(1.0, 0.0), 1.0, 0.2, 0.0, -3.0, math.nan])
-def test_a_count_stddev_that_costs_everything_is_refused(count_stddev: float) -> None:
-    with pytest.raises(ValueError, match="count_stddev must be > noise_multiplier / 2 = 1"):
-        split_noise_multiplier(2.0, count_stddev=count_stddev)
-
-
 def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
     """The hockey-stick divergence of two Gaussians at distance 1, integrated where the first is the larger."""
     start = 0.5 - epsilon * noise_multiplier**2  # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
@@ -185,17 +161,11 @@ def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
     return math.fsum(integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (4.0, 1e-3), (8.0, 1e-9), (0.0, 0.01)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (8.0, 1e-9), (0.0, 0.01)])
 def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(epsilon: float, delta: float) -> None:
     noise_multiplier = analytic_gaussian_noise_multiplier(epsilon, delta=delta)
     assert math.isclose(delta_by_integration(epsilon, noise_multiplier), delta, rel_tol=1e-6)
     assert delta_by_integration(epsilon, 0.999 * noise_multiplier) > delta
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 0.1), (math.inf, 0.1), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)])
-def test_a_guarantee_out_of_range_has_no_noise_multiplier(epsilon: float, delta: float) -> None:
-    with pytest.raises(ValueError, match="must be in"):
-        analytic_gaussian_noise_multiplier(epsilon, delta=delta)
 
 
 def test_replacing_one_example_moves_a_full_batch_step_by_at_most_its_sensitivity() -> None:
@@ -205,9 +175,3 @@ def test_replacing_one_example_moves_a_full_batch_step_by_at_most_its_sensitivit
     replaced = torch.cat((-gradients[:1], gradients[1:]))
     moved = 0.3 * (gradients.mean(0) - replaced.mean(0))
     assert math.isclose(float(moved.abs().sum()), limit, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize(("learning_rate", "clip", "count"), [(0.0, 1.0, 5), (0.1, math.inf, 5), (0.1, 1.0, 0)])
-def test_a_step_without_a_bound_is_refused(learning_rate: float, clip: float, count: int) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        laplace_step_sensitivity(learning_rate, l1_norm_clip=clip, num_examples=count)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
 from discreet.privacy.rules.recurrent import LSTMLayer
-from tests.privacy.test_per_example_oracle import assert_matches, clipped_sum, fast_sum, single_gradients
+from tests.privacy.test_per_example_oracle import Loss, assert_matches, clipped_sum, fast_sum, single_gradients
 
 
 def characters() -> nn.Module:
@@ -89,24 +89,8 @@ def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) ->
     torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
 
 
-@given(count=st.integers(0, 7), cut=st.integers(0, 7), build=st.sampled_from([perceptron, characters]))
-@settings(max_examples=25, deadline=None)
-def test_sums_of_parts_of_a_batch_add_up(count: int, cut: int, build: Callable[[], nn.Module]) -> None:
-    model, inputs, targets = batch(build, count, seed=6599)
-    whole, norms = fast_sum(model, inputs, targets, clip=0.4)
-    first, first_norms = fast_sum(model, inputs[:cut], targets[:cut], clip=0.4)
-    second, second_norms = fast_sum(model, inputs[cut:], targets[cut:], clip=0.4)
-    torch.testing.assert_close(first + second, whole, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.cat([first_norms, second_norms]), norms, rtol=1e-4, atol=0)
-
-
-@given(
-    clip=st.floats(1e-4, 1e4),
-    scale=st.floats(1e-6, 1e6),
-    order=st.sampled_from([1, 2]),
-    seed=st.integers(0, 9),
-)
-@settings(max_examples=60, deadline=None)
+@given(clip=st.floats(1e-4, 1e4), scale=st.floats(1e-6, 1e6), order=st.sampled_from([1, 2]), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
 def test_one_example_never_passes_the_clip_norm(clip: float, scale: float, order: int, seed: int) -> None:
     model, inputs, targets = batch(perceptron, 2, seed=seed)
     for some in (slice(0, 1), slice(1, 2)):
@@ -145,13 +129,6 @@ def test_an_example_without_a_finite_gradient_counts_as_zero(build: Callable[[],
     torch.testing.assert_close(norms[kept], wanted_norms, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_without_any_finite_gradient_gives_zeros() -> None:
-    model, inputs, targets = batch(regression, 3, seed=512)
-    total, norms = clipped_gradient_sum(model, inputs * math.nan, targets=targets, l2_norm_clip=1.0)
-    assert not total.any()
-    assert norms.tolist() == [math.inf] * 3
-
-
 def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
     # The norm is a product of 1e18 and 1e-24, whose square is below the smallest float32: it must not come out as 0.
     model = nn.Linear(1, 2)
@@ -171,13 +148,9 @@ def test_frozen_parameters_have_no_part() -> None:
     total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.3)
     assert not total[: 784 * 32].any()
     assert_matches(model, inputs, targets, clip=0.3)
-
-
-def test_a_model_without_trainable_parameters_gives_zeros() -> None:
-    model, inputs, targets = batch(perceptron, 3, seed=77)
     total, norms = clipped_gradient_sum(model.requires_grad_(False), inputs, targets=targets, l2_norm_clip=1.0)
     assert not total.any()
-    assert norms.tolist() == [0.0, 0.0, 0.0]
+    assert norms.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("build", [convolutions, characters])
@@ -202,56 +175,26 @@ def test_it_works_where_gradients_are_switched_off() -> None:
     assert not total.requires_grad
 
 
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.squeeze(1) - targets).square()
-
-
-def test_another_loss_can_be_given() -> None:
-    model, inputs, targets = batch(lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 1)), 5, seed=6367)
-    labels = targets.float()
-    total, norms = clipped_gradient_sum(model, inputs, targets=labels, l2_norm_clip=2.0, loss=squared_error)
-    wanted, wanted_norms = clipped_sum(single_gradients(model, inputs, labels, loss=squared_error), 2.0)
-    torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(norms.double(), wanted_norms, rtol=1e-4, atol=0)
-
-
 def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
-    outputs, targets = (
-        torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31)),
-        torch.tensor([[0, 1, 2], [4, 4, 0]]),
-    )
+    outputs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31))
+    targets = torch.tensor([[0, 1, 2], [4, 4, 0]])
     single = [nn.functional.cross_entropy(row.T, wanted) for row, wanted in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
-def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
-    for order in (1, 2):
-        with pytest.raises(ValueError, match=f"l{order}_norm_clip"):
-            fast_sum(nn.Linear(2, 2), torch.ones(1, 2), torch.tensor([0]), clip=clip, order=order)
-
-
-def test_targets_that_are_fewer_than_the_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="equally many"):
-        clipped_gradient_sum(nn.Linear(2, 2), torch.ones(2, 2), targets=torch.tensor([0]), l2_norm_clip=1.0)
-
-
-def test_a_loss_that_is_not_one_value_an_example_is_refused() -> None:
-    with pytest.raises(ValueError, match="one value an example"):
-        clipped_gradient_sum(
-            nn.Linear(2, 2),
-            torch.ones(3, 2),
-            targets=torch.tensor([0, 1, 1]),
-            l2_norm_clip=1.0,
-            loss=lambda outputs, targets: cross_entropy(outputs, targets).mean(),
-        )
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_refused(dtype: torch.dtype) -> None:
-    model = nn.Linear(2, 2).to(dtype)
-    with pytest.raises(ValueError, match="float32 or all float64"):
-        clipped_gradient_sum(model, torch.ones(1, 2, dtype=dtype), targets=torch.tensor([0]), l2_norm_clip=1.0)
+@pytest.mark.parametrize(
+    ("dtype", "count", "loss", "message"),
+    [
+        (torch.float32, 1, cross_entropy, "equally many"),
+        (torch.float32, 2, lambda outputs, targets: cross_entropy(outputs, targets).mean(), "one value an example"),
+        (torch.float16, 2, cross_entropy, "float32 or all float64"),
+        (torch.bfloat16, 2, cross_entropy, "float32 or all float64"),
+    ],
+)
+def test_what_has_no_clipped_sum_is_refused(dtype: torch.dtype, count: int, loss: Loss, message: str) -> None:
+    model, inputs, targets = nn.Linear(2, 2).to(dtype), torch.ones(2, 2, dtype=dtype), torch.zeros(count).long()
+    with pytest.raises(ValueError, match=message):
+        clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0, loss=loss)
 
 
 class Partly(nn.Module):

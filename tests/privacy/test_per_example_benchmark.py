@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -27,21 +24,3 @@ def test_the_compared_sums_are_equal() -> None:
     model, inputs, targets = per_example.perceptron(), torch.randn(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4])
     total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=per_example.CLIP)
     torch.testing.assert_close(total, per_example.vmapped_sum(model, inputs, targets), rtol=1e-4, atol=1e-5)
-
-
-def test_the_private_step_without_noise_moves_by_the_clipped_sum() -> None:
-    model, inputs, targets = per_example.logistic_regression(), torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
-    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    total = per_example.vmapped_sum(model, inputs, targets)
-    per_example.private_step(model, inputs, targets, add_noise=lambda value: value)()
-    moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    torch.testing.assert_close(moved, -per_example.LEARNING_RATE * total / 4, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads, path = str(torch.get_num_threads()), tmp_path / "times.json"
-    words = ["--models", "mlp", "--batches", "3", "--seconds", "0.001", "--threads", threads, "--json", str(path)]
-    per_example.main(words)
-    assert "clipped sum" in capsys.readouterr().out
-    assert {row["model"] for row in json.loads(path.read_text())} == {"mlp"}

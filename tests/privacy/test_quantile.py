@@ -32,14 +32,6 @@ def test_the_estimate_converges_to_the_true_quantile(start: float, quantile: flo
     assert np.median(tail[-100:]) == pytest.approx(true, rel=0.1)
 
 
-def test_it_grows_when_all_updates_lie_above_and_shrinks_when_all_lie_below() -> None:
-    estimator = QuantileEstimator(1.0, 0.5, 0.2)
-    above, _ = estimator.update(-COHORT / 2, expected_cohort=COHORT)
-    below, _ = estimator.update(COHORT / 2, expected_cohort=COHORT)
-    assert above.estimate == pytest.approx(math.exp(0.1))
-    assert below.estimate == pytest.approx(math.exp(-0.1))
-
-
 @pytest.mark.parametrize("median", [0.02, 0.1, 0.7, 3.0])
 def test_a_search_comes_near_the_median_in_five_rounds(median: float) -> None:
     source, estimate = seeded_source(60917), 0.1
@@ -51,24 +43,11 @@ def test_a_search_comes_near_the_median_in_five_rounds(median: float) -> None:
     assert median / 2 < estimate < 2 * median
 
 
-def test_a_search_leaves_what_noise_alone_may_be_to_the_papers_rule() -> None:
-    plain, searching = (QuantileEstimator(1.0, 0.5, 0.2, search_rate=rate, doubt=0.2) for rate in (0.0, 5.0))
-    for count in (-0.2 * COHORT, 0.1 * COHORT):
-        assert searching.update(count, expected_cohort=COHORT)[0].estimate == (
-            plain.update(count, expected_cohort=COHORT)[0].estimate
-        )
-    assert searching.update(-0.3 * COHORT, expected_cohort=COHORT)[0].estimate == pytest.approx(math.exp(0.06 + 0.5))
-
-
-def test_an_empty_cohort_leaves_only_noise_around_one_half() -> None:
-    _, fraction = QuantileEstimator(1.0, 0.3, 0.2).update(0.0, expected_cohort=COHORT)
-    assert fraction == 0.5
-
-
 def test_the_fraction_stays_within_0_and_1_whatever_the_noise() -> None:
     estimator = QuantileEstimator(1.0, 0.5, 0.2)
     assert estimator.update(1e9, expected_cohort=10)[1] == 1.0
     assert estimator.update(-1e9, expected_cohort=10)[1] == 0.0
+    assert estimator.update(0.0, expected_cohort=10)[1] == 0.5
 
 
 def test_it_never_passes_its_ceiling_and_comes_down_from_it() -> None:
@@ -80,33 +59,15 @@ def test_it_never_passes_its_ceiling_and_comes_down_from_it() -> None:
     assert estimator.update(1e9, expected_cohort=10)[0].estimate < 3.0
 
 
-def test_a_ceiling_below_the_estimate_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ceiling must be within \[estimate"):
-        QuantileEstimator(1.0, 0.5, 0.2, ceiling=0.9)
-
-
-def test_it_does_not_leave_the_range_of_numbers() -> None:
-    estimator = QuantileEstimator(1e-9, 0.5, 1e4)
-    for _ in range(2000):
-        estimator, _ = estimator.update(1e9, expected_cohort=10)
-    assert estimator.estimate > 0
-    for _ in range(4000):
-        estimator, _ = estimator.update(-1e9, expected_cohort=10)
-    assert math.isfinite(estimator.estimate)
-
-
 def test_the_default_count_noise_is_the_papers_or_enough_for_a_small_cohort() -> None:
     assert default_count_stddev(100, noise_multiplier=1.0) == 5.0
     assert default_count_stddev(10, noise_multiplier=1.0) == 2.54
 
 
-@pytest.mark.parametrize(("field", "value"), [("estimate", 0.0), ("target_quantile", 1.0), ("learning_rate", math.nan)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("estimate", 0.0), ("target_quantile", 1.0), ("learning_rate", math.nan), ("ceiling", 0.9)]
+)
 def test_a_setting_out_of_range_is_named(field: str, value: float) -> None:
     settings = {"estimate": 1.0, "target_quantile": 0.5, "learning_rate": 0.2} | {field: value}
     with pytest.raises(ValueError, match=field):
         QuantileEstimator(**settings)
-
-
-def test_an_expected_cohort_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected_cohort"):
-        QuantileEstimator(1.0, 0.5, 0.2).update(0.0, expected_cohort=0)

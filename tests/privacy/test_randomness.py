@@ -10,7 +10,7 @@ import copy
 import math
 import pickle
 from collections.abc import Iterable
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import mpmath
 import numpy as np
@@ -46,24 +46,13 @@ def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) 
     return bool(stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM)
 
 
-def test_a_seed_gives_its_stream_again_and_another_seed_another() -> None:
-    first = seeded_source(71923).words(1000)
-    assert (first == seeded_source(71923).words(1000)).all()
-    assert not (first == seeded_source(71924).words(1000)).any()
-
-
-def test_a_stream_is_the_same_however_it_is_cut() -> None:
+def test_a_stream_is_that_of_its_seed_however_it_is_cut_and_a_child_does_not_depend_on_what_was_drawn() -> None:
     cuts = [1, 7, 0, CHUNK, CHUNK + 4001, 3]
-    source = seeded_source(5087)
-    parts = np.concatenate([source.words(cut) for cut in cuts])
-    assert (parts == seeded_source(5087).words(sum(cuts))).all()
-
-
-def test_a_seeded_child_does_not_depend_on_what_was_drawn() -> None:
     fresh, used = seeded_source(90371), seeded_source(90371)
-    used.normal(12345)
+    parts = np.concatenate([used.words(cut) for cut in cuts])
+    assert (parts == fresh.words(sum(cuts))).all()
     used.child("round", 2).words(17)
-    assert (fresh.child("round", 3).words(100) == used.child("round", 3).words(100)).all()
+    assert (seeded_source(90371).child("round", 3).words(100) == used.child("round", 3).words(100)).all()
 
 
 def test_children_with_different_labels_are_different_streams() -> None:
@@ -86,27 +75,13 @@ def test_children_with_different_labels_are_different_streams() -> None:
     assert len(set(np.concatenate([child.words(50) for child in children]).tolist())) == 50 * len(children)
 
 
-def test_a_child_needs_a_label_of_a_known_type() -> None:
-    source = seeded_source(90371)
-    with pytest.raises(ValueError, match="label"):
-        source.child()
-    with pytest.raises(TypeError, match="float"):
-        source.child(1.0)  # type: ignore[arg-type]
-
-
 def test_secure_sources_and_their_children_never_repeat() -> None:
     parent = secure_source()
     sources = [parent, secure_source(), parent.child("round", 1), parent.child("round", 1)]
     words = np.concatenate([source.words(5000) for source in sources] + [parent.words(5000)])
     assert len(np.unique(words)) == len(words)
-
-
-def test_a_source_says_whether_it_protects() -> None:
-    assert secure_source().is_secure
-    assert secure_source().child("a").is_secure
-    assert not seeded_source(71923).is_secure
+    assert all(source.is_secure for source in sources)
     assert not seeded_source(71923).child("a").is_secure
-    assert "protects nobody" in repr(seeded_source(71923))
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -121,17 +96,6 @@ def test_a_source_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="another process"):
         source.normal(3)
-
-
-@pytest.mark.parametrize("seed", [-1, True, 1.5, "7", None])
-def test_a_seed_that_is_not_a_natural_number_is_refused(seed: object) -> None:
-    with pytest.raises(ValueError, match="seed must be an int >= 0"):
-        seeded_source(seed)  # type: ignore[arg-type]
-
-
-def test_a_key_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="32 bytes"):
-        RandomSource(b"short", is_secure=True)
 
 
 def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
@@ -205,14 +169,7 @@ def correlation(left: torch.Tensor, right: torch.Tensor) -> float:
     return float(torch.corrcoef(torch.stack((left, right)))[0, 1]) * math.sqrt(len(left))
 
 
-def test_a_secure_mode_value_is_the_sum_of_four_draws_over_two() -> None:
-    plain = seeded_source(46073)
-    four = [plain.normal(1000, dtype=torch.float64) for _ in range(4)]
-    secure = seeded_source(46073).normal(1000, draws=4, dtype=torch.float64)
-    assert torch.allclose(secure, sum(four[1:], four[0]) / 2, rtol=1e-15, atol=1e-15)
-
-
-@pytest.mark.parametrize("stddev", [1e-300, 1e-160, 0.7, 1e160, 1e300])
+@pytest.mark.parametrize("stddev", [1e-300, 0.7, 1e300])
 @pytest.mark.parametrize("draws", [1, 4])
 def test_a_stddev_scales_the_values_before_they_are_cast(draws: int, stddev: float) -> None:
     plain = seeded_source(17203).normal(5001, draws=draws, dtype=torch.float64)
@@ -220,13 +177,6 @@ def test_a_stddev_scales_the_values_before_they_are_cast(draws: int, stddev: flo
     torch.testing.assert_close(wide / stddev, plain, rtol=1e-14, atol=1e-15)
     assert torch.equal(seeded_source(17203).normal(5001, stddev=stddev, draws=draws), wide.float())
     assert not seeded_source(17203).normal(9, stddev=0.0, draws=draws).any()
-
-
-def test_values_are_drawn_in_float64_and_cast_last() -> None:
-    exact = seeded_source(61057).normal(50_001, dtype=torch.float64)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert torch.equal(seeded_source(61057).normal(50_001, dtype=dtype), exact.to(dtype))
-    assert torch.equal(seeded_source(61057).normal(50_001), exact.float())
 
 
 def test_laplace_follows_its_law_and_not_another_scale() -> None:
@@ -289,42 +239,25 @@ def test_every_order_is_equally_likely(count: int) -> None:
     assert count == 1 or stats.chisquare(list(seen.values())).pvalue < ALARM
 
 
-def test_a_permutation_with_equal_words_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = seeded_source(29611)
-    answers = iter([[5, 3, 5], [9, 3, 5]])
-    monkeypatch.setattr(source, "words", lambda count: np.array(next(answers), dtype=np.uint64))
-    assert source.permutation(3).tolist() == [1, 2, 0]
-
-
-def test_nothing_drawn_is_an_empty_tensor() -> None:
-    source = seeded_source(1193)
-    for sample in (source.uniform(0), source.normal(0), source.normal(0, draws=4), source.laplace(0)):
-        assert sample.shape == (0,)
-    assert source.permutation(0).tolist() == []
-    assert source.words(0).shape == (0,)
-
-
-def test_impossible_counts_are_refused() -> None:
+def test_what_makes_no_sense_is_refused() -> None:
     source = seeded_source(1193)
     for draw in (source.words, source.uniform, source.normal, source.laplace, source.permutation):
         with pytest.raises(ValueError, match="count must be >= 0"):
             draw(-1)
-    with pytest.raises(ValueError, match="draws must be >= 1"):
-        source.normal(3, draws=0)
-    for stddev in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="stddev must be finite and >= 0"):
-            source.normal(3, stddev=stddev)
-
-
-@pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1])
-def test_a_draw_of_any_length_has_no_value_twice(count: int) -> None:
-    sample = seeded_source(88007).normal(count, dtype=torch.float64).sort().values.tolist()
-    assert len(sample) == count
-    assert all(left < right for left, right in pairwise(sample))
+    for wrong in ({"draws": 0}, {"stddev": -1.0}, {"stddev": math.inf}, {"stddev": math.nan}):
+        with pytest.raises(ValueError, match="must be"):
+            source.normal(3, **wrong)  # type: ignore[arg-type]
+    for seed in (-1, True, 1.5, None):
+        with pytest.raises(ValueError, match="seed must be an int >= 0"):
+            seeded_source(seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="32 bytes"):
+        RandomSource(b"short", is_secure=True)
+    with pytest.raises(TypeError, match="float"):
+        source.child(1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5, 3 * PIECE + 2])
+@pytest.mark.parametrize("count", [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 2])
 def test_normal_values_are_those_of_each_piece_of_words(count: int, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

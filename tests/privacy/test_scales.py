@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy, l1_clipped_gradient_sum
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
@@ -29,15 +29,24 @@ LONG = [Case(lambda: nn.Linear(40, 30), (3, 40)), Case(lambda: encoder(batch_fir
 CASES = [*WEIGHTS, *SEQUENCES, *HOLDERS, *LONG]
 
 
+class ScaledLoss:
+    """One object for all scales: what a loss does to examples is looked at once."""
+
+    by = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.by * cross_entropy(outputs, targets)
+
+
 def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, float]]:
     """For one example, and its loss at all scales: the norm that is reported, the clip norm (for small gradients one
     that leaves them alone), and the norm of the clipped sum in float64."""
     torch.manual_seed(1009)
-    model, one = model_of(case), inputs_of(case)[:1]
+    model, one, loss = model_of(case), inputs_of(case)[:1], ScaledLoss()
     one, targets, found = one if case.ids else one * inputs, torch.tensor([1]), []
-    for scale in SCALES:
-        clip = LARGEST_NUMBER if scale < 1 else LEAST_NUMBER
-        how = {f"l{order}_norm_clip": clip, "loss": lambda out, wanted, by=scale: by * cross_entropy(out, wanted)}
+    for loss.by in SCALES:
+        clip = LARGEST_NUMBER if loss.by < 1 else LEAST_NUMBER
+        how = {f"l{order}_norm_clip": clip, "loss": loss}
         total, norms = SUMS[order](model, one, targets=targets, **how)  # type: ignore[operator]
         found.append((float(norms[0]), clip, float(torch.linalg.vector_norm(total.double(), order))))
     return found

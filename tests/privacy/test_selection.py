@@ -55,12 +55,6 @@ def test_pure_noise_is_known_too() -> None:
     assert 0.5 < epsilon < 3 * 0.5  # a pure epsilon of 0.5, chosen among few: between one and three times (Theorem 2)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
-def test_a_delta_that_is_none_is_refused(delta: float) -> None:
-    with pytest.raises(ValueError, match="delta"):
-        selection_epsilon([training()], trials=TrialCount("poisson", 5), delta=delta)
-
-
 @pytest.mark.parametrize(
     ("distribution", "mean", "message"),
     [("uniform", 5, "distribution"), ("poisson", 0.5, "mean"), ("poisson", math.nan, "mean")],
@@ -108,9 +102,3 @@ def test_numbers_of_trials_follow_their_law(distribution: str) -> None:
 def test_the_law_is_told_from_one_with_another_mean(distribution: str) -> None:
     mean = MEANS[distribution]
     assert p_value(distribution, mean, drawn_mean=1.3 * mean) < FALSE_ALARM
-
-
-@pytest.mark.parametrize("distribution", ["geometric", "logarithmic"])
-def test_a_mean_of_one_is_one_trial(distribution: str) -> None:
-    source = seeded_source(5119)
-    assert {TrialCount(distribution, 1).draw(source) for _ in range(50)} == {1}

@@ -18,7 +18,6 @@ from rich.console import Console
 
 from discreet.cli import tune
 from discreet.cli.report import show
-from discreet.config import ConfigError
 from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import SERIES
 from discreet.reporting.page import Report, report_of
@@ -34,6 +33,7 @@ from discreet.reporting.spending import (
     spent_by_holder,
 )
 from discreet.reporting.table import repetitions_table, runs_table, swept_line
+from discreet.settings.rules import ConfigError
 from tests.command import report as report_command
 from tests.made_runs import ENDED, charge_clients, make_run
 

@@ -51,20 +51,13 @@ def sourced(shell: str, checkout: Path, folder: Path, **variables: str) -> subpr
 
 def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(shell: str, checkout: Path) -> None:
     for _ in range(2):
-        done = sourced(shell, checkout, checkout)
+        done = sourced(shell, checkout, checkout, TORCH_INDEX="file:///index/cpu")
         assert f"status=0 folder={checkout} venv={checkout / '.venv'}" in done.stdout, done.stderr
         assert "e" not in done.stdout.rsplit("mode=")[1]
     asked = (checkout / ".venv" / "bin" / "asked").read_text().splitlines()
     assert [line.split()[-1] for line in asked] == ["torch", f"{checkout}[dev]"]
     assert all(f"--constraint {checkout}/constraints.txt" in line for line in asked)
-
-
-def test_torch_index_is_where_pytorch_comes_from(shell: str, checkout: Path) -> None:
-    done = sourced(shell, checkout, checkout, TORCH_INDEX="file:///index/cpu")
-    assert "status=0" in done.stdout, done.stderr
-    first, then = (checkout / ".venv" / "bin" / "asked").read_text().splitlines()
-    assert first.endswith(f"--constraint {checkout}/constraints.txt --extra-index-url file:///index/cpu torch")
-    assert "file:///index/cpu" not in then
+    assert ["file:///index/cpu" in line for line in asked] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh"])
@@ -90,7 +83,6 @@ def test_a_shell_that_does_not_say_where_a_file_lies_makes_nothing_elsewhere(che
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"OLD": "1"}, "discreet: Python 3.11 or later is needed"),
         ({"PYTHON": "/no/such/python"}, "discreet: Python 3.11 or later is needed, which /no/such/python is not"),
         ({"FAIL": "1"}, "discreet: pip could not install into"),
     ],
@@ -103,12 +95,3 @@ def test_what_fails_is_said_and_nothing_counts_as_complete_and_the_shell_stays(
     assert said in done.stderr
     assert "complete" not in done.stderr
     assert not (checkout / ".venv" / ".discreet").exists()
-
-
-def test_a_script_ends_where_the_environment_can_not_be_made(checkout: Path) -> None:
-    environment = os.environ | {"PYTHON": str(checkout.parent / "python"), "FAIL": "1"}
-    environment.pop("DISCREET_VENV", None)
-    command = ["bash", str(checkout / "scripts" / "check")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "what it wrote is above" in done.stderr.splitlines()[-1]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import discreet.federated.run_folder
-from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 AFTER_ACCOUNT = "after_account"  # the population's account is charged, and the run's own ledger is not

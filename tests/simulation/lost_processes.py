@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from discreet.federated.transport import Replies
+from discreet.federated.partial_reply import PartialReply
 
 ROUND = 2
 
@@ -38,8 +38,8 @@ class Dying:
     def on(self, device: str) -> Dying:
         return replace(self, trainer=self.trainer.on(device))
 
-    def replies(self, params: Tensor, work: Any) -> Replies:
-        replies: Replies = self.trainer.replies(params, work)
+    def replies(self, params: Tensor, work: Any) -> PartialReply:
+        replies: PartialReply = self.trainer.replies(params, work)
         if work.request.round == ROUND:
             if self.machine and ray.get_runtime_context().get_node_id() == self.head:
                 while not self.lost():
@@ -52,9 +52,9 @@ class Dying:
         """The sums that were lost."""
         return [[float(word) for word in file.read_text().split()] for file in sorted(self.folder.glob("*.sum"))]
 
-    def _die(self, replies: Replies) -> None:
+    def _die(self, replies: PartialReply) -> None:
         draft = self.folder / f"{os.getpid()}.draft"
-        draft.write_text(" ".join(map(str, replies.part.values.tolist())))
+        draft.write_text(" ".join(map(str, replies.values.tolist())))
         draft.rename(draft.with_suffix(".sum"))
         os.kill(os.getppid() if self.machine else os.getpid(), signal.SIGKILL)
         time.sleep(60)

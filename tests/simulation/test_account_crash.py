@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, crash_all
 

@@ -15,12 +15,14 @@ from torch import nn
 from discreet.client import nodes
 from discreet.client.account import Refused
 from discreet.client.admission import Admitted, admit
-from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
-from discreet.federated.round import PartialSum, empty_sum
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.round import empty_sum
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.transport import Failure, Replies
+from discreet.federated.transport import Failure
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
@@ -152,13 +154,13 @@ class Alike:
 
 def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
     """What tells these clients apart is the order of their examples: two of 40 are alike once in 10^20 runs."""
-    found: list[Replies] = []
+    found: list[PartialReply] = []
     start = Clients("logistic_regression", (4,), (30, 3)).start
     for _ in range(2):
         with exchange(1, 1, "seed=null", client_examples=Alike()) as asked:
             how = {"round_number": 2, "params": start, "clip_norm": 0.1}
             found += [kept(part) for part in asked.ask(**how, cohort=range(20))]
-    assert len({tuple(each.part.values.tolist()) for each in found}) == 40
+    assert len({tuple(each.values.tolist()) for each in found}) == 40
 
 
 def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamples | None = None) -> BatchedTransport:
@@ -168,23 +170,23 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     return BatchedTransport(config, Engine(some.shared, client_examples, some.layers, chunk, workers), accounts=None)
 
 
-def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[Replies]:
+def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[PartialReply]:
     start = Clients("logistic_regression", (4,), (30, 3)).start
     with exchange(chunk, workers) as asked:
         return [kept(part) for part in asked.ask(round_number=2, params=start, clip_norm=clip_norm, cohort=cohort)]
 
 
-def sum_of(parts: list[Replies]) -> PartialSum:
-    total = empty_sum(len(parts[0].part.values), 0.1, None)
+def sum_of(parts: list[PartialReply]) -> PartialReply:
+    total = empty_sum(len(parts[0].values), 0.1, None)
     for part in parts:
-        total.merge(part.part)
+        total.merge(part)
     return total.part()
 
 
-def kept(part: Replies | Failure) -> Replies:
+def kept(part: PartialReply | Failure) -> PartialReply:
     """A copy: the sum is overwritten by what comes next."""
-    assert isinstance(part, Replies)
-    return replace(part, part=replace(part.part, values=part.part.values.clone()))
+    assert isinstance(part, PartialReply)
+    return replace(part, values=part.values.clone())
 
 
 @pytest.mark.parametrize(("chunk", "workers"), [(1, 1), (3, 2), (100, 2)])
@@ -198,11 +200,11 @@ def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers
 
 def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
     cohort = list(range(40))
-    norms = [float(each.part.values.norm()) for each in replies(1, 1, cohort, clip_norm=math.inf)]
+    norms = [float(each.values.norm()) for each in replies(1, 1, cohort, clip_norm=math.inf)]
     clip_norm = sorted(norms)[20] * 1.0001
     for norm, clipped in zip(norms, replies(1, 1, cohort, clip_norm=clip_norm), strict=True):
-        assert float(clipped.part.values.norm()) == pytest.approx(min(norm, clip_norm), rel=1e-5)
-        assert clipped.part.below == (1 if norm <= clip_norm else -1)
+        assert float(clipped.values.norm()) == pytest.approx(min(norm, clip_norm), rel=1e-5)
+        assert clipped.below == (1 if norm <= clip_norm else -1)
 
 
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.config import ConfigError, load_config
-from discreet.federated.transport import Replies
+from discreet.federated.partial_reply import PartialReply
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, engine_of, learned_layers
 from discreet.simulation.in_process import simulate
@@ -60,7 +61,7 @@ def test_a_gpu_gives_the_same_updates() -> None:
         start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
-        found.append(sum(part.part.values for part in replies if isinstance(part, Replies)))
+        found.append(sum(part.values for part in replies if isinstance(part, PartialReply)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 

@@ -9,11 +9,11 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client_settings import EXAMPLE
-from discreet.config import load_config
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.privacy.calibration import noise_multiplier_for_epsilon
 from discreet.privacy.events import poisson_round_event
+from discreet.settings.compose import load_config
+from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate
 
 PATIENTS = (199, 172, 30, 85)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from discreet.cli import sweep as cli
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.run_folder import RunFolder, read_status
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import check_parallel
 from tests.command import simulate as simulate_command

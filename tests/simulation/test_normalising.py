@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.asked_data import answers_by, normalised
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.predictions import load_model, predict
@@ -20,6 +19,8 @@ from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.serving import ask_and_end
 from discreet.federated.session import prepare
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
 
 DATA = 'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\nlow=[0,0,0]\nhigh=[1000000,1,300]\n'
@@ -118,7 +119,7 @@ def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path
         transport = InProcessTransport(session.config, str(session.folder.path))
         asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
     assert asked.config.normaliser == RunFolder(private).read_config().normaliser
-    assert session.opened.ledger.spent("user").num_releases == 1
+    assert session.context.ledger.spent("user").num_releases == 1
 
 
 def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path) -> None:

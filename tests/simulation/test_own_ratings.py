@@ -12,16 +12,16 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.client.release import OwnNoise
-from discreet.config import load_config
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.estimates import read
 from discreet.federated.guarantees import EXAMPLE
+from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
@@ -112,7 +112,7 @@ def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
         total, source = NoisedAnswers(NoisedByClients(1, 40.0, 4.0)), seeded_source(seed)
         for row, size in enumerate(sizes):
             sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
-            total.take(ClientUpdate(torch.zeros(1), below=True, answer=sent))
+            total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
         found = read(ACCURACY, total.released())["accuracy"]
         within += abs(found.value - exact) <= 2 * found.standard_error
     assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137

@@ -11,18 +11,18 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client_settings import ConfigError
-from discreet.config import RunConfig, load_config
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
 from discreet.federated.estimates import read
 from discreet.federated.guarantees import USER
+from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
-from discreet.federated.round import ClientUpdate
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import seeded_source
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import simulate
 from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
@@ -150,7 +150,7 @@ def test_too_small_a_population_is_said_before_the_run(tmp_path: Path, caplog: p
 def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> None:
     shares = torch.rand(300, generator=torch.Generator().manual_seed(31847)).double()
     how = AnswerNoise(1, 300.0, 5.0, on_grid=True)
-    answers = [ClientUpdate(torch.zeros(1), below=True, answer=(shares - 0.5)[[row]] * 2) for row in range(300)]
+    answers = [TrainReply(1, torch.zeros(1), below=True, answer=(shares - 0.5)[[row]] * 2) for row in range(300)]
     exact, within = float(shares.mean()), 0
     for seed in range(200):
         total = AnswerSum(how)

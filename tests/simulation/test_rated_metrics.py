@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.config import load_config
 from discreet.federated.roc_file import read_roc
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("ray")
 import ray
 
-from discreet.config import ConfigError
 from discreet.federated.run_lost import RunLostError
+from discreet.settings.rules import ConfigError
 from discreet.simulation import ray_cluster
 from discreet.simulation.ray_cluster import connected, source_digest, versions
 

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 
-from discreet.config import load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_lost import RunLostError
+from discreet.settings.compose import load_config
 from discreet.simulation import ray_workers
 from discreet.simulation.in_process import simulate
 from discreet.simulation.ray_cluster import RayCluster, connected
@@ -124,7 +124,7 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
 
     def watched(self: Any, works: Any) -> Iterator[Any]:
         for each in replies(self, works):
-            seen.append(each.part.values.tolist())
+            seen.append(each.values.tolist())
             yield each
 
     planted = plant(tmp_path, monkeypatch)

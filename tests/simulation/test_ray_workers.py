@@ -16,10 +16,10 @@ from torch import Tensor
 pytest.importorskip("ray")
 import ray
 
-from discreet.config import ConfigError, load_config
-from discreet.federated.round import PartialSum
+from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.transport import Replies
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import PartitionedExamples
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import check, simulate
@@ -82,7 +82,7 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     engine = Engine(some.shared, Same(), some.layers, chunk=1, workers=1)
     with BatchedTransport(run, engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
-        assert len({tuple(kept(one).part.values.tolist()) for one in replies}) == 20
+        assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ class Scaled:
     def on(self, device: str) -> Scaled:
         return self
 
-    def replies(self, params: Tensor, work: float) -> Replies:
+    def replies(self, params: Tensor, work: float) -> PartialReply:
         if work < 0:
             raise ValueError(f"work must not be negative, not {work}")
-        return Replies(PartialSum((params * work).double(), below=3, replies=2, clip_norm=0.5, grid=None), 1.0)
+        return PartialReply((params * work).double(), below=3, replies=2, clip_norm=0.5, epsilon_example=1.0)
 
 
 def test_what_is_not_exact_comes_in_the_order_of_the_work(cluster: RayCluster) -> None:
     workers = RayWorkers(Scaled(is_exact=False), cluster=cluster)
     workers.begin(torch.tensor([1.0, 2.0]))
-    found = [each.part.values.tolist() for each in workers.replies([5.0, 2.0, 3.0])]
+    found = [each.values.tolist() for each in workers.replies([5.0, 2.0, 3.0])]
     assert found == [[5.0, 10.0], [2.0, 4.0], [3.0, 6.0]]
 
 

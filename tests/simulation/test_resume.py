@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.config import load_config
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import POINTS, crash
 

@@ -14,11 +14,13 @@ pytest.importorskip("ray")
 import ray
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder, state_of
 from discreet.privacy.selection import TrialCount
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation import runs_on_ray
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from discreet.client.nodes import share_of
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.engine import engine_of
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
@@ -75,7 +77,7 @@ def test_every_guarantee_says_that_views_overlap() -> None:
 
 PEAK = """
 import resource, sys
-from discreet.config import load_config
+from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 simulate(load_config(sys.argv[1:]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

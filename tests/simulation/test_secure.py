@@ -14,23 +14,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.config import ConfigError, RunConfig, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.noise_outlook import noise_outlook
-from discreet.federated.run_folder import Checkpoint, RunFolder
-from discreet.federated.run_plan import training_run
-from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport, vector_of
-from discreet.federated.session import Session, prepare
-from discreet.federated.training_run import Outcome
-from discreet.federated.transport import Failure, Replies, Transport
+from discreet.federated.partial_reply import PartialReply
+from discreet.federated.run_folder import RunFolder
+from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport
+from discreet.federated.session import Session, prepare, training_run
+from discreet.federated.state import Outcome, State
+from discreet.federated.transport import Failure, Transport
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.store import MemoryStore
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings import client_settings
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
+from tests.masking.federation import MemoryStore
 
 NODES, DROPOUTS = 5, 1
 BASE = (
@@ -100,7 +101,7 @@ class Masked:
         replies = list(self.inner.ask(cohort=cohort, **given))
         failures = tuple(reply for reply in replies if isinstance(reply, Failure))
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
-        parts = [vector_of(reply.part, self.vector) for reply in replies if isinstance(reply, Replies)]
+        parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
         vectors = {f"{client:03d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
         self.round += 1
         return Sealed(lambda: self._opened(vectors), len(vectors), failures)
@@ -118,7 +119,7 @@ class Masked:
         return self.vector.centred(torch.from_numpy(exchange.total))
 
 
-def last_of(folder: Path, words: Sequence[str], kind: Any) -> Checkpoint:
+def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
     config = load_config([*SECURE, *words, f"output_dir={folder}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
@@ -126,7 +127,7 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> Checkpoint:
         assert vector is not None
         inner = Losing(InProcessTransport(session.config, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
-        return training_run(session, made).run(session.opened.checkpoint).checkpoint
+        return training_run(session, made).run().checkpoint
 
 
 @pytest.mark.parametrize("noise", ["1", "0"])
@@ -237,7 +238,7 @@ def test_an_abandoned_round_is_done_again_and_charged_only_if_it_was_to_be_opene
 ) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
-        outcome = training_run(session, fragile(session, **how)).run(session.opened.checkpoint)
+        outcome = training_run(session, fragile(session, **how)).run()
     assert outcome.stopped is None
     assert outcome.checkpoint.round == 3
     assert ledger(tmp_path / "run").spent("user").num_releases == charged
@@ -246,7 +247,7 @@ def test_an_abandoned_round_is_done_again_and_charged_only_if_it_was_to_be_opene
 def test_a_round_that_is_abandoned_three_times_ends_the_run_well(tmp_path: Path) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
-        outcome = training_run(session, fragile(session, before=3)).run(session.opened.checkpoint)
+        outcome = training_run(session, fragile(session, before=3)).run()
     assert outcome.stopped == "round 1 was abandoned 3 times: 3 of 5 clients are left"
     assert ledger(tmp_path / "run").spent("user").num_releases == 0
 
@@ -259,7 +260,7 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
         inner = Losing(InProcessTransport(session.config, str(session.folder.path), vector), {1: {0, 4}})
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
             InTheClear(inner, vector, NODES - DROPOUTS).ask_sealed(
-                round_number=1, params=session.opened.checkpoint.params, clip_norm=0.3, cohort=range(NODES)
+                round_number=1, params=session.context.state.params, clip_norm=0.3, cohort=range(NODES)
             )
     assert [failure.client for failure in abandoned.value.failures] == [0, 4]
 

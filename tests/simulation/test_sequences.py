@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from discreet.client.nodes import node_client
-from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.rules.objective import PADDING
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples, Task, TaskShape

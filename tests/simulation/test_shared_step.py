@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.secure_grid import SecureCohort, example_secure_sum
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 
 CLIENTS, ROUNDS, NOISE = 4, 3, 3.0

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.config import ConfigError, load_config
 from discreet.federated.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.datasets import load_task
 from discreet.tasks.targets import FolderError

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.round import PartialSum
-from discreet.federated.transport import Replies
+from discreet.federated.partial_reply import PartialReply
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -24,12 +23,12 @@ KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reas
 START = torch.tensor([1.0, 2.0])
 
 
-def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> Replies:
+def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> PartialReply:
     rows, scale = work
     if scale < 0:
         raise ValueError(f"scale must not be negative, not {scale}")
     values = (params * scale + offset).double() if scale % 2 else (params * scale).long()
-    return Replies(PartialSum(values, -rows, rows, 0.5, None), epsilon_example=scale)
+    return PartialReply(values, -rows, rows, 0.5, None, epsilon_example=scale)
 
 
 def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
@@ -45,9 +44,9 @@ def test_replies_come_in_the_order_of_the_work(forked: bool) -> None:
             each.begin(params)
             for (rows, scale), replies in zip(works, each.replies(works), strict=True):
                 expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
-                assert replies.part.values.dtype == expected.dtype
-                assert torch.equal(replies.part.values, expected)
-                assert (replies.part.below, replies.part.replies, replies.epsilon_example) == (-rows, rows, scale)
+                assert replies.values.dtype == expected.dtype
+                assert torch.equal(replies.values, expected)
+                assert (replies.below, replies.replies, replies.epsilon_example) == (-rows, rows, scale)
     finally:
         each.close()
 
@@ -83,23 +82,22 @@ def test_a_process_of_a_pool_has_no_workers() -> None:
         assert not pool.apply(can_fork)
 
 
-def _killed(params: Tensor, work: int) -> Replies:
+def _killed(params: Tensor, work: int) -> PartialReply:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
 ORPHANS = """
 import os, sys, torch
+from discreet.federated.partial_reply import PartialReply
 from discreet.simulation.workers import ForkedWorkers
-from discreet.federated.round import PartialSum
-from discreet.federated.transport import Replies
 
 def tell(params, work):
-    return Replies(PartialSum(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None))
+    return PartialReply(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None)
 
 each = ForkedWorkers(tell, count=1, num_params=1)
 each.begin(torch.zeros(1))
-print(os.getpid() + int(next(each.replies([0])).part.values), flush=True)
+print(os.getpid() + int(next(each.replies([0])).values), flush=True)
 sys.stdin.read()
 """
 

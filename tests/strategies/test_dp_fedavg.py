@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import strategies.dp_fedavg
-from discreet.config import load_config
+from discreet.settings.compose import load_config
 
 # What a client needs of discreet.federated; the rest is the server's, and stays out of the bundle for nodes.
 FOR_CLIENTS = {"messages", "query", "durable_ledger", "known_ledgers", "guarantees", "simulation_ticket"}

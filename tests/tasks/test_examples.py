@@ -35,20 +35,17 @@ def test_examples_that_do_not_fit_are_refused(inputs: torch.Tensor, targets: tor
         Examples(inputs, targets)
 
 
-def test_a_task_refuses_targets_outside_its_classes() -> None:
-    with pytest.raises(ValueError, match=r"named: test targets lie in \[0, 2\]"):
-        Task("named", table(4), table(3, num_classes=3), shape=TaskShape((3,), 2))
-
-
-def test_a_task_refuses_an_input_shape_that_is_not_the_datas() -> None:
-    with pytest.raises(ValueError, match=r"named: train inputs have shape \(3,\), not \(4,\)"):
-        Task("named", table(4), table(4), shape=TaskShape((4,), 2))
-
-
-def test_a_task_may_have_no_test_set_and_refuses_an_empty_training_set() -> None:
-    assert len(Task("named", table(4), table(0), shape=TaskShape((3,), 2)).test) == 0
-    with pytest.raises(ValueError, match="named: the train set is empty"):
-        Task("named", table(0), table(4), shape=TaskShape((3,), 2))
+@pytest.mark.parametrize(
+    ("train", "test", "shape", "message"),
+    [
+        (4, table(3, num_classes=3), (3,), r"named: test targets lie in \[0, 2\]"),
+        (4, table(4), (4,), r"named: train inputs have shape \(3,\), not \(4,\)"),
+        (0, table(4), (3,), "named: the train set is empty"),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused(train: int, test: Examples, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Task("named", table(train), test, shape=TaskShape(shape, 2))
 
 
 def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from discreet.client import nodes
 from discreet.client.release import LocalPrivacy, release_step
-from discreet.config import ConfigError, load_config
 from discreet.federated.messages import MalformedMessage, request_items, request_of
 from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.simulation.engine import learned_layers
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import Examples
 from discreet.tasks.model_check import check_model
@@ -89,14 +89,8 @@ def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return model
 
 
-MODELS = {
-    "backbone": head,
-    "frozen statistics": statistics,
-    "residual": residual,
-    "shared layer": shared,
-    "hook": hooked,
-}
-of_each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+MODELS = {"head": head, "statistics": statistics, "residual": residual, "shared": shared, "hooked": hooked}
+of_each_model = pytest.mark.parametrize("build", MODELS.values())
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -200,14 +194,6 @@ def test_a_step_with_laplace_noise_is_of_what_is_trained() -> None:
     assert len(run(built(head), one, source=seeded_source(5))) == 6 * 3 + 3
 
 
-def test_a_client_names_the_number_of_parameters_that_it_trains() -> None:
-    who = client(examples(4))
-    who.model.bias.requires_grad_(requires_grad=False)  # type: ignore[union-attr]
-    assert who.answer(request(config(*OFF)), torch.zeros(15)).update.shape == (15,)
-    with pytest.raises(MalformedMessage, match="has 15 trainable parameters, the train request holds 18"):
-        who.answer(request(config(*OFF)), torch.zeros(18))
-
-
 def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> None:
     # The server's digest travels with the request; values, names and statistics count.
     who = replace(client(examples(4)), model=built(statistics))
@@ -226,28 +212,21 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
     assert frozen_digest(nn.Linear(2, 2)) == ""
 
 
-@of_each_model
-def test_clients_of_such_models_are_trained_one_by_one(build: Build) -> None:
-    assert learned_layers(built(build), (5,)) is None
-    assert learned_layers(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), (5,)) is not None
-
-
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     nodes.model_of.cache_clear()
-    data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=100", "rounds=2", "training.epochs=1"]
+    data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=40", "rounds=2", "training.epochs=1"]
     return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
 
 
-@pytest.mark.parametrize(("model", "level"), [("head", "user"), ("statistics", "example"), ("shared", "example")])
+@pytest.mark.parametrize(("model", "level"), [("head", "user"), ("statistics", "example")])
 def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
     model: str, level: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     by_example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     simulate(load_config([*words, f"model.name=tests.tasks.test_frozen:{model}", *by_example * (level == "example")]))
-    builders = {"head": head, "statistics": statistics, "shared": shared}
-    like, last = builders[model]((4,), 3), RunFolder(run).load_checkpoint()
+    like, last = MODELS[model]((4,), 3), RunFolder(run).load_checkpoint()
     assert last is not None
     assert len(last.params) == len(flatten_parameters(like))
     saved = load_file(run / "model.safetensors")
@@ -269,9 +248,8 @@ def test_frozen_values_that_server_and_clients_would_not_share_are_refused(words
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("model", ["head", "shared"])
-def test_engines_give_the_same_numbers_or_refuse(model: str, words: list[str], tmp_path: Path) -> None:
-    found, name = [], f"model.name=tests.tasks.test_frozen:{model}"
+def test_engines_give_the_same_numbers_or_refuse(words: list[str], tmp_path: Path) -> None:
+    found, name = [], "model.name=tests.tasks.test_frozen:shared"
     for engine in ("auto", "one_by_one"):
         simulate(load_config([*words, name, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
         last = RunFolder(tmp_path / engine).load_checkpoint()

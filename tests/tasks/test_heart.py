@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.client_settings import DataConfig
+from discreet.settings.data import DataConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.examples import Examples
 from discreet.tasks.heart import HOSPITALS, load_hospitals, read_hospital
@@ -56,7 +56,11 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
     hospitals = load_hospitals(str(folder))
     assert tuple(len(hospital.labels) for hospital in hospitals) == (303, 261, 46, 130)
     assert tuple(len(hospital.split()[1]) for hospital in hospitals) == TEST
+    parts = [hospital.examples(hospital.split()[1]) for hospital in hospitals]
+    assert torch.equal(task.test.inputs, torch.cat([part.inputs for part in parts]))
     assert len(task.test) == sum(TEST)
+    with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
+        load_task("heart")
 
 
 def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
@@ -66,13 +70,6 @@ def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
         for number in (0, 1, 17, len(rows) - 1):
             assert every.inputs[number].tolist() == pytest.approx(by_hand(rows[number]), abs=1e-6)
         assert every.targets.tolist() == [int(float(row[13]) > 0) for row in rows]
-
-
-def test_the_test_set_is_the_hospitals_test_parts_one_after_the_other(folder: Path) -> None:
-    pooled = load_task("heart", path=str(folder)).test
-    parts = [hospital.examples(hospital.split()[1]) for hospital in load_hospitals(str(folder))]
-    assert torch.equal(pooled.inputs, torch.cat([part.inputs for part in parts]))
-    assert torch.equal(pooled.targets, torch.cat([part.targets for part in parts]))
 
 
 def test_a_change_of_one_patient_changes_nothing_of_another(folder: Path, tmp_path: Path) -> None:
@@ -95,15 +92,3 @@ def test_a_missing_file_is_one_line_that_says_what_is_expected(folder: Path, tmp
     ) as error:
         load_task("heart", path=str(tmp_path))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("line", ["1.0,2.0", "sixty" + ",0.0" * 13], ids=["too few columns", "a word"])
-def test_a_file_of_another_form_is_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / "processed.va.data").write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"data\.path: .* does not hold 14 numbers or \? a line"):
-        read_hospital(tmp_path / "processed.va.data")
-
-
-def test_without_a_path_it_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
-        load_task("heart")

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.answers import METRICS, Block, bins_of, joined_answer, metric_blocks
+from discreet.tasks.answers import METRICS, Block, joined_answer, metric_blocks
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 
@@ -41,22 +40,18 @@ def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
 def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, name: str, outputs: str) -> None:
     blocks = metric_blocks([name], SHAPES[shape])
     for kind in ("one", "both"):
-        for n in (1, 7):
+        for n in (0, 1, 7):
             values = torch.full((n, *SHAPES[shape].output_shape), OUTPUTS[outputs])
             answer = joined_answer(blocks, values, targets_of(SHAPES[shape], kind, n))
             assert answer.shape == (sum(block.length for block in blocks),)
             assert answer.isfinite().all()
-            assert float(answer.norm()) <= 1 + 1e-12
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_nor_does_a_mixture_of_all_that_or_all_metrics_at_once(shape: str) -> None:
-    names = [name for at, name in EACH if at == shape]
-    blocks, source = metric_blocks(names, SHAPES[shape]), torch.Generator().manual_seed(58211)
-    odd = torch.tensor([*OUTPUTS.values(), 3.0, -0.1])
-    for _ in range(50):
+            assert float(answer.norm()) <= 1 + 1e-12 * n
+    names = [each for at, each in EACH if at == shape]
+    odd, source = torch.tensor([*OUTPUTS.values(), 3.0, -0.1]), torch.Generator().manual_seed(58211)
+    for _ in range(9):  # all that mixed, and all metrics at once
         values = odd[torch.randint(len(odd), (9, *SHAPES[shape].output_shape), generator=source)]
-        assert float(joined_answer(blocks, values, targets_of(SHAPES[shape], "both", 9)).norm()) <= 1 + 1e-12
+        answer = joined_answer(metric_blocks(names, SHAPES[shape]), values, targets_of(SHAPES[shape], "both", 9))
+        assert float(answer.norm()) <= 1 + 1e-12
 
 
 @pytest.mark.parametrize(("shape", "name"), EACH)
@@ -70,13 +65,6 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
         raw = block.answer(values, targets)
         assert torch.allclose(joined_answer([block], values, targets), raw / block.bound, atol=1e-12)
         assert not block.shares or (bool((raw >= 0).all()) and float(raw.sum()) <= block.most + 1e-12)
-
-
-@pytest.mark.parametrize(("shape", "name"), EACH)
-def test_a_client_without_examples_answers_zeros(shape: str, name: str) -> None:
-    blocks = metric_blocks([name], SHAPES[shape])
-    empty = targets_of(SHAPES[shape], "one", 0)
-    assert not joined_answer(blocks, torch.zeros(0, *SHAPES[shape].output_shape), empty).any()
 
 
 def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
@@ -95,11 +83,6 @@ def test_one_example_of_ten_classes_fills_the_norm_of_auc_half_by_its_positive_a
     assert float(kinds.norm()) == pytest.approx(1, rel=1e-12)
     assert positives.tolist() == pytest.approx([0.0] * 3 + [math.sqrt(1 / 2)] + [0.0] * 6)
     assert negatives.tolist() == pytest.approx([math.sqrt(1 / 18) * (place != 3) for place in range(10)])
-
-
-def test_accuracy_reaches_its_bound_on_both_sides() -> None:
-    blocks, right = metric_blocks(["accuracy"], TWO), torch.tensor([[1.0, 0.0]])
-    assert [float(joined_answer(blocks, right, torch.tensor([one]))) for one in (0, 1)] == [1.0, -1.0]
 
 
 def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
@@ -131,20 +114,12 @@ def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
     ("names", "shape", "words"),
     [
         (["accuracy", "mae"], TWO, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
-        (["mae"], TEN, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
         (["accuracy"], NUMBERED, "mae, rmse, r2, clients if numbers .*accuracy is none"),
         (["auc"], TAGGED, "accuracy, loss, clients if sequences .*auc is none"),
         (["accuracy", "accuracy"], LABELLED, "different names"),
         ([], TWO, "list of different names"),
     ],
-    ids=["of another kind", "of ten classes", "of numbers", "of sequences", "twice", "none"],
 )
 def test_metrics_that_do_not_fit_are_refused_with_the_choices(names: list[str], shape: TaskShape, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         metric_blocks(names, shape)
-
-
-def test_bins_are_those_of_a_histogram() -> None:
-    values = torch.rand(500, generator=torch.Generator().manual_seed(7129), dtype=torch.float64)
-    counted = torch.bincount(bins_of(values, 0, 1, 7), minlength=7)
-    assert counted.tolist() == np.histogram(values.numpy(), 7, (0, 1))[0].tolist()

@@ -12,7 +12,7 @@ from torch import nn
 from discreet.tasks.examples import Examples
 from discreet.tasks.metrics import Evaluation, evaluate, indicators
 from discreet.tasks.targets import LABELS, NUMBERS, Target
-from discreet.training.losses import binary_cross_entropy, squared
+from discreet.training.losses import LOSSES
 
 NAN, INF = float("nan"), float("inf")
 
@@ -89,7 +89,7 @@ def test_with_a_single_class_auc_and_ks_are_undefined() -> None:
 def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
     price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
     table = Examples(torch.tensor([[-0.5], [0.0], [1.0]]), price.scaled(torch.tensor([[40.0], [110.0], [190.0]])))
-    result = evaluate(Logits(), table, loss=squared, target=price)
+    result = evaluate(Logits(), table, loss=LOSSES["squared"], target=price)
     said, truth = [50.0, 100.0, 200.0], [40.0, 110.0, 190.0]
     assert result.scores == pytest.approx({"r2": r2_score(truth, said), "mae": 10.0}, rel=1e-6)
     assert result.loss == pytest.approx(0.01, rel=1e-5)
@@ -98,7 +98,9 @@ def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
 
 def test_a_number_that_is_not_finite_leaves_no_score() -> None:
     price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
-    result = evaluate(Logits(), Examples(torch.tensor([[NAN], [0.0]]), torch.zeros(2, 1)), loss=squared, target=price)
+    result = evaluate(
+        Logits(), Examples(torch.tensor([[NAN], [0.0]]), torch.zeros(2, 1)), loss=LOSSES["squared"], target=price
+    )
     assert math.isnan(result.loss)
     assert all(map(math.isnan, result.scores.values()))
 
@@ -107,7 +109,7 @@ def test_labels_are_right_one_by_one_and_auc_leaves_out_a_label_that_never_chang
     topics = Target(LABELS, ("sport", "art", "always"))
     outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, 3.0, 1.0], [1.0, 0.5, -1.0], [0.5, -2.0, 1.0]])
     table = Examples(outputs, torch.tensor([[1.0, 0, 1], [0, 1, 1], [0, 0, 1], [1, 0, 1]]))
-    result = evaluate(Logits(), table, loss=binary_cross_entropy, target=topics)
+    result = evaluate(Logits(), table, loss=LOSSES["binary_cross_entropy"], target=topics)
     aucs = [roc_auc_score(table.targets[:, column], outputs[:, column]) for column in (0, 1)]
     assert result.scores == pytest.approx({"accuracy": 9 / 12, "auc": sum(aucs) / 2})
     assert result.loss == pytest.approx(log_loss_of(outputs, table.targets), rel=1e-6)

@@ -58,9 +58,7 @@ def exact(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
         return {"loss": float(np.minimum(-np.log(said.numpy()), 2 * math.log(2)).mean())}
     if name == "auc":
         scores = (outputs[:, 1] - outputs[:, 0])[:, None] if kind == CLASSES else outputs
-        return {
-            "auc": float(roc_auc_score(targets.reshape(len(targets), -1).squeeze().numpy(), scores.squeeze().numpy()))
-        }
+        return {"auc": float(roc_auc_score(targets.squeeze().numpy(), scores.squeeze().numpy()))}
     if name == "mae":
         return {"mae": float((errors * units).mean())}
     if name == "rmse":
@@ -104,28 +102,16 @@ def test_a_private_number_is_within_two_standard_errors_of_the_exact_one(kind: s
     assert min(drawn(kind, name).values()) >= 183
 
 
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in EACH if pair[1] not in ("clients", "calibration")])
-def test_with_standard_errors_of_half_the_size_it_is_not(kind: str, name: str) -> None:
-    assert max(drawn(kind, name, scale=0.5).values()) < 170
-
-
-@pytest.mark.parametrize("name", ["calibration", "clients"])
-def test_nor_with_a_fifth_where_a_bound_is_stated(name: str) -> None:
-    assert min(drawn(CLASSES, name, scale=0.2).values()) < 170
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_with_smaller_standard_errors_it_is_not(kind: str, name: str) -> None:
+    only_bounded = name in ("clients", "calibration")  # their standard errors are bounds
+    hits = drawn(kind, name, scale=0.2 if only_bounded else 0.5).values()
+    assert (min if only_bounded else max)(hits) < 170
 
 
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(kind: str, name: str) -> None:
     assert min(drawn(kind, name, probability=0.4, z=0.5).values()) >= 183
-
-
-def test_an_error_that_forgets_the_sampling_is_too_small() -> None:
-    assert drawn(CLASSES, "accuracy", probability=0.4, z=0.5)["accuracy"] >= 183
-    blocks, answers = metric_blocks(["accuracy"], KINDS[CLASSES]), population(CLASSES)
-    exactly = torch.stack([joined_answer(blocks, *one) for one in answers]).mean(dim=0)
-    sampled = read_metrics(blocks, exactly, Noise(0.5 / 120, 0.4, CLIENTS), shape=KINDS[CLASSES])["accuracy"]
-    forgot = read_metrics(blocks, exactly, Noise(0.5 / 120), shape=KINDS[CLASSES])["accuracy"]
-    assert sampled.standard_error > 5 * forgot.standard_error
 
 
 def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less_with_other_metrics() -> None:
@@ -137,18 +123,6 @@ def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less
     assert both.stddev == pytest.approx(alone.stddev * math.sqrt(2))
 
 
-def test_metrics_that_are_asked_together_are_read_as_they_are_alone() -> None:
-    for kind, shape in KINDS.items():
-        clients, names = population(kind)[:30], METRICS[kind]
-        read = []
-        for asked in (list(names), *([name] for name in names)):
-            blocks = metric_blocks(asked, shape)
-            mean = torch.stack([joined_answer(blocks, *client) for client in clients]).mean(dim=0)
-            read.append({name: one.value for name, one in read_metrics(blocks, mean, Noise(1e-9), shape=shape).items()})
-        together, alone = read[0], {name: value for part in read[1:] for name, value in part.items()}
-        assert together == pytest.approx(alone, abs=1e-6)
-
-
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
     blocks, source = metric_blocks([name], KINDS[kind]), torch.Generator().manual_seed(31511)
@@ -158,19 +132,6 @@ def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
         for one in read_metrics(blocks, mean, Noise(5.0), shape=KINDS[kind]).values():
             assert one.standard_error > 0
             assert math.isfinite(one.value) or one.standard_error == math.inf
-
-
-def test_an_auc_of_one_class_alone_is_no_number() -> None:
-    blocks = metric_blocks(["auc"], KINDS[CLASSES])
-    mean = joined_answer(blocks, torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
-    found = read_metrics(blocks, mean, Noise(1e-3), shape=KINDS[CLASSES])["auc"]
-    assert math.isnan(found.value)
-    assert found.standard_error == math.inf
-
-
-def test_a_mean_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(1,\), not \(2,\)"):
-        read_metrics(metric_blocks(["accuracy"], KINDS[CLASSES]), torch.zeros(2), Noise(1.0), shape=KINDS[CLASSES])
 
 
 def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:

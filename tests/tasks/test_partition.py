@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.client_settings import DataConfig
+from discreet.settings.data import DataConfig
 from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task, TaskShape
+from discreet.tasks.examples import Examples
 from discreet.tasks.partition import client_examples, held_out_rows, partition_indices, split_rows
 
 TARGETS = torch.arange(1437) % 10
@@ -39,13 +39,7 @@ def classes(part: torch.Tensor) -> int:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from(DRAWN),
-    st.integers(2, 90),
-    st.integers(1, 40),
-    st.floats(1e-3, 1e3),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.sampled_from(DRAWN), st.integers(2, 90), st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_every_example_has_exactly_one_client_and_none_is_empty(
     kind: str, examples: int, clients: int, alpha: float, seed: int
 ) -> None:
@@ -64,26 +58,12 @@ def test_the_same_seed_deals_the_same_and_another_does_not(kind: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_clients_that_dirichlet_leaves_empty_get_one_example() -> None:
-    parts = deal(400, "dirichlet", alpha=0.01)
-    assert min(len(part) for part in parts) == 1
-
-
-def test_shards_deal_two_of_equal_size_where_the_examples_divide() -> None:
-    parts = deal(70, "shards", targets=TARGETS[:1400])
-    assert {len(part) for part in parts} == {20}
-
-
 def test_natural_clients_are_the_owners_in_sorted_order() -> None:
     owners = torch.tensor([5, 2, 5, 9, 2, 5])
     parts = deal(3, "natural", targets=torch.zeros(6, dtype=torch.int64), owners=owners)
     assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
-
-
-@pytest.mark.parametrize("kind", DRAWN)
-def test_dealing_prints_nothing(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
-    deal(20, kind)
-    assert capfd.readouterr() == ("", "")
+    with pytest.raises(ValueError, match=r"data\.num_clients must be 7 .*, not 8"):
+        deal(8, "natural", owners=torch.arange(1437) % 7)
 
 
 @pytest.mark.parametrize(
@@ -100,40 +80,20 @@ def test_what_cannot_be_dealt_is_refused_with_the_reason(num_clients: int, kind:
         deal(num_clients, kind)
 
 
-def test_natural_refuses_another_number_of_clients_than_owners() -> None:
-    with pytest.raises(ValueError, match=r"data\.num_clients must be 7 .*, not 8"):
-        deal(8, "natural", owners=torch.arange(1437) % 7)
-
-
-def test_inputs_and_targets_stay_together() -> None:
-    numbers = torch.arange(60)
-    table = Examples(numbers[:, None].float(), numbers)
-    task = Task("numbers", table, table, TaskShape((1,), 60))
-    part = client_examples(task, DataConfig(num_clients=7), 3)
-    assert part.inputs[:, 0].tolist() == part.targets.tolist()
-
-
-@pytest.mark.parametrize("client_id", [-1, 200])
-def test_a_client_outside_the_partition_is_refused(client_id: int) -> None:
-    with pytest.raises(ValueError, match=r"client_id must lie in \[0, 200\)"):
-        client_examples(load_task("digits"), DataConfig(num_clients=200), client_id)
-
-
 def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None:
     assert torch.equal(view_of(3, 30, num_clients=10).inputs, view_of(3, 30, num_clients=10**6).inputs)
     assert len(view_of(999_999, 30, num_clients=10**6).inputs.flatten(1).unique(dim=0)) == 30
-
-
-def test_a_view_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a view of 1438 of 1437 training examples"):
+    with pytest.raises(ValueError, match="a view of 1438 of 1437 training examples"):
         view_of(0, 1438)
+    with pytest.raises(ValueError, match=r"client_id must lie in \[0, 4\)"):
+        view_of(4, 30)
 
 
-SHARES = pytest.mark.parametrize("share", [0.05, 0.2, 1 / 3, 0.5, 0.9])
+SHARES = pytest.mark.parametrize("share", [0.05, 1 / 3, 0.9])
 
 
 @SHARES
-@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 100, 1001])
+@pytest.mark.parametrize("count", [0, 1, 5, 1001])
 def test_every_row_is_trained_on_or_held_out_and_the_share_is_kept(count: int, share: float) -> None:
     trained, held = split_rows(count, 7, share=share)
     assert sorted([*trained.tolist(), *held.tolist()]) == list(range(count))

@@ -32,10 +32,6 @@ def test_how_far_a_number_lies_outside_its_range_is_not_told(caplog: pytest.LogC
     assert "2 of 2 targets lie outside target_low..target_high" in caplog.text
 
 
-def test_a_prediction_beyond_the_range_is_given_as_it_is() -> None:
-    assert PRICE.in_units(torch.tensor([[1.5, 0.0]])).tolist() == [[250.0, 15.0]]
-
-
 @pytest.mark.parametrize(
     ("target", "values", "said"),
     [

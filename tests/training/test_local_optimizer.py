@@ -87,14 +87,6 @@ def test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone(way: str,
         torch.testing.assert_close([values[row] for values in params], wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_stay_as_they_are() -> None:
-    for how in WAYS.values():
-        params, (step, *_) = drawn(1)
-        before = [gradient.clone() for gradient in step]
-        take_step(how, first_state(how, params, [1]), params, step)
-        assert all(torch.equal(*pair) for pair in zip(before, step, strict=True))
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str) -> None:
     data, model, how = examples(7), linear(), replace(WAYS[way], schedule="cosine")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.rules.objective import PADDING
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Examples
 from discreet.tasks.metrics import evaluate
 from discreet.tasks.models import flatten_parameters
@@ -80,8 +78,3 @@ def test_evaluation_counts_positions_for_accuracy_and_examples_for_loss() -> Non
     found = evaluate(model, data, target=Target(SEQUENCES, length=LENGTH), batch_size=7)
     assert found.accuracy == pytest.approx(right / counted)
     assert found.loss == pytest.approx(sum(losses) / 30, rel=1e-5)
-
-
-def test_with_padding_alone_there_is_no_accuracy() -> None:
-    data = sequences(4, longest=0)
-    assert math.isnan(evaluate(built(), data, target=Target(SEQUENCES, length=LENGTH)).accuracy)

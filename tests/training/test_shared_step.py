@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client_settings import TaskConfig
 from discreet.privacy.randomness import seeded_source
+from discreet.settings.training import TaskConfig
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters
 from discreet.training.local_training import LocalSettings
@@ -50,10 +50,3 @@ def test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros() -> None:
     more, fewer = some_examples(12), some_examples(12).subset(torch.arange(1, 12))
     assert float((step_of(more) - step_of(fewer)).norm()) <= 0.5 * CLIP / 20 * (1 + 1e-9)
     assert not step_of(some_examples(12).subset(torch.arange(0))).any()
-
-
-def test_the_model_is_left_as_it_is() -> None:
-    model = some_model()
-    before, settings = flatten_parameters(model).clone(), LocalSettings(1, 20, 0.5, 0.0)
-    shared_step(model, torch.zeros_like(before), some_examples(3), settings=settings, clip=(CLIP, SOURCE))
-    assert torch.equal(flatten_parameters(model), before)

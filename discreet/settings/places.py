@@ -1,4 +1,4 @@
-"""Where the files of an app lie: the project in the current folder, the checkout, or what the wheel brought.
+"""The places of an app's files: the project in the current folder, the checkout, or what the wheel brought.
 
 A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
 made. Two questions are asked:
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from discreet.client_settings import ConfigError
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent.parent
 PACKED = PACKAGE / "app"  # only a wheel has it
 
 
@@ -33,7 +33,7 @@ def own_files(package: Path = PACKAGE) -> Path:
 
 
 def is_project(folder: Path) -> bool:
-    """Whether a folder is a project: see this module."""
+    """True if a folder is a project: see this module."""
     try:
         return "discreet" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
     except (OSError, ValueError):

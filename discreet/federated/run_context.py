@@ -1,17 +1,16 @@
-"""A run from its opened folder to its last file: what all the ways to run have in common, whatever clients they ask."""
+"""The context of a run, from its opened folder to its last file, whatever clients it asks."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from torch import Tensor
 
-from discreet.config import RunConfig
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.noise_outlook import noise_outlook
@@ -19,38 +18,40 @@ from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
 from discreet.federated.run_folder import (
     ASKED,
-    Checkpoint,
     RunFolder,
     change_state,
     check_output,
     note_interruption,
     only_writer,
 )
-from discreet.federated.training_run import Outcome
+from discreet.federated.state import Outcome, State, initial_state
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 
 
 @dataclass(frozen=True, eq=False)
-class OpenedRun:
-    """A run whose folder is held: its configuration is resolved, its ledger is there.
+class RunContext:
+    """A run whose folder is held, with its configuration resolved and its ledger open.
 
     Attributes:
-      checkpoint: where the run starts, or goes on.
+      state: the run starts from it, or goes on.
       source: of cohorts and noise.
       account: of the population, which the ledger charges before itself.
+      says: how a message calls the settings that it names.
     """
 
     config: RunConfig
     folder: RunFolder
     ledger: DurableLedger
-    checkpoint: Checkpoint
+    state: State
     source: RandomSource
     account: PopulationAccount | None = None
+    says: Callable[[str], str] = str
 
 
-def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> OpenedRun:
+def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
     """Opens the folder of a new run, or of one that goes on.
 
     Args:
@@ -81,13 +82,13 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
         folder.write_config(asked, name=ASKED)
     source = source_of(config.seed)
     _announce(config, folder, num_params=checkpoint.params.numel())
-    return OpenedRun(config, folder, ledger, checkpoint, source, account)
+    return RunContext(config, folder, ledger, checkpoint, source, account)
 
 
-def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> Checkpoint:
+def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> State:
     checkpoint = folder.load_checkpoint() if config.resume else None
     if checkpoint is None:
-        checkpoint = Checkpoint(0, params, params.new_zeros(params.shape), first_clip_norm(config))
+        checkpoint = initial_state(params, clip_norm=first_clip_norm(config))
     if config.resume:
         # The rows of rounds that are done again.
         folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
@@ -139,13 +140,13 @@ def client_lines(config: RunConfig) -> Iterator[str]:
             yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
 
 
-def close_run(run: OpenedRun, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the model and privacy.json, which complete the folder."""
     run.folder.write_model(tensors, metadata=metadata)
     run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome, run.account))
 
 
-def say_how_it_ended(run: OpenedRun, outcome: Outcome) -> None:
+def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     """Writes, last of all, that the run is over, and says what it has spent."""
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
     if outcome.stopped:

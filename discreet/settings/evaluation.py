@@ -1,11 +1,12 @@
-"""How a run rates its models, by which metrics, and how often."""
+"""Ratings of the model: by whom, by which metrics, and how often."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
-from discreet.setting_checks import check, setting
-from discreet.value_rules import OPEN_SHARE, POSITIVE, Rule, at_least, one_of
+from discreet.settings.ranges import Count, OpenShare, Positive, different, one_of
+from discreet.settings.rules import section
 
 # What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
@@ -13,17 +14,9 @@ METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
-def _are_metrics(value: object) -> bool:
-    names = value if isinstance(value, list) else []
-    return bool(names) and all(name in METRICS for name in names) and len(set(names)) == len(names)
-
-
-METRIC_NAMES = Rule(f"a list of different names of {', '.join(METRICS)}", _are_metrics)
-
-
-@dataclass(frozen=True)
+@section("evaluation.")
 class EvaluationConfig:
-    """How the model is rated.
+    """Ratings of the model.
 
     Attributes:
       kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
@@ -37,26 +30,23 @@ class EvaluationConfig:
         noise over how far other data of the client can move the answer.
     """
 
-    kind: str = setting("public", one_of("public", "private", "none"))
-    every: int = setting(10, at_least(1))
-    cohort: str = setting("own", one_of("own", "same"))
-    share: float = setting(0.2, OPEN_SHARE)
-    metrics: list[str] = field(default_factory=lambda: ["accuracy"], metadata={"rule": METRIC_NAMES})
-    noise_multiplier: float = setting(10.0, POSITIVE)
-
-    def __post_init__(self) -> None:
-        check(self, "evaluation.")
+    kind: Annotated[str, one_of("public", "private", "none")] = "public"
+    every: Count = 10
+    cohort: Annotated[str, one_of("own", "same")] = "own"
+    share: OpenShare = 0.2
+    metrics: Annotated[list[str], different(*METRICS)] = field(default_factory=lambda: ["accuracy"])
+    noise_multiplier: Positive = 10.0
 
     @property
     def private(self) -> bool:
-        """Whether clients rate the model."""
+        """True if clients rate the model."""
         return self.kind == "private"
 
     def joins(self, round_number: int) -> bool:
-        """Whether the cohort of a round is also asked to rate the model that it starts from."""
+        """True if the cohort of a round also rates the model that it starts from."""
         return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
 
     def ratings(self, rounds: int) -> tuple[int, int]:
-        """How often cohorts that train also rate a model in so many rounds, and how often others do nothing else."""
+        """The numbers of ratings in so many rounds: by cohorts that also train, and by others."""
         times = -(-rounds // self.every) if self.private else 0
         return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))

@@ -1,6 +1,6 @@
 """Composes `conf/` into a checked RunConfig: the only reader of Hydra outside `discreet.cli`.
 
-It is the conf/ of the project in the current folder, or Discreet's own: `discreet.places` says which.
+It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places` says which.
 Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a whole, before
 anything starts.
 """
@@ -8,6 +8,7 @@ anything starts.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from discreet.client_settings import ConfigError
-from discreet.places import conf_folder, conf_for, own_files
-from discreet.settings import RunConfig, rules
-
-__all__ = ["ConfigError", "RunConfig", "conf_folder", "load_config", "parse_config"]
+from discreet.settings.places import conf_folder, conf_for, own_files
+from discreet.settings.rules import ConfigError, read_json, unknown
+from discreet.settings.run_config import RunConfig
 
 
 def _unless(other: object, value: object) -> object:
@@ -33,39 +32,16 @@ OmegaConf.register_new_resolver("unless", _unless, replace=True)
 
 
 def _one_line(error: Exception) -> str:
-    """What OmegaConf or Hydra says of an error, with the setting that it is about."""
+    """The message of an error of OmegaConf or Hydra, with the setting that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     message, cause = lines[0] if lines else type(error).__name__, error.__cause__
     if key:
-        return _unknown(key) if "not in" in message else f"setting {key}: {message}"
+        return unknown(key, RunConfig) if "not in" in message else f"setting {key}: {message}"
     if cause is None or cause is error:
         return message
     inner = _one_line(cast(Exception, cause))
     return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
-
-
-def _unknown(key: str) -> str:
-    names = [name for name, _ in rules()]
-    known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
-    there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8 if there else 0.5)
-    if there and not close:
-        return f"unknown setting {key}; there are {', '.join(there)}"
-    return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
-
-
-def _writable(node: DictConfig) -> DictConfig:
-    """Frozen dataclasses make read-only nodes; where they are merged is where a file or a person may still write."""
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none():
-            _writable(child)
-    return node
-
-
-_SCHEMA = _writable(OmegaConf.structured(RunConfig))  # made once: it takes longer than a merge
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
@@ -74,11 +50,12 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
     Raises:
       ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
     """
-    plain = OmegaConf.to_container(settings, resolve=True) if isinstance(settings, DictConfig) else settings
-    try:
-        return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(_SCHEMA, plain)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+    if isinstance(settings, DictConfig):
+        try:
+            settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))
+        except OmegaConfBaseException as error:
+            raise ConfigError(_one_line(error)) from error
+    return read_json(RunConfig, json.dumps(settings, default=str))
 
 
 def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> RunConfig:
@@ -95,18 +72,40 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
     Raises:
       ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
+    settings, is_sweep = _composed(overrides, conf=conf)
+    if is_sweep and not of_sweep:
+        words = " ".join(overrides)
+        raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
+    return parse_config(settings)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
+
+    Of a sweep the words without lists are composed, and of a run that goes on all of them: the rest is checked later.
+    """
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    listed = bool({"-m", "--multirun"} & {*words})
+    asked, is_sweep = _composed(settings, listed=listed)
+    if not (listed or is_sweep or asked.resume is True):
+        parse_config(asked)
+
+
+def _composed(words: Sequence[str], *, listed: bool = False, conf: Path | None = None) -> tuple[DictConfig, bool]:
+    """Composed settings, without those to which words give lists if they may, and if an experiment is a sweep."""
     # Imported here: what reads a configuration that is composed already does without Hydra.
-    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    with hydra_on_conf(overrides, conf=conf):
-        settings = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
-        if settings.hydra.mode == RunMode.MULTIRUN and not of_sweep:
-            words = " ".join(overrides)
-            raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
-        OmegaConf.set_struct(settings, False)
-        del settings["hydra"]
-        return parse_config(settings)
+    mode = RunMode.MULTIRUN if listed else RunMode.RUN
+    with hydra_on_conf(words, conf=conf):
+        composer = GlobalHydra.instance().hydra
+        assert composer is not None
+        settings = composer.compose_config("config", list(words), mode, from_shell=False, with_log_configuration=False)
+    is_sweep = settings.hydra.mode == RunMode.MULTIRUN
+    OmegaConf.set_struct(settings, False)
+    del settings["hydra"]
+    return settings, is_sweep
 
 
 @contextmanager

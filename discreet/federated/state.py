@@ -1,0 +1,71 @@
+"""The state of a run: all that a round changes, as one value. A checkpoint holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The state after a round.
+
+    Attributes:
+      round: how many rounds are done.
+      params: (num_params,), float32.
+      velocity: the first moment of the server's optimizer, (num_params,), float32.
+      clip_norm: C_t for the next round; infinity if user-level privacy is off.
+      noise_energy: the expected squared norm of the noise in the velocity of SGD.
+      second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for SGD.
+      epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of their own accounts.
+      unaccounted: clients that reported an infinite epsilon in a run that costs a finite one. The largest epsilons are
+        those of the others.
+    """
+
+    round: int
+    params: Tensor
+    velocity: Tensor
+    clip_norm: float
+    noise_energy: float = 0.0
+    second_moment: Tensor = field(default_factory=lambda: import_module("torch").zeros(0))  # status needs no torch
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+    unaccounted: Sequence[int] = ()
+
+    def largest_reported(self, name: str) -> float:
+        """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""
+        value: float = getattr(self, name)
+        return math.inf if value == 0 and self.unaccounted else value
+
+
+def initial_state(params: Tensor, *, clip_norm: float) -> State:
+    """The state before the first round."""
+    params = params.detach().float()
+    return State(0, params, params.new_zeros(params.shape), clip_norm)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last state, why it stopped if it did, and its model.
+
+    Attributes:
+      checkpoint: after the last round, with all that was spent.
+      stopped: why the run ended other than by its last planned round, in words; None if it did not.
+      best: of a run that was lost: its model in place of the last one; None otherwise.
+    """
+
+    checkpoint: State
+    stopped: str | None
+    best: State | None = None
+
+    @property
+    def model(self) -> State:
+        """What the run is to publish as its model."""
+        return self.best or self.checkpoint

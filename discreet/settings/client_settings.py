@@ -1,0 +1,308 @@
+"""The settings that travel to clients: sections of the run's configuration, checked again on arrival."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from discreet.privacy.events import RDP, fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.evaluation import MEANS, EvaluationConfig
+from discreet.settings.privacy import (
+    EXAMPLE,
+    PLAIN,
+    PLANNED,
+    SECURE,
+    USER,
+    Accountant,
+    Aggregation,
+    ExamplePrivacyConfig,
+    LocalPrivacyConfig,
+    Noise,
+    SecureConfig,
+    Sizes,
+)
+from discreet.settings.ranges import Count, NotNegative, OpenShare, Positive, Probability, Sampling, Text
+from discreet.settings.rules import ConfigError, require, require_each, section
+from discreet.settings.training import TaskConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from discreet.privacy.secure_grid import SecureSum
+
+
+@section(
+    "privacy.user.",
+    sampling="sampling.kind",
+    probability="sampling.probability",
+    population_size="sampling.population_size",
+)
+class UserTerms:
+    """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
+
+    Attributes:
+      noise_multiplier: of a round; None if a target chooses it and it is not resolved yet.
+      max_epsilon: the budget that ends the run, at the run's delta; None for none.
+      sampling, probability, population_size: how cohorts are drawn.
+      aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
+      adaptive: whether each client sends a bit, for a clip norm that adapts.
+      count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
+    """
+
+    enabled: bool = True
+    noise_multiplier: NotNegative | None = None
+    max_epsilon: Positive | None = None
+    sampling: Sampling = "poisson"
+    probability: Probability = 1.0
+    population_size: Count = 1
+    aggregation: Aggregation = PLAIN
+    adaptive: bool = True
+    count_stddev: NotNegative | None = None
+
+    @property
+    def secure(self) -> bool:
+        """True if the server reads nothing but masked sums, which clients noise."""
+        return self.enabled and self.aggregation == SECURE
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """The event of one round, for the sampling that is declared."""
+        if self.sampling == "fixed":
+            size, population = round(self.probability * self.population_size), self.population_size
+            return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
+        return poisson_round_event(self.probability, noise_multiplier=noise_multiplier)
+
+
+@section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
+class ClientSettings:
+    """The part of a run that each client is told, the same in every round, with the guarantees.
+
+    Attributes:
+      model: its name.
+      delta, accountant: how epsilons are computed.
+      noise: how noise is drawn, one of `NOISE`.
+
+    Raises:
+      ConfigError: a setting is out of range, or two settings contradict each other.
+    """
+
+    rounds: Count
+    model: Text
+    delta: OpenShare
+    accountant: Accountant
+    noise: Noise
+    data: DataConfig = DataConfig()
+    task: TaskConfig = TaskConfig()
+    training: TrainingConfig = TrainingConfig()
+    user: UserTerms = UserTerms()
+    example: ExamplePrivacyConfig = ExamplePrivacyConfig()
+    local: LocalPrivacyConfig = LocalPrivacyConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    secure: SecureConfig = SecureConfig()
+    normaliser: NormaliserConfig = NormaliserConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
+
+    def __post_init__(self) -> None:
+        require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
+        self._check_delta()
+        self._check_local()
+        self._check_ratings()
+        if self.user.secure:
+            self._check_secure("privacy.user.aggregation=secure")
+            alone = (
+                "privacy.example.enabled",
+                self.example.enabled,
+                False,
+                "beside its masked vector a client says nothing",
+            )
+            require_each("with privacy.user.aggregation=secure", alone)
+        if self.example.secure:
+            self._check_secure("privacy.example.aggregation=secure")
+            self._check_shared_step("with privacy.example.aggregation=secure")
+        if self.asks_of_data:
+            self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
+        if self.user.sampling == "fixed" and self.user.enabled:
+            rule = f"{RDP} with sampling.kind=fixed"
+            require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
+
+    @property
+    def accounts_itself(self) -> bool:
+        """True if each client accounts a guarantee in a ledger of its own."""
+        return self.example.enabled or self.local.kind != "none" or self.user.secure
+
+    @property
+    def masked(self) -> bool:
+        """True if the server reads nothing but masked sums."""
+        return self.user.secure or self.example.secure
+
+    @property
+    def step_norm(self) -> float:
+        """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
+        clipped gradients over `batch_size`."""
+        return self.training.learning_rate * self.example.l2_norm_clip / self.training.batch_size
+
+    @property
+    def rates_itself(self) -> bool:
+        """True if each client noises and accounts its own ratings."""
+        return self.evaluation.private and (self.example.enabled or self.local.kind != "none")
+
+    @property
+    def asks_of_data(self) -> bool:
+        """True if clients are asked about their data before the first round."""
+        return self.data.normalise == "private" or self.statistics.only
+
+    def check_server_noise(self, what: str) -> None:
+        """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
+        if not self.user.enabled or self.example.enabled:
+            rule = "privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+        elif self.user.secure:
+            rule = "privacy.user.aggregation=plain: the server would read each client's answer"
+        elif self.user.sampling == "fixed":
+            rule = "sampling.kind=poisson or everyone: its price is for add or remove one client"
+        else:
+            return
+        raise ConfigError(f"{what} needs {rule}")
+
+    def secure_sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
+        """The sum that clients make under secure aggregation, the same in every round: a client finds its share of the
+        noise by it. `noise_multiplier`: of a round; None for the one that is declared.
+
+        Raises:
+          ValueError: the noise, the clients and the model do not go together.
+        """
+        from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
+        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
+
+        level, declared = (EXAMPLE, self.example) if self.example.secure else (USER, self.user)
+        noise = declared.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if noise is None:
+            raise ConfigError(f"privacy.{level}.noise_multiplier must be given, or resolved from its target (got null)")
+        nodes, count = self.user.population_size, self.user.count_stddev
+        cohort = SecureCohort(nodes, self.secure.summands(nodes))
+        if self.example.secure:
+            largest = self.training.batch_size
+            return example_secure_sum(sizes.num_params, cohort, noise_multiplier=noise, largest_sum=largest)
+        count = default_count_stddev(nodes, noise_multiplier=noise) if count is None else count
+        return secure_sum(
+            sizes.num_params,
+            cohort,
+            noise_multiplier=split_noise_multiplier(noise, count_stddev=count)
+            if self.user.adaptive and noise
+            else noise,
+            count_stddev=(count or 1.0) if self.user.adaptive else None,
+            answers=(sizes.answers, self.evaluation.noise_multiplier) if self.evaluation.private else None,
+        )
+
+    def user_event(self, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
+        """The event of a round with this noise multiplier at user level; `joined`: its cohort also rates the model.
+        Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        if self.user.secure:
+            return self.secure_sum(sizes, noise_multiplier).event_of(trains=True, rates=joined)
+        if joined:
+            noise_multiplier = joined_noise_multiplier(noise_multiplier, self.evaluation.noise_multiplier)
+        return self.user.event(noise_multiplier)
+
+    def rating_event(self, noise_multiplier: float | None, *, sizes: Sizes = PLANNED) -> DpEvent:
+        """The event at user level of a cohort that rates the model, and is asked for nothing else.
+        `noise_multiplier`: of a round, whose noise is drawn under secure aggregation."""
+        if self.user.secure:
+            return self.secure_sum(sizes, noise_multiplier).event_of(trains=False, rates=True)
+        return self.user.event(self.evaluation.noise_multiplier)
+
+    def least_user_noise(self, noise: float) -> float:
+        """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
+        ratings, rated = self.evaluation, self.evaluation.noise_multiplier
+        if ratings.private:
+            noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
+        return min(noise, self.statistics.noise_multiplier) if self.asks_of_data else noise
+
+    def user_releases(
+        self, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
+    ) -> tuple[tuple[DpEvent, int], ...]:
+        """The events of so many rounds at user level, with ratings, and with the question about data before them."""
+        joined, alone = self.evaluation.ratings(rounds)
+        releases = [
+            (self.statistics.event, int(self.asks_of_data)),
+            (self.user_event(noise_multiplier, sizes=sizes), rounds - joined),
+        ]
+        if joined:
+            releases.append((self.user_event(noise_multiplier, joined=True, sizes=sizes), joined))
+        if alone:
+            releases.append((self.rating_event(noise_multiplier, sizes=sizes), alone))
+        return tuple((event, count) for event, count in releases if count)
+
+    def _check_delta(self) -> None:
+        bound = 1 / self.user.population_size
+        if self.user.enabled or self.local.kind in ("gaussian", "laplace"):
+            proposed = 10.0 ** (math.ceil(math.log10(bound) - 1e-9) - 1)
+            rule = f"below 1 / population_size = {bound:g}, for instance {proposed:g}"
+            require(self.delta < bound, "privacy.delta", rule, self.delta)
+        least, declared = self.training.batch_size, self.data.public_num_examples
+        if self.example.enabled and declared is not None:
+            rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / self.delta:g})"
+            require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
+
+    def _check_ratings(self) -> None:
+        if not self.evaluation.private:
+            return
+        local, by = self.local.kind, "with evaluation.kind=private"
+        rule = f"none, gaussian or laplace {by}: laplace_step noises steps, and no answers"
+        require(local != "laplace_step", "privacy.local.kind", rule, local)
+        at_example = ("privacy.example.enabled", self.example.enabled)
+        if local != "none":
+            require_each(f"{by} and privacy.local", (*at_example, False, "one noise on an answer is charged once"))
+        elif not self.example.enabled:
+            rule = f"true {by}, or another guarantee on: noise pays for what clients answer"
+            require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
+        else:
+            moved = "what is held out goes by rows, and a removed one moves the others"
+            cut = ("privacy.user.enabled", self.user.enabled, False, "the server's clip would cut the noise")
+            require_each(f"{by} and privacy.example.enabled", cut)
+            require_each(by, ("data.public_num_examples", self.data.public_num_examples, None, moved))
+            wrong = [name for name in self.evaluation.metrics if name not in MEANS]
+            rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
+            require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
+
+    def _check_secure(self, by: str) -> None:
+        unamplified = "the server knows whom it asks, so that sampling amplifies nothing"
+        require_each(
+            f"with {by}",
+            ("sampling.kind", self.user.sampling, "everyone", unamplified),
+            ("privacy.accountant", self.accountant, RDP, "its noise is accounted by Renyi divergences"),
+            ("privacy.noise", self.noise, "grid", "masks are added to whole numbers"),
+        )
+        self.secure.check_fits(self.user.population_size)
+
+    def _check_shared_step(self, by: str) -> None:
+        """Every client sends one clipped gradient of each of its examples, and nothing else."""
+        training, rows = self.training, self.data.public_num_examples
+        whole = "every step is over all examples, and training.batch_size is the public constant"
+        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}", self.evaluation.kind)
+        require_each(
+            by,
+            ("privacy.user.enabled", self.user.enabled, False, "the sum that is opened is noised for one example"),
+            ("privacy.local.kind", self.local.kind, "none", "clients share the noise"),
+            ("training.epochs", training.epochs, 1, "one step a round"),
+            ("training.optimizer", training.optimizer, "sgd", "a plain step"),
+            ("training.weight_decay", training.weight_decay, 0, "a plain step"),
+            ("data.public_num_examples", rows, None, whole),
+        )
+
+    def _check_local(self) -> None:
+        kind, schedule, training = self.local.kind, self.local.schedule, self.training
+        if kind != "none" and self.user.enabled:
+            raise ConfigError(
+                f"privacy.local.kind={kind} needs privacy.user.enabled=false: the server's clip would cut the noise"
+            )
+        if kind == "laplace_step":
+            single = "its sensitivity 2 * eta * C / n holds for a single full-batch step"
+            require_each(
+                "with laplace_step",
+                ("privacy.example.enabled", self.example.enabled, False, "its noise is for the whole step"),
+                ("training.epochs", training.epochs, 1, single),
+                ("training.optimizer", training.optimizer, "sgd", "a plain step"),
+                ("training.weight_decay", training.weight_decay, 0, "a plain step"),
+            )
+        if kind != "none" and isinstance(schedule, list):
+            rule = f"a list of {self.rounds} numbers, one a round"
+            require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")

@@ -1,0 +1,223 @@
+"""The three guarantees, secure aggregation, and how epsilon is computed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from discreet.privacy.events import ACCOUNTANTS, PLD
+from discreet.privacy.quantile import LARGEST_NUMBER
+from discreet.settings.ranges import (
+    POSITIVE,
+    Count,
+    CountOrZero,
+    LearningRate,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Rule,
+    Text,
+    list_of,
+    one_of,
+    within,
+)
+from discreet.settings.rules import check_value, require, require_one, section
+
+USER, EXAMPLE, LOCAL = "user", "example", "local"
+GUARANTEES = (USER, EXAMPLE, LOCAL)
+# Which data sets are neighbours at example level.
+ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
+PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
+PLAIN, SECURE = "plain", "secure"
+SCHEDULES = ("uniform", "geometric")
+_SHARES = list_of(POSITIVE, "round")
+SCHEDULE = Rule(
+    f"uniform, geometric, or {_SHARES.words}",
+    lambda value: value in SCHEDULES if isinstance(value, str) else _SHARES.holds(value),
+    SCHEDULES,
+)
+Accountant = Annotated[str, one_of(*ACCOUNTANTS)]
+Noise = Annotated[str, one_of("float", "grid", "secure_sum")]
+Aggregation = Annotated[str, one_of(PLAIN, SECURE)]
+File = Annotated[
+    Text,
+    Rule("a file", lambda value: bool(value.strip()) and "\0" not in value),
+    # A run that goes on elsewhere charges the same file.
+    AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
+]
+CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
+
+
+def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
+    """Raises ConfigError unless a guarantee that is on has its noise, and one that is off asks for no masks."""
+    if section.enabled:
+        names = ("noise_multiplier", "target_epsilon")
+        require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
+        return
+    rule = f"{PLAIN} with privacy.{level}.enabled=false"
+    require(section.aggregation == PLAIN, f"privacy.{level}.aggregation", rule, section.aggregation)
+
+
+@section("privacy.secure.")
+class SecureConfig:
+    """The losses and the collusion that a masked sum over n nodes bears, n being `sampling.population_size`.
+
+    Attributes:
+      dropouts: d, how many nodes may be lost in a round; with more the round is abandoned before anything is opened.
+      colluding: c, how many nodes may tell the server all they know, beside what the server sees itself.
+      threshold: t, of how many nodes the shares open a sum; None for the least that is safe, floor((n + c) / 2) + 1.
+    """
+
+    dropouts: CountOrZero = 1
+    colluding: CountOrZero = 1
+    threshold: Count | None = None
+
+    def summands(self, nodes: int) -> int:
+        """h = n - d - c: the least number of honest nodes whose noise is in a sum that is opened."""
+        return nodes - self.dropouts - self.colluding
+
+    def threshold_of(self, nodes: int) -> int:
+        """t, see the class."""
+        return (nodes + self.colluding) // 2 + 1 if self.threshold is None else self.threshold
+
+    def check_fits(self, nodes: int) -> None:
+        """Raises ConfigError unless so many nodes are enough for the settings.
+
+        With 2t > n + c two disjoint sets of t nodes would share more nodes than collude, and an honest node says
+        only once who survived: so the server can open one sum a round, and no two. With t <= n - d it can open one
+        after all the losses that are allowed for. Both need n > 2d + c.
+        """
+        check_value(nodes, "sampling.population_size with secure aggregation", within(3, 100))
+        summands, threshold, name = self.summands(nodes), self.threshold_of(nodes), "privacy.secure.threshold"
+        rule = f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least must be left"
+        require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
+        least, most = (nodes + self.colluding) // 2 + 1, nodes - self.dropouts
+        advice = "" if least <= most else ": it is empty, so take fewer dropouts or colluding, or more nodes"
+        require(least <= threshold <= most, name, f"within [{least}, {most}] with {nodes} nodes{advice}", threshold)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The lengths of a masked vector's parts: its grid depends on them, and so do the last digits of its price.
+
+    Attributes:
+      num_params: how many parameters are trained.
+      answers: how many numbers answer the query that rates a model.
+    """
+
+    num_params: int
+    answers: int = 1
+
+
+PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost is the same to some four digits
+
+
+@section("privacy.example.")
+class ExamplePrivacyConfig:
+    """Example-level privacy, for one example of a client: DP-SGD inside each client, or with `aggregation=secure` one
+    step a round over all examples of all clients, who share its noise."""
+
+    enabled: bool = False
+    aggregation: Aggregation = PLAIN
+    noise_multiplier: NotNegative | None = None
+    l2_norm_clip: Positive = 1.0
+    target_epsilon: Positive | None = None
+    max_epsilon: Positive | None = None
+
+    def __post_init__(self) -> None:
+        _check_level("example", self)
+
+    @property
+    def secure(self) -> bool:
+        """True if the server reads nothing but masked sums of gradients, which clients noise together."""
+        return self.enabled and self.aggregation == SECURE
+
+
+@section("privacy.local.")
+class LocalPrivacyConfig:
+    """Local privacy: each client noises its own update, for an untrusted server."""
+
+    kind: Annotated[str, one_of("none", "gaussian", "laplace", "laplace_step")] = "none"
+    epsilon: Positive | None = None
+    noise_multiplier: Positive | None = None
+    norm_clip: Positive = 1.0
+    schedule: Annotated[str | list[float], SCHEDULE] = "uniform"
+    max_epsilon: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "none":
+            advice = (
+                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, the total over "
+                "all rounds; privacy.user.enabled must be false"
+            )
+            given = {"privacy.local.epsilon": self.epsilon, "privacy.local.noise_multiplier": self.noise_multiplier}
+            require_one(given, advice)
+
+
+@section("privacy.user.clip.")
+class ClipConfig:
+    """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
+
+    kind: Annotated[str, one_of("adaptive", "fixed")] = "adaptive"
+    norm: Positive = 0.3
+    max: float | None = None
+    target_quantile: OpenShare = 0.5
+    learning_rate: LearningRate = 0.2
+    search_rate: Annotated[float, within(0, 10_000)] = 0.0
+    count_stddev: NotNegative | None = None
+
+    def __post_init__(self) -> None:
+        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_NUMBER))
+
+    @property
+    def ceiling(self) -> float:
+        """The largest adaptive clip norm: `max`, or `CLIP_GROWTH` times the first norm."""
+        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
+
+
+@section("privacy.user.")
+class UserPrivacyConfig:
+    """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
+    on masked updates, of which the server reads the sum alone."""
+
+    enabled: bool = True
+    aggregation: Aggregation = PLAIN
+    noise_multiplier: NotNegative | None = None
+    target_epsilon: Positive | None = None
+    max_epsilon: Positive | None = None
+    account: File | None = None
+    too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
+    clip: ClipConfig = ClipConfig()
+
+    def __post_init__(self) -> None:
+        _check_level("user", self)
+
+    @property
+    def secure(self) -> bool:
+        """True if the server reads nothing but masked sums, which clients noise."""
+        return self.enabled and self.aggregation == SECURE
+
+
+@section("privacy.")
+class PrivacyConfig:
+    """The three guarantees, and how their epsilon is computed."""
+
+    delta: OpenShare = 1e-3
+    accountant: Accountant = PLD
+    noise: Noise = "grid"
+    user: UserPrivacyConfig = UserPrivacyConfig(target_epsilon=8.0)
+    example: ExamplePrivacyConfig = ExamplePrivacyConfig()
+    local: LocalPrivacyConfig = LocalPrivacyConfig()
+    secure: SecureConfig = SecureConfig()
+
+    @property
+    def masked(self) -> bool:
+        """True if the server reads nothing but masked sums."""
+        return self.masks(USER) or self.masks(EXAMPLE)
+
+    def masks(self, guarantee: str) -> bool:
+        """True if a guarantee pays for masked sums, which the server's ledger has."""
+        return {USER: self.user.secure, EXAMPLE: self.example.secure}.get(guarantee, False)

@@ -1,0 +1,197 @@
+"""The settings of a run, and those of the server alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+from discreet.logs import LOG_FORMATS
+from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.privacy import PrivacyConfig
+from discreet.settings.ranges import (
+    Count,
+    CountOrZero,
+    LearningRate,
+    Momentum,
+    Positive,
+    Probability,
+    Rule,
+    Sampling,
+    Text,
+    at_least,
+    one_of,
+    within,
+)
+from discreet.settings.rules import ConfigError, check_value, require, section
+from discreet.settings.training import FLOWER_APP, ModelConfig, TaskConfig, TrainingConfig
+
+
+@section("sampling.")
+class SamplingConfig:
+    """The draw of a round's cohort. `population_size` is a public constant; by default `data.num_clients`, and never
+    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges."""
+
+    kind: Sampling = "poisson"
+    probability: Probability = 0.3
+    population_size: Count | None = None
+    population_name: Annotated[Text, Rule("a name", str.strip)] | None = None
+    min_nodes: Count = 1
+
+
+@section("server.")
+class ServerConfig:
+    """The server's optimizer, and how long it waits for a round's replies (seconds).
+
+    None leaves a number to `discreet.federated.server_optimizer`.
+    """
+
+    optimizer: Annotated[str, one_of("sgd", "adam", "yogi")] = "sgd"
+    learning_rate: LearningRate | None = None
+    momentum: Momentum | None = None
+    beta_1: Momentum | None = None
+    beta_2: Momentum | None = None
+    tau: Positive | None = None
+    shrink_with_noise: bool = False
+    round_timeout: Positive = 600.0
+
+    def __post_init__(self) -> None:
+        others = ("beta_1", "beta_2", "tau") if self.optimizer == "sgd" else ("momentum", "shrink_with_noise")
+        for name in others:
+            value = getattr(self, name)
+            given = value is not None and value is not False
+            require(not given, f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
+
+
+@section("operations.")
+class OperationsConfig:
+    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy.
+
+    Attributes:
+      predictions: write predictions.csv and indicators.json of the public test set when a run ends.
+    """
+
+    log_format: Annotated[str, one_of(*LOG_FORMATS)] = "text"
+    metrics_port: Annotated[int, within(1, 65535)] | None = None
+    metrics_host: Annotated[str, Rule("a host name or address", bool)] = "127.0.0.1"
+    predictions: bool = False
+
+
+@section("ray.")
+class RayConfig:
+    """The Ray cluster on which `engine=ray` trains clients. It decides neither privacy nor what a seed gives.
+
+    Attributes:
+      address: `host:port` of a cluster's head, or `auto` for the cluster that this machine is part of; None starts one
+        here, which ends with the run.
+      num_gpus: the share of a GPU that a chunk of clients asks for, 1 at most; 0 trains it on a CPU.
+    """
+
+    address: Annotated[str, Rule("auto or host:port of a cluster's head", bool)] | None = None
+    num_gpus: Annotated[float, within(0, 1)] = 0.0
+
+
+@section("")
+class RunConfig:
+    """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a ConfigError."""
+
+    rounds: Count = 30
+    seed: CountOrZero | None = None
+    device: Text = "cpu"
+    engine: Annotated[str, one_of("auto", "batched", "one_by_one", "ray")] = "auto"
+    output_dir: Text | None = None
+    resume: bool = False
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    training: TrainingConfig = TrainingConfig()
+    server: ServerConfig = ServerConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    normaliser: NormaliserConfig = NormaliserConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
+    operations: OperationsConfig = OperationsConfig()
+    ray: RayConfig = RayConfig()
+
+    def __post_init__(self) -> None:
+        require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
+        _check_cohort(self)
+        _check_account(self)
+        if self.evaluation.private:
+            rule = "another one with evaluation.kind=private: views overlap, so others train on what a client holds out"
+            require(self.data.partition != "sampled", "data.partition", rule, self.data.partition)
+        client_settings(self)
+
+    @property
+    def population_size(self) -> int:
+        """The number of clients: a public constant, never the number that happen to be connected."""
+        return self.sampling.population_size or self.data.num_clients
+
+    @property
+    def sampling_probability(self) -> float:
+        """The chance that a client is in a round's cohort."""
+        return 1.0 if self.sampling.kind == "everyone" else self.sampling.probability
+
+    @property
+    def expected_cohort(self) -> float:
+        """q * population_size, the public denominator of a round's average."""
+        return self.sampling_probability * self.population_size
+
+
+def _check_cohort(config: RunConfig) -> None:
+    if config.population_size < config.data.num_clients:
+        raise ConfigError(
+            f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
+            f"there are (got {config.population_size}): leave it out, or set data.num_clients"
+        )
+    if config.sampling.kind == "fixed":
+        name = "sampling.probability * population_size, rounded,"
+        check_value(round(config.expected_cohort), name, at_least(1))
+
+
+def _check_account(config: RunConfig) -> None:
+    user = config.privacy.user
+    if user.account is None:
+        return
+    require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
+    rule = "left out with privacy.user.aggregation=secure: an account is about adding or removing a client"
+    require(not user.secure, "privacy.user.account", rule, user.account)
+    name = config.sampling.population_name
+    require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
+    if config.seed is not None:
+        raise ConfigError(
+            f"seed must be null with privacy.user.account (got {config.seed}): noise that can be drawn again protects "
+            "nobody, and the account would say that it does"
+        )
+
+
+def client_settings(config: RunConfig) -> ClientSettings:
+    """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
+    privacy = config.privacy
+    user = UserTerms(
+        enabled=privacy.user.enabled,
+        noise_multiplier=privacy.user.noise_multiplier,
+        max_epsilon=privacy.user.max_epsilon,
+        sampling=config.sampling.kind,
+        probability=config.sampling_probability,
+        population_size=config.population_size,
+        aggregation=privacy.user.aggregation,
+        adaptive=privacy.user.clip.kind == "adaptive",
+        count_stddev=privacy.user.clip.count_stddev,
+    )
+    of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
+    of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")
+    asked: dict[str, Any] = {name: getattr(config, name) for name in of_run}
+    asked |= {name: getattr(privacy, name) for name in of_privacy}
+    return ClientSettings(model=config.model.name, data=replace(config.data, path=None), user=user, **asked)
+
+
+def described(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a nested dictionary; of another Flower app without what its clients alone decide."""
+    settings = asdict(config)
+    if config.model.name == FLOWER_APP:
+        del settings["training"]
+        settings["data"] = {name: settings["data"][name] for name in ("name", "num_clients")}
+    return settings

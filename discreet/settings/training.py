@@ -1,0 +1,60 @@
+"""The model, what it is trained for, and a client's local work."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from discreet.settings.ranges import (
+    POSITIVE,
+    Count,
+    LearningRate,
+    Momentum,
+    NotNegative,
+    Positive,
+    Text,
+    list_of,
+    one_of,
+)
+from discreet.settings.rules import require, section
+
+FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
+LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
+
+
+@section("model.")
+class ModelConfig:
+    """The model that is trained."""
+
+    name: Text = "mlp"
+
+
+@section("training.")
+class TrainingConfig:
+    """A client's local work."""
+
+    epochs: Count = 5
+    batch_size: Count = 8
+    learning_rate: LearningRate = 0.2
+    momentum: Momentum = 0.0
+    optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
+    weight_decay: NotNegative = 0.0
+    schedule: Annotated[str, one_of("constant", "cosine", "linear")] = "constant"
+
+    def __post_init__(self) -> None:
+        rule = f"0 with training.optimizer={self.optimizer}"
+        require(self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum)
+
+
+@section("task.")
+class TaskConfig:
+    """The loss. What is predicted, classes, labels or numbers, is the data's to say.
+
+    Attributes:
+      loss: one that fits what is predicted; None for the usual one.
+      class_weights: what multiplies the cross entropy of an example of each class: public constants.
+      huber_delta: the error up to which Huber's loss is quadratic, where numbers are learned as -1..1.
+    """
+
+    loss: Annotated[str, LOSS] | None = None
+    class_weights: Annotated[list[float], list_of(POSITIVE, "class")] | None = None
+    huber_delta: Positive = 0.1
