@@ -119,7 +119,7 @@ class Client:
     def _update(self, request: TrainRequest, params: Tensor, admitted: Admitted) -> Tensor:
         local, training, example = admitted.local, admitted.training, request.run.example
         if example.secure:
-            clip = example.l2_norm_clip, self.source
+            clip = example.clip_norm, self.source
             return shared_step(self.model, params, self.examples, settings=training, clip=clip)
         if local is not None and local.kind == "laplace_step":
             load_parameters(self.model, params)

@@ -173,8 +173,8 @@ def test_a_target_chooses_the_noise_for_taking_part_in_every_round(tmp_path: Pat
 
 
 def test_local_noise_is_on_what_is_clipped_for_the_server(tmp_path: Path) -> None:
-    run = config(*LOCAL, "privacy.local.norm_clip=1e-6")
+    run = config(*LOCAL, "privacy.local.clip_norm=1e-6")
     noisy, quiet = (work(client(examples(n), tmp_path / f"{n}.db"), run).update for n in (9, 0))
-    # The same draws: what differs is the update, clipped to norm_clip before the noise.
+    # The same draws: what differs is the update, clipped to clip_norm before the noise.
     assert float((noisy - quiet).norm()) <= 1.01e-6
     assert float(quiet.norm()) > 2e-6
