@@ -31,7 +31,6 @@ from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PRIVACY_DRAWS
-from discreet.tasks.answers import l1_norm_of
 from discreet.tasks.dropout import masks_from
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import flatten_parameters, to_train, trainable_part
@@ -209,7 +208,7 @@ def own_noise(run: ClientSettings, query: Query | None = None) -> OwnNoise | Loc
     noise_multiplier, kind = run.evaluation.noise_multiplier, run.local.kind
     if kind == "none":
         return OwnNoise(noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1))
-    norm = l1_norm_of(query.blocks) if query is not None and kind == LAPLACE else 1.0
+    norm = query.l1_norm if query is not None and kind == LAPLACE else 1.0
     return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier, run.noise))
 
 

@@ -28,9 +28,8 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import MEANS, METRICS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import client_settings
-from discreet.tasks.answers import METRICS as OF_KIND
-from discreet.tasks.answers import joined_answer, l1_norm_of, metric_blocks
 from discreet.tasks.examples import Examples, TaskShape
+from discreet.tasks.metric_answers import metric_blocks, metrics_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay
@@ -46,7 +45,7 @@ RATE, BOTH = Work(trains=False, query="evaluation"), Work(trains=True, query="ev
 THREE = TaskShape((5,), 3)
 NUMBER = TaskShape((5,), 2, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0)))
 SHAPES = {CLASSES: THREE, LABELS: TaskShape((5,), 0, target=Target(LABELS, ("a", "b", "c"))), NUMBERS: NUMBER}
-EACH = [(kind, name) for kind in SHAPES for name in OF_KIND[kind]]
+EACH = [(kind, name) for kind in SHAPES for name in metrics_of(kind)]
 
 levels = pytest.mark.parametrize("level", LEVELS)
 kinds = pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -64,7 +63,7 @@ def ask(level: str, work: Work, *words: str, number: int = 1) -> TrainRequest:
 
 
 def query(*names: str, shape: TaskShape = THREE) -> Query:
-    return Query(metric_blocks(names, shape), shape)
+    return Query(metric_blocks(names, shape))
 
 
 def local_noise(kind: str, asked: Query, *words: str) -> LocalNoise:
@@ -97,7 +96,7 @@ def test_an_answer_is_a_mean_over_examples_that_are_each_within_the_bound(name: 
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str, name: str) -> None:
     shape, draw = SHAPES[kind], torch.Generator().manual_seed(20161)
-    blocks = metric_blocks([name], shape)
+    asked = query(name, shape=shape)
     for scale in (0.0, 0.5, 30.0):
         outputs = torch.randn(7, shape.num_outputs, generator=draw).double() * scale
         outputs[0] = math.nan
@@ -105,13 +104,12 @@ def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str,
             targets = torch.randint(3, (7,), generator=draw)
         else:
             targets = torch.randint(0 if kind == LABELS else -1, 2, (7, shape.num_outputs), generator=draw).float()
-        assert float(joined_answer(blocks, outputs, targets).abs().sum()) <= l1_norm_of(blocks) + 1e-12
+        assert float(asked.answer(outputs, targets).abs().sum()) <= asked.l1_norm + 1e-12
 
 
 def test_the_l1_norm_of_shares_is_their_sum_and_of_one_number_its_bound() -> None:
-    each = [l1_norm_of(metric_blocks([name], THREE)) for name in ("accuracy", "loss", "clients", "calibration")]
-    assert each == [1] * 4
-    assert l1_norm_of(metric_blocks(["accuracy", "loss"], THREE)) == pytest.approx(math.sqrt(2))
+    assert [query(name).l1_norm for name in ("accuracy", "loss", "clients", "calibration")] == [1] * 4
+    assert query("accuracy", "loss").l1_norm == pytest.approx(math.sqrt(2))
     assert set(METRICS) == {name for _, name in EACH}
 
 

@@ -12,7 +12,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
-from discreet.federated.estimates import read
 from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
@@ -24,11 +23,11 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import simulate
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
-ACCURACY = Query(metric_blocks(["accuracy"], CLASSES), CLASSES)
+ACCURACY = Query(metric_blocks(["accuracy"], CLASSES))
 PRIVATE = (
     *(
         "evaluation.kind=private",
@@ -156,7 +155,7 @@ def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> N
         total = AnswerSum(how)
         for answer in answers:
             total.take(answer)
-        found = read(ACCURACY, total.released(seeded_source(seed)))["accuracy"]
+        found = ACCURACY.read(total.released(seeded_source(seed)))["accuracy"]
         within += abs(found.value - exact) <= 2 * found.standard_error
     assert 185 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
@@ -173,7 +172,7 @@ def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
     assert alone == pytest.approx(2.001, abs=5e-4)
     assert alone < rated <= 2.02
     how = AnswerNoise(1, 1200.0, 10.0)
-    error = read(ACCURACY, AnswerSum(how).released(seeded_source(1)))["accuracy"].standard_error
+    error = ACCURACY.read(AnswerSum(how).released(seeded_source(1)))["accuracy"].standard_error
     assert error == pytest.approx(0.0042, abs=5e-5)
 
 
