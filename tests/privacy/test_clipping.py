@@ -76,7 +76,7 @@ def test_what_can_not_be_clipped_is_refused() -> None:
 
 @given(
     norms=st.lists(st.floats(0, 2.0**100, width=32), min_size=1),
-    clip_norm=st.floats(0, 1e20) | st.just(math.inf),
+    clip_norm=st.floats(1e-9, 1e9) | st.sampled_from([0.0, math.inf]),
     error=st.floats(-1e-6, 1e-6),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
@@ -183,6 +183,14 @@ def test_what_float32_is_sure_of_is_so(size: int, clip_norm: float, share: float
     sure = surely_within(row, clip_norm)
     assert not (sure and norm > clip_norm)
     assert sure or norm > clip_norm * (1 - 2.0**-8) or clip_norm < 2.0**-30
+
+
+@pytest.mark.parametrize("excess", [2.0**-20, 2.0**-12, 2.0**-10, 0.1])
+@pytest.mark.parametrize("size", [1, 1000, 3 * SUMMED_AT_ONCE])
+def test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little(size: int, excess: float) -> None:
+    row = np.full(size, (1 + excess) / math.sqrt(size), dtype=np.float32)
+    assert not surely_within(row, float(np.linalg.norm(row.astype(np.float64))) / (1 + excess / 2))
+    assert surely_within(row, 1.2)
 
 
 def test_a_long_row_that_is_surely_within_is_added_as_it_is() -> None:
