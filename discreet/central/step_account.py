@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
 from discreet.privacy.calibration import check_whole
-from discreet.privacy.events import ACCOUNTANTS, PLD, exceeds
 from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.privacy_ledger import PrivacyLedger, passes
