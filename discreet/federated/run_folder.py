@@ -39,7 +39,7 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import accounts_itself, mechanisms_of
 from discreet.federated.known_ledgers import flush_folder
 from discreet.federated.state import State
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError

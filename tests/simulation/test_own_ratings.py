@@ -11,7 +11,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client.answering import OwnNoise
+from discreet.client.release import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply

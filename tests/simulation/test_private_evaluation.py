@@ -181,22 +181,22 @@ def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
 def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from discreet.client import client as own
 
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    plain = own.local_update
+    seen: list[torch.Tensor] = []
+    plain, outputs = own.local_update, own.outputs_of
 
     def watched(model: object, params: object, examples: object, **how: object) -> object:
         trained.append(examples)
         return plain(model, params, examples, **how)  # type: ignore[arg-type]
 
-    def rated(query: object, model: object, params: object, held: object) -> object:
-        seen.append((held.inputs, trained[-1:]))  # type: ignore[attr-defined,arg-type]
-        return torch.zeros(1)
+    def rated(model: object, inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(inputs)
+        return outputs(model, inputs)  # type: ignore[arg-type]
 
     trained: list[object] = []
     monkeypatch.setattr(own, "local_update", watched)
-    monkeypatch.setattr(own, "answer_to", rated)
+    monkeypatch.setattr(own, "outputs_of", rated)
     run(tmp_path / "run", "engine=one_by_one", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
     rows = {tuple(row.flatten().tolist()) for examples in trained for row in examples.inputs}  # type: ignore[attr-defined]
-    held = {tuple(row.flatten().tolist()) for inputs, _ in seen for row in inputs}
+    held = {tuple(row.flatten().tolist()) for inputs in seen for row in inputs}
     assert held
     assert not rows & held
