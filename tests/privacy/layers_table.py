@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -122,7 +121,7 @@ def rows_of(group: str) -> list[tuple[str, str, str]]:
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
         name = type(case.layer()).__name__
-        found[case.setting, re.sub(rf"(layer '[^']*' )?\(?{name}\)? ", "", how(case))].append(name)
+        found[case.setting, how(case).partition(":")[0]].append(name)
     return [(", ".join(names), *what) for what, names in found.items()]
 
 
