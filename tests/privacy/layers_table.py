@@ -117,7 +117,7 @@ def how_loss(criterion: nn.Module) -> str:
 
 
 def rows_of(group: str) -> list[tuple[str, str, str]]:
-    """(layers, setting, how): one row for all layers of a group that are served alike, except by a fast rule as built."""
+    """(layers, setting, how): a row for all layers of a group that are served alike, unless by a fast rule as built."""
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
         found[case.setting, how(case).partition(":")[0]].append(type(case.layer()).__name__)
