@@ -21,8 +21,7 @@ from pathlib import Path
 from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
 from discreet.client.node_data import load_node_data
 from discreet.client.policy import policy_from
-from discreet.deployment.flower_fixes import commands, hand_over
-from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.simulation_keys import MembershipFiles
@@ -148,9 +147,6 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=int, default=9094, help="of the loopback interface, for this node's own processes"
     )
     parser.add_argument(
-        "--cold", action="store_true", help="start each ClientApp from nothing: slower, and 400 MB less at rest"
-    )
-    parser.add_argument(
         "--longest-pause",
         type=float,
         metavar="SECONDS",
@@ -174,8 +170,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     logger.info("starting %s", shlex.join(command))
     os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
-    if not arguments.cold:
-        start_warm_clients()
+    start_warm_clients()
     sys.stdout.flush()
     return os.execvp(command[0], command)
 
