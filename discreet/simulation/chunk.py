@@ -37,7 +37,7 @@ from discreet.simulation.batches import (
 from discreet.simulation.client_examples import SharedExamples
 from discreet.simulation.draws import Draws
 from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
-from discreet.simulation.layers import Dense, Params
+from discreet.simulation.layers import Dense, Flatten, Params
 from discreet.training.local_training import LocalSettings, dp_sgd, plain_sgd, sgd
 
 # Measured: moving a float through the cache costs as much as so many operations.
@@ -129,7 +129,13 @@ def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
 def dual_is_cheaper(model: LayerSequence, examples: int, settings: LocalSettings) -> bool:
     """True if clients of so many examples are trained faster in the dual form: plain SGD, and a linear first layer that
     is large for them. Other optimizers, weight decay and schedules have no dual form here."""
-    if settings.example or not settings.is_plain or not isinstance(model.layers[0], Dense):
+    reads_examples = all(isinstance(layer, Flatten) for layer in model.layers[: model.first])
+    if (
+        settings.example
+        or not settings.is_plain
+        or not reads_examples
+        or not isinstance(model.layers[model.first], Dense)
+    ):
         return False
     out, width = model.layout.blocks[0].shape[:2]
     steps = -(-examples // settings.batch_size)
@@ -170,7 +176,7 @@ class DualForm:
         before = self.outputs.index_select(0, found).view(*rows.inputs.shape, -1)
         outputs = before.baddbmm_(gram, params[0]).add_(params[1].unsqueeze(1))
         # No layer but the first reads the first parameter, which is not the weight here.
-        grads, uses = self.chunk.model.passes(params, replace(rows, inputs=outputs), first=1)
+        grads, uses = self.chunk.model.passes(params, replace(rows, inputs=outputs), first=self.chunk.model.first + 1)
         assert grads is not None
         self.chunk.model.apply(uses, into, keep=keep, rate=rate)
         add_bias(into[1], grads, keep=keep, rate=rate)
