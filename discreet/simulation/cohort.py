@@ -13,8 +13,7 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client.local_privacy import LocalPrivacy, release_update
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.partial_reply import PartialReply
@@ -90,7 +89,7 @@ class BatchedTransport:
             if admitted:
                 each = admitted.values()
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+                training, local = tuple(who.training for who in each), next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -169,7 +168,7 @@ class _Trainer:
             answers = self.engine.rates.of(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.l2_norm_clip).cpu()
+            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.clip_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.answering import LocalNoise, OwnNoise
+from discreet.client.release import LocalNoise, OwnNoise
 from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
 from discreet.privacy.randomness import RandomSource

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.answering import own_noise
+from discreet.client.release import own_noise
 from discreet.federated.query import EVALUATION, query_of
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.settings.run_config import RunConfig, client_settings

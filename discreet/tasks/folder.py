@@ -42,7 +42,6 @@ import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,8 @@ def load_folder(path: str | None) -> Task:
     test = train.subset(torch.zeros(0, dtype=torch.int64))
     if description.test is not None:
         target = description.test_target or description.target
-        test, _, _ = _load(folder, replace(description, file=description.test, target=target, owner=None), shape)
+        test_file = {"file": description.test, "target": target, "owner": None}
+        test, _, _ = _load(folder, description.model_copy(update=test_file), shape)
     return Task(FOLDER, train, test, shape, owners)
 
 
@@ -127,7 +127,8 @@ def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tens
     if kind not in ("csv", "parquet", "npz"):
         raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
     with lines_of(file, kind):
-        inputs, targets, _ = _read(file.parent, replace(description, format=kind, file=file.name, owner=None))
+        as_given = description.model_copy(update={"format": kind, "file": file.name, "owner": None})
+        inputs, targets, _ = _read(file.parent, as_given)
         read = _inputs_of(inputs, description, shape, str(file))
         return read, None if targets is None else _targets_of(targets, description, shape, str(file))
 
@@ -256,14 +257,11 @@ def _unreadable(path: Path, said: str) -> str:
     return f"{path} can't be read: {expected}"
 
 
-def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each record of a CSV file, the header first, with the line that it begins in, from 1; empty lines are none."""
+def _records(path: Path) -> list[tuple[int, list[str]]]:
+    """The records of a CSV file, the header first, each with its last line, from 1; empty lines are none."""
     with path.open(newline="", errors="replace") as file:
-        reader, begins = csv.reader(file), 1
-        for row in reader:
-            if row:
-                yield begins, row
-            begins = reader.line_num + 1
+        reader = csv.reader(file)
+        return [(reader.line_num, row) for row in reader if row]
 
 
 @contextmanager
@@ -275,7 +273,7 @@ def lines_of(path: Path, form: str) -> Iterator[None]:
         place = f"row {error.row}"
         if form == "csv":
             with suppress(csv.Error, IndexError):
-                place = f"line {[line for line, _ in _records(path)][error.row + 1]}"
+                place = f"line {_records(path)[error.row + 1][0]}"
         raise FolderError(f"{path}, {place}: {error.problem}") from None
 
 
@@ -295,7 +293,7 @@ def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     if description.inputs is not None or description.format not in ("csv", "parquet"):
         return description
     found = open_table(_file(folder, description.file), description.format)
-    return replace(description, inputs=_input_names(found, description))
+    return description.model_copy(update={"inputs": _input_names(found, description)})
 
 
 def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.rules.objective import PADDING, Loss, cross_entropy
-from discreet.tasks.answers import right_of
 from discreet.tasks.examples import Examples
+from discreet.tasks.metric_answers import right_of
 from discreet.tasks.models import outputs_of
 from discreet.tasks.scores import main_score
 from discreet.tasks.targets import CLASS, LABELS, NUMBERS, Target

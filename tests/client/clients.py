@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from discreet.client.account import Accounts
-from discreet.client.client import DPClient
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest, request_items
@@ -63,10 +63,10 @@ def client(
     policy: ClientPolicy | None = None,
     source: RandomSource | None = None,
     delta: float = 1e-3,
-) -> DPClient:
+) -> Client:
     """A client with its own ledger file, or without one."""
     accounts = None if ledger is None else Accounts(ledger_at(ledger), delta, "pld")
-    return DPClient(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
+    return Client(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
 
 
 def ledger_at(path: Path) -> DurableLedger:
@@ -89,9 +89,9 @@ def gradients(model: nn.Module, data: Examples) -> list[Tensor]:
     return found
 
 
-def clipped(vectors: Sequence[Tensor], norm_clip: float, *, order: float = 2) -> Tensor:
-    """The sum of vectors, each scaled to a norm of at most `norm_clip`."""
-    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / norm_clip) for vector in vectors]
+def clipped(vectors: Sequence[Tensor], clip_norm: float, *, order: float = 2) -> Tensor:
+    """The sum of vectors, each scaled to a norm of at most `clip_norm`."""
+    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / clip_norm) for vector in vectors]
     return torch.stack(scaled).sum(0)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.federated.roc_file import read_roc
+from discreet.federated.roc import read_roc
 from discreet.federated.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import client_examples_of

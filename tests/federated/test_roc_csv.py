@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.roc_file import read_roc, write_roc
+from discreet.federated.roc import RocPoint, read_roc, write_roc
 from discreet.settings.rules import ConfigError
-from discreet.tasks.noised_answers import RocPoint
 
 FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
 
