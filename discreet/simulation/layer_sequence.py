@@ -17,7 +17,7 @@ from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_
 from discreet.privacy.rules.recurrent import ClassesSecond, LSTMLayer
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.terms import mass, unchanged
-from discreet.simulation.batches import Batch
+from discreet.simulation.client_examples import Batch
 from discreet.simulation.layers import (
     CHANNELS_LAST,
     CLASSES_SECOND,

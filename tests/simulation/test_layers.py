@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
-from discreet.simulation.batches import Batch
+from discreet.simulation.client_examples import Batch
 from discreet.simulation.layer_sequence import layout_of, sequence_of
 from discreet.tasks.models import token_lstm
 
