@@ -23,10 +23,8 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import Numbers
-from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
+from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
+from discreet.simulation.client_examples import Numbers, table_of
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings
