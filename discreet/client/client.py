@@ -13,7 +13,8 @@ from discreet.client.policy import ClientPolicy
 from discreet.client.release import Values, noised_vector, own_noise, release_step, release_update
 from discreet.federated.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.federated.query import OF_DATA, STATISTICS, query_of
-from discreet.privacy.clipping import clip_by_norm
+from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.mechanisms.sums import clipped
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.tasks.examples import Examples, TaskShape
@@ -84,8 +85,10 @@ class Client:
         if not request.work.trains:
             return Values(torch.zeros(0), answer=answer), admitted
         update = self._update(request, params, admitted)
-        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        return Values(clipped[0], bool(norms[0] <= request.clip_norm), answer), admitted
+        mechanism = server_mechanism(request.run)
+        bounded = clipped if mechanism is None else mechanism.bounded
+        updates, below = bounded(update.unsqueeze(0), request.clip_norm)
+        return Values(updates[0], bool(below[0]), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))

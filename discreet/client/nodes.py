@@ -73,14 +73,18 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Cli
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     run = request.run
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    # `package.module:name` is code that the server names, so the data.toml of the owner has to name it too.
+    for key, name, kind in (
+        ("model.name", run.model, "model"),
+        ("privacy.user.mechanism", run.user.mechanism, "mechanism"),
+    ):
+        if OWN in (name or "") and (folder is None or getattr(read_description(folder), kind) != name):
+            raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
     accounts, policy = accounts_of(run, None, node_config) if run.accounts_itself else None, policy_from(node_config)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
-    folder = Path(str(node_config["data"])) if "data" in node_config else None
-    # `package.module:function` is code that the server names, so the data.toml of the owner has to name it too.
-    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
-        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
     model = model_of(run.model, shape)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)

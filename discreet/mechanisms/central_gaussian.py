@@ -22,6 +22,7 @@ from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
     from discreet.privacy.grid import Grid
@@ -129,6 +130,11 @@ class CentralGaussian:
             on_grid=self.run.noise == "grid",
             largest_cohort=self.run.user.population_size,
         )
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

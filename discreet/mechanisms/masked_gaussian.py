@@ -30,6 +30,7 @@ from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
@@ -108,6 +109,11 @@ class MaskedGaussian:
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
         clipping, noise = CentralGaussian(self.run).server_release(clip), self.run.user.noise_multiplier or 0.0
         return MaskedSum(self.sum(sizes), self.event(noise, rates=rates, sizes=sizes), clipping)
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

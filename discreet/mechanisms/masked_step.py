@@ -26,6 +26,7 @@ from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, ClipConfi
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.privacy.secure_grid import SecureSum
 
@@ -88,6 +89,11 @@ class MaskedStep:
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
         vector = self.sum(sizes)
         return MaskedSum(vector, vector.event, step_norm=self.run.step_norm)
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

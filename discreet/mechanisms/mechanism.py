@@ -12,6 +12,7 @@ from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import ServerRelease
 
@@ -117,6 +118,9 @@ class ServerMechanism(Mechanism, Protocol):
 
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
         """The release of rounds. `rates`: of those in which clients also rate the model."""
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        """Updates (n, num_params) as they leave clients, and their bits (n,): see `sums.clipped`."""
 
     @property
     def noise_in_sum(self) -> float:

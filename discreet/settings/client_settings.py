@@ -38,6 +38,7 @@ class UserTerms:
       aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
       adaptive: whether each client sends a bit, for a clip norm that adapts.
       count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
+      mechanism: the import path of a mechanism from outside; None for one of Discreet's.
     """
 
     enabled: bool = True
@@ -49,6 +50,7 @@ class UserTerms:
     aggregation: Aggregation = PLAIN
     adaptive: bool = True
     count_stddev: NotNegative | None = None
+    mechanism: Text | None = None
 
     @property
     def secure(self) -> bool:
@@ -102,6 +104,15 @@ class ClientSettings:
         if self.example.secure:
             self._check_secure("privacy.example.aggregation=secure")
             self._check_shared_step("with privacy.example.aggregation=secure")
+        if self.user.mechanism is not None:
+            by = "with privacy.user.mechanism"
+            require_each(
+                by,
+                ("privacy.user.enabled", self.user.enabled, True, "it gives that guarantee"),
+                ("privacy.user.aggregation", self.user.aggregation, PLAIN, "it says by itself what the server reads"),
+            )
+            plain = not (self.asks_of_data or self.evaluation.private)
+            require(plain, "evaluation.kind", f"public or none {by}, and data.normalise none or public", "private")
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
