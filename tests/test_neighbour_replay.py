@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.client.release import LocalPrivacy, Values, noised_vector, release_step, release_update
+from discreet.client.release import Values, noised_vector
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.messages import TrainReply
 from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import State, initial_state
 from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
-from discreet.client.admission import local_settings
 from discreet.federated.guarantees import noised
+from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import source_of

@@ -17,6 +17,7 @@ from discreet.client.policy import ClientPolicy, policy_from
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import is_simulations
+from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
@@ -57,7 +58,7 @@ def virtual_client(request: TrainRequest) -> Client:
     number, path, source = virtual.client_id, virtual.data_path, secure_source()
     if virtual.seed is not None:
         source = seeded_source(virtual.seed).child("client", request.round, number)
-    accounts = accounts_of(run, virtual, {}) if run.accounts_itself else None
+    accounts = accounts_of(run, virtual, {}) if accounts_itself(run) else None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
     return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
@@ -81,7 +82,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Cli
     ):
         if OWN in (name or "") and (folder is None or getattr(read_description(folder), kind) != name):
             raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
-    accounts, policy = accounts_of(run, None, node_config) if run.accounts_itself else None, policy_from(node_config)
+    accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, expected_cohort, shared_examples
+from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Slack, Statement, expected_cohort, shared_examples
 from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.privacy.quantile import (
     BIT_SENSITIVITY,
@@ -130,6 +130,12 @@ class CentralGaussian:
             on_grid=self.run.noise == "grid",
             largest_cohort=self.run.user.population_size,
         )
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> None:
+        """The noise on the sum is on answers too."""
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         from discreet.mechanisms.sums import clipped

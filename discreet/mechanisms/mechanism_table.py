@@ -51,6 +51,11 @@ def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
     return {each.guarantee: each for each in guarantees_of(run) if is_on(run, each.guarantee)}
 
 
+def accounts_itself(run: ClientSettings) -> bool:
+    """True if each client accounts a guarantee in a ledger of its own."""
+    return any(each.at_client for each in mechanisms_of(run).values())
+
+
 def server_mechanism(run: ClientSettings) -> ServerMechanism | None:
     """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
     found = next((each for each in mechanisms_of(run).values() if each.at_server), None)

@@ -120,27 +120,6 @@ class ClientSettings:
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
 
     @property
-    def accounts_itself(self) -> bool:
-        """True if each client accounts a guarantee in a ledger of its own."""
-        return self.example.enabled or self.local.kind != "none" or self.user.secure
-
-    @property
-    def masked(self) -> bool:
-        """True if the server reads nothing but masked sums."""
-        return self.user.secure or self.example.secure
-
-    @property
-    def step_norm(self) -> float:
-        """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
-        clipped gradients over `batch_size`."""
-        return self.training.learning_rate * self.example.clip_norm / self.training.batch_size
-
-    @property
-    def rates_itself(self) -> bool:
-        """True if each client noises and accounts its own ratings."""
-        return self.evaluation.private and (self.example.enabled or self.local.kind != "none")
-
-    @property
     def asks_of_data(self) -> bool:
         """True if clients are asked about their data before the first round."""
         return self.data.normalise == "private" or self.statistics.only

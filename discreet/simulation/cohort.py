@@ -13,11 +13,12 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
+from discreet.client.release import Values, noised_vector
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.run_plan import answers_of, round_settings
 from discreet.federated.transport import Failure
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.sums import PartialReply, ServerRelease
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source

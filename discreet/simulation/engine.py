@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.release import LocalNoise, OwnNoise, own_noise
+from discreet.client.release import own_noise
 from discreet.federated.guarantees import mechanisms_of
 from discreet.federated.query import EVALUATION, Query, query_of
+from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss, cross_entropy
 from discreet.settings.privacy import EXAMPLE
@@ -57,7 +58,7 @@ class ChunkAnswers:
     model: nn.Module
     data: SharedExamples
     clients: TrainedExamples
-    noise: OwnNoise | LocalNoise | None = None
+    noise: AnswerNoise | None = None
 
     def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
         """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or

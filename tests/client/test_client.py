@@ -10,11 +10,11 @@ import torch
 
 import discreet.client.client
 from discreet.client.account import Refused
-from discreet.client.admission import local_settings
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
 from discreet.federated.messages import MalformedMessage, TrainReply
+from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import poisson_round_event
 from discreet.settings.rules import ConfigError

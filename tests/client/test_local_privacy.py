@@ -12,9 +12,10 @@ from torch import Tensor
 
 from discreet.client.account import Refused
 from discreet.client.client import Client
-from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.training.local_training import LocalSettings

@@ -11,13 +11,13 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client.release import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
+from discreet.mechanisms.local_dp_sgd import OwnNoise
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import EXAMPLE

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.client import nodes
-from discreet.client.release import LocalPrivacy, release_step
 from discreet.federated.messages import MalformedMessage, request_items, request_of
 from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
