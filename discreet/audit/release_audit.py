@@ -9,14 +9,14 @@ from discreet.audit.answer_audit import sampled
 from discreet.audit.canaries import draw_canaries, noised_sum
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release
-from discreet.federated.guarantees import guarantees_of, noised
-from discreet.federated.messages import TrainReply
-from discreet.federated.round import dp_fedavg_round
-from discreet.federated.run_context import first_clip_norm
-from discreet.federated.run_plan import cohort_sampling, round_settings
-from discreet.federated.session import checked, sizes_of
-from discreet.federated.state import initial_state
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.protocol.messages import TrainReply
+from discreet.server.guarantees import guarantees_of, noised
+from discreet.server.round import dp_fedavg_round
+from discreet.server.run_context import first_clip_norm
+from discreet.server.run_plan import cohort_sampling, round_settings
+from discreet.server.session import checked, sizes_of
+from discreet.server.state import initial_state
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -15,8 +15,8 @@ from discreet.settings.privacy import LOCAL
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from discreet.data.examples import Examples
     from discreet.privacy.randomness import RandomSource
-    from discreet.tasks.examples import Examples
     from discreet.training.local_training import LocalSettings
 
 
@@ -50,7 +50,7 @@ class LaplaceStep:
         def step(
             model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
         ) -> Tensor:
-            from discreet.tasks.models import load_parameters
+            from discreet.models.models import load_parameters
 
             load_parameters(model, params)
             return release_step(model, examples, training=settings, privacy=privacy, source=source.child("local"))
@@ -74,10 +74,10 @@ def release_step(
     """
     import torch
 
+    from discreet.models.dropout import masks_from
+    from discreet.models.models import flatten_parameters, to_train, trainable_part
+    from discreet.per_example.per_example import l1_clipped_gradient_sum
     from discreet.privacy.mechanisms import laplace_step_sensitivity
-    from discreet.privacy.per_example import l1_clipped_gradient_sum
-    from discreet.tasks.dropout import masks_from
-    from discreet.tasks.models import flatten_parameters, to_train, trainable_part
 
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))

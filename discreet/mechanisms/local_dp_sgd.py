@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
+from discreet.accounting.calibration import noise_multiplier_for_releases
+from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ONE_PERSON,
@@ -16,8 +18,6 @@ from discreet.mechanisms.mechanism import (
     shared_examples,
     with_variance,
 )
-from discreet.privacy.calibration import noise_multiplier_for_releases
-from discreet.privacy.events import poisson_round_event
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
 

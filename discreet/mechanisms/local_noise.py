@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from discreet.accounting.calibration import epsilon_schedule
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ClientRound,
@@ -20,7 +21,6 @@ from discreet.mechanisms.mechanism import (
     shared_examples,
     with_variance,
 )
-from discreet.privacy.calibration import epsilon_schedule
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL, PRIVACY_DRAWS
 

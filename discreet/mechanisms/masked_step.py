@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor, nn
 
+    from discreet.data.examples import Examples
     from discreet.privacy.randomness import RandomSource
     from discreet.privacy.secure_grid import SecureSum
-    from discreet.tasks.examples import Examples
     from discreet.training.local_training import LocalSettings
 
 

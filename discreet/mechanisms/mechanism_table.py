@@ -38,7 +38,7 @@ def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]
 
 
 def _own(name: str) -> Callable[[ClientSettings], Mechanism]:
-    from discreet.tasks.models import own_builder  # PyTorch is loaded for nobody else
+    from discreet.models.models import own_builder  # PyTorch is loaded for nobody else
 
     try:
         return cast(Callable[[ClientSettings], Mechanism], own_builder(name, setting="privacy.user.mechanism"))

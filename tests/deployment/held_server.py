@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from discreet.federated import session
 from torch import Tensor
 
-from discreet.federated import session
-from discreet.federated.masked_transport import MaskedTransport
-from discreet.federated.serving import serve
+from discreet.flower.masked_transport import MaskedTransport
+from discreet.flower.serving import serve
 from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
 from strategies.dp_fedavg import dp_fedavg

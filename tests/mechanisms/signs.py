@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.mechanism import NOT_COVERED, Statement, expected_cohort
 from discreet.mechanisms.sums import CohortSum, PartialReply, Released, Replies, Round, take_all
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes

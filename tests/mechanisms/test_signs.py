@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.events import poisson_round_event
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
-from discreet.client.account import Refused
-from discreet.client.nodes import node_client
-from discreet.federated.guarantees import resolve_noise
-from discreet.federated.messages import TrainReply, TrainRequest
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import State, initial_state
-from discreet.privacy.accounting import epsilon_spent
-from discreet.privacy.events import poisson_round_event
+from discreet.node.account import Refused
+from discreet.node.nodes import node_client
 from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.server.guarantees import resolve_noise
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.run_folder import RunFolder
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError, write_json
 from discreet.settings.run_config import RunConfig, client_settings
