@@ -89,11 +89,6 @@ class Laplace:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
 
-    @property
-    def epsilon(self) -> float:
-        """Pure epsilon of one release; infinite without noise."""
-        return math.inf if self.noise_multiplier == 0 else 1 / self.noise_multiplier
-
     def scale(self, sensitivity: float) -> float:
         """Scale of the noise for an L1 `sensitivity` > 0; its standard deviation is sqrt(2) times that."""
         return _noise_for(sensitivity, self.noise_multiplier)

@@ -20,7 +20,7 @@ Words = npt.NDArray[np.uint64]
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
 PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 LOW_63_BITS = (1 << 63) - 1
-_FEW_BITS = 1 << 43  # 63 bits below this say little of how small a uniform is: more are drawn, once in a million
+FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
 _ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
 
@@ -140,7 +140,7 @@ class RandomSource:
         for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)
-            for index in ((words & LOW_63_BITS) < _FEW_BITS).nonzero().flatten().tolist():
+            for index in ((words & LOW_63_BITS) < FEW_BITS).nonzero().flatten().tolist():
                 word = int(words[index])
                 drawn[index] = math.copysign(self._tail(word & LOW_63_BITS), word)
             part.copy_(drawn)
@@ -149,7 +149,7 @@ class RandomSource:
     def _tail(self, bits: int) -> float:
         """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43 follow the zeros."""
         length = 63
-        while bits < _FEW_BITS:
+        while bits < FEW_BITS:
             bits, length = bits << 64 | int(self.words(1)[0]), length + 64
         return length * math.log(2) - math.log(bits + 0.5)
 
