@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import ERROR
-from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, open_uniform, signed
+from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, check_count, open_uniform, signed
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
@@ -40,8 +40,7 @@ def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor
     Raises:
         ValueError: if count is negative, or variance is not a whole number within [0, 2^64].
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, not {count}")
+    check_count(count)
     if isinstance(variance, bool) or not isinstance(variance, int) or not 0 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"variance must be a whole number in [0, 2^64], not {variance!r}")
     drawn = torch.zeros(count, dtype=torch.int64)

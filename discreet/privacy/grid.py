@@ -25,7 +25,16 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
+from discreet.privacy.randomness import (
+    CHUNK,
+    FEW_BITS,
+    LOW_63_BITS,
+    RandomSource,
+    box_muller,
+    check_count,
+    laplace_values,
+    signed,
+)
 
 FINENESS = 2**10  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
 LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
@@ -146,8 +155,7 @@ def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) ->
 
 
 def _rounded(count: int, scale: float, source: RandomSource, *, first: _FirstLook, second: _SecondLook) -> Tensor:
-    if count < 0:
-        raise ValueError(f"count must be >= 0, not {count}")
+    check_count(count)
     if not 0 <= scale <= LARGEST_SCALE:
         raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
     noise = torch.zeros(count, dtype=torch.int64)

@@ -90,7 +90,7 @@ class RandomSource:
         """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
         calls. RuntimeError in another process than the one that built the source.
         """
-        _check_count(count)
+        check_count(count)
         words = np.empty(count, dtype=np.uint64)
         self._fill(words)
         return words
@@ -114,7 +114,7 @@ class RandomSource:
             raise ValueError(f"draws must be >= 1, not {draws}")
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
-        _check_count(count)
+        check_count(count)
         values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
             pairs = (len(part) + 1) // 2
@@ -135,7 +135,7 @@ class RandomSource:
         By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin with 20 zeros: the
         tails follow the law as far as a draw can reach, and end nowhere.
         """
-        _check_count(count)
+        check_count(count)
         values = torch.empty(count, dtype=dtype)
         for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
@@ -247,7 +247,7 @@ def laplace_values(words: Tensor) -> Tensor:
     return open_uniform(words).log_().copysign_(words)
 
 
-def _check_count(count: int) -> None:
+def check_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"count must be >= 0, not {count}")
 
