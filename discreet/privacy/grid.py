@@ -25,6 +25,7 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
+from discreet.privacy.events import check_positive
 from discreet.privacy.randomness import (
     CHUNK,
     FEW_BITS,
@@ -93,8 +94,7 @@ def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
     True
     """
-    if not 0 < norm_clip < math.inf:
-        raise ValueError(f"norm_clip must be finite and > 0, not {norm_clip}")
+    check_positive("norm_clip", norm_clip)
     if not 1 <= num_params <= 2**30:
         raise ValueError(f"num_params must be in [1, 2^30], not {num_params}")
     if largest_cohort < 1:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.events import check_noise_multiplier, poisson_round_event
+from discreet.privacy.events import check_noise_multiplier, check_positive, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -148,9 +148,8 @@ def laplace_step_sensitivity(learning_rate: float, *, l1_norm_clip: float, num_e
     Raises:
         ValueError: if learning_rate or l1_norm_clip is not finite and > 0, or num_examples < 1.
     """
-    for name, value in (("learning_rate", learning_rate), ("l1_norm_clip", l1_norm_clip)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be finite and > 0, not {value}")
+    check_positive("learning_rate", learning_rate)
+    check_positive("l1_norm_clip", l1_norm_clip)
     if num_examples < 1:
         raise ValueError(f"num_examples must be >= 1, not {num_examples}")
     return 2 * learning_rate * l1_norm_clip / num_examples
@@ -168,8 +167,7 @@ def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
     if noise_multiplier == 0:
         return 0.0
-    if not 0 < sensitivity < math.inf:
-        raise ValueError(f"sensitivity must be finite and > 0, not {sensitivity}")
+    check_positive("sensitivity", sensitivity)
     return noise_multiplier * sensitivity
 
 
