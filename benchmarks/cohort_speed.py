@@ -101,7 +101,7 @@ def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict
     }
     if importlib.util.find_spec("pfl"):
         model = build_model(name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
-        ways["pfl-research"] = pfl_rounds(model, task, held, training=run.training, norm_clip=CLIP_NORM)
+        ways["pfl-research"] = pfl_rounds(model, task, held, training=run.training, clip_norm=CLIP_NORM)
     return ways
 
 

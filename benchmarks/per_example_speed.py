@@ -94,7 +94,7 @@ def _gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, C
     source, size = secure_source(), sum(value.numel() for value in model.parameters())
     return {
         "plain gradient": partial(plain_gradient, model, inputs, targets),
-        "clipped sum": partial(clipped_gradient_sum, model, inputs, targets=targets, l2_norm_clip=CLIP),
+        "clipped sum": partial(clipped_gradient_sum, model, inputs, targets=targets, clip_norm=CLIP),
         "vmap(grad)": partial(vmapped_sum, model, inputs, targets),
         "noise": lambda: source.normal(size),
     }
@@ -167,7 +167,7 @@ def private_step(model: nn.Module, inputs: Tensor, targets: Tensor, *, add_noise
 
     @torch.no_grad()
     def step() -> None:
-        total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=CLIP)
+        total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=CLIP)
         noised = add_noise(total)
         for value, change in zip(parameters, torch.split_with_sizes(noised, sizes), strict=True):
             value.sub_(change.view(value.shape), alpha=LEARNING_RATE / len(inputs))

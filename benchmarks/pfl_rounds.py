@@ -38,7 +38,7 @@ def pfl_rounds(
     held: ClientExamples,
     *,
     training: TrainingConfig,
-    norm_clip: float,
+    clip_norm: float,
 ) -> Callable[[Sequence[int]], None]:
     """A function that trains one round of the clients it is given: federated averaging with central Gaussian noise.
 
@@ -55,7 +55,7 @@ def pfl_rounds(
     waiting: list[int] = []
     classifier = _Classifier(layers)
     model = models.PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
-    noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(norm_clip, NOISE_MULTIPLIER))
+    noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(clip_norm, NOISE_MULTIPLIER))
     users = data.FederatedDataset(examples, lambda: waiting.pop())
     backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
     local = hyperparam.NNTrainHyperParams(

@@ -363,7 +363,7 @@ def local_round(run: RunConfig, data: Examples, source: RandomSource) -> object:
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 @wild_examples
 def test_replacing_all_data_of_a_client_moves_its_update_by_twice_the_clip_norm(kind: str, factor: float) -> None:
-    run = config(*OFF, f"privacy.local.kind={kind}", "privacy.local.noise_multiplier=2", "privacy.local.norm_clip=0.1")
+    run = config(*OFF, f"privacy.local.kind={kind}", "privacy.local.noise_multiplier=2", "privacy.local.clip_norm=0.1")
     other = Examples(factor * examples(9, seed=77).inputs, examples(9, seed=77).targets)
     assert replay(lambda data, source: local_round(run, data, source), examples(6), other).faults == ()
 

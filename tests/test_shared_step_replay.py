@@ -35,7 +35,7 @@ ROUNDS, PUBLIC = 3, 8  # training.batch_size: what stands for a client's number 
 RUN = config(
     *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.accountant=rdp", f"rounds={ROUNDS}"),
     *("privacy.example.enabled=true", "privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1.5"),
-    *("privacy.example.l2_norm_clip=0.5", "sampling.kind=everyone", "data.num_clients=3", "privacy.secure.dropouts=0"),
+    *("privacy.example.clip_norm=0.5", "sampling.kind=everyone", "data.num_clients=3", "privacy.secure.dropouts=0"),
     *("training.epochs=1", f"training.batch_size={PUBLIC}", "training.learning_rate=0.7", "server.momentum=0.9"),
     "seed=7919",
 )
@@ -191,7 +191,7 @@ def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherw
 def test_a_batch_of_one_runs_the_kernels_of_a_larger_one() -> None:
     model, data = cancelling(), examples(2, seed=4)
     sums = [
-        clipped_gradient_sum(model, data.inputs[:count], targets=data.targets[:count], l2_norm_clip=0.5)[0]
+        clipped_gradient_sum(model, data.inputs[:count], targets=data.targets[:count], clip_norm=0.5)[0]
         for count in (1, 2)
     ]
     assert float((sums[1] - sums[0]).double().norm()) <= 0.5 * (1 + 1e-5)

@@ -131,20 +131,20 @@ class ScoredSteps:
         self.known = torch.zeros(len(canaries.signs), dtype=torch.float64)
         self.scores = np.zeros(len(canaries.rows))
 
-    def clipped_sums(self, params: list[Tensor], batch: Tensor, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
         """The sum of the batch's clipped gradients, of which the canaries' are directions."""
         ordinary = len(self.client.examples) - len(self.places)
-        sums = self.client.clipped_sums(params, batch[batch < ordinary], l2_norm_clip)
+        sums = self.client.clipped_sums(params, batch[batch < ordinary], clip_norm)
         self.known = sums[0].to(torch.float64, copy=True)
         drawn = self.places[batch[batch >= ordinary].numpy() - ordinary]
         for number in drawn[self.canaries.included[drawn]].tolist():
-            gradient = LONG * l2_norm_clip * self.canaries.direction(number)
-            sums += clip_by_norm(gradient.float().unsqueeze(0), l2_norm_clip)[0]
+            gradient = LONG * clip_norm * self.canaries.direction(number)
+            sums += clip_by_norm(gradient.float().unsqueeze(0), clip_norm)[0]
         return sums
 
-    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+    def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         """The client's noised sum, which is scored on the way."""
-        noised = self.client.add_noise(sums, l2_norm_clip, step=step)
-        variance = l2_norm_clip * _private(self.client.settings).noise_multiplier ** 2
+        noised = self.client.add_noise(sums, clip_norm, step=step)
+        variance = clip_norm * _private(self.client.settings).noise_multiplier ** 2
         self.scores = self.scores + self.canaries.along(noised[0].double() - self.known) / variance
         return noised

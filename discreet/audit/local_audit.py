@@ -66,10 +66,10 @@ def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experim
 
 def _score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
     """The log-likelihood ratio of a release, by an auditor who knows what either unit gives without noise."""
-    still, mechanism, sensitivity = replace(privacy, noise_multiplier=0.0), privacy.mechanism, 2 * privacy.norm_clip
+    still, mechanism, sensitivity = replace(privacy, noise_multiplier=0.0), privacy.mechanism, 2 * privacy.clip_norm
     if privacy.kind == "laplace_step":
         sensitivity = laplace_step_sensitivity(
-            training.learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=EXAMPLES
+            training.learning_rate, clip_norm=privacy.clip_norm, num_examples=EXAMPLES
         )
 
     def law(included: int) -> Normal | Laplace:

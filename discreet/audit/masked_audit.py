@@ -194,6 +194,6 @@ def _worst_of(examples: Examples, model: nn.Module, config: RunConfig) -> Exampl
     few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
     if few.inputs.is_floating_point():
         few = Examples(few.inputs * LONG, few.targets)
-    clip, loss = config.privacy.example.l2_norm_clip, loss_of(config.task)
-    _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, l2_norm_clip=clip, loss=loss)
+    clip, loss = config.privacy.example.clip_norm, loss_of(config.task)
+    _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, clip_norm=clip, loss=loss)
     return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))

@@ -250,7 +250,7 @@ class DPSGD:
             loss = self._loss
             if self._is_plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
                 loss = cross_entropy  # the one whose gradient is known
-            return clipped_gradient_sum(self._model, inputs, targets=targets, l2_norm_clip=clip_norm, loss=loss)[0]
+            return clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)[0]
 
         total = reduce(Tensor.add_, (sum_of(*piece) for piece in pieces))  # an empty batch is one empty piece
         return trainable_part(self._model, total)

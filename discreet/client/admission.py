@@ -237,7 +237,7 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     if not example.enabled or example.secure:
         return settings
     draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
-    private = ExamplePrivacy(example.l2_norm_clip, example.noise_multiplier or 0.0, draws, declared)
+    private = ExamplePrivacy(example.clip_norm, example.noise_multiplier or 0.0, draws, declared)
     settings = replace(settings, example=private)
     if example.noise_multiplier is not None:
         return settings

@@ -83,7 +83,7 @@ class LocalNoise:
         """What leaves of an answer (length,): (length + 1,), float32, whose last number is the variance of the noise on
         each of the others, a public constant. `held_out` decides nothing."""
         sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
-        scale = 2 * self.privacy.norm_clip * self.privacy.noise_multiplier
+        scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
         variance = 2 * scale**2 if self.privacy.kind == LAPLACE else scale**2
         return torch.cat([sent.double(), torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
 

@@ -118,7 +118,7 @@ class DPClient(NumPyClient):
     def _update(self, params: Tensor, work: RoundWork, run: ClientSettings) -> Tensor:
         local, training = work.local, work.training
         if run.example.secure:
-            clip = run.example.l2_norm_clip, self.source
+            clip = run.example.clip_norm, self.source
             return shared_step(self.model, params, self.examples, settings=training, clip=clip)
         if local is not None and local.kind == "laplace_step":
             load_parameters(self.model, params)

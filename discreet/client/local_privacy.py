@@ -41,7 +41,7 @@ class LocalPrivacy:
     """One round's local mechanism: its kind, the norm that clips, and the noise over the sensitivity."""
 
     kind: str
-    norm_clip: float
+    clip_norm: float
     noise_multiplier: float
     noise: str = "float"
 
@@ -76,7 +76,7 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | N
     if local.kind == "none":
         return None
     if local.noise_multiplier is not None:
-        return LocalPrivacy(local.kind, local.norm_clip, local.noise_multiplier, run.noise)
+        return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
     if not 1 <= round_number <= run.rounds:
         raise ValueError(
             f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for {round_number}"
@@ -92,24 +92,24 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy | N
             f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of models: {times} answers "
             f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
-    return LocalPrivacy(local.kind, local.norm_clip, (left * share) ** (-1 / power), run.noise)
+    return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
 
 
 def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:
     """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
 
-    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * norm_clip, and the noise is
+    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * clip_norm, and the noise is
     drawn for that. On the grid both hold in exact arithmetic. An update that is not finite is released as zero plus
     noise.
     """
-    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.norm_clip
+    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.clip_norm
     if privacy.noise != "grid":
-        clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.norm_clip, order=order)
+        clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.clip_norm, order=order)
         return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
     grid = grid_for(
-        privacy.norm_clip, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
+        privacy.clip_norm, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
     )
-    steps = clip_to_grid(update, privacy.norm_clip, grid=grid, order=order)
+    steps = clip_to_grid(update, privacy.clip_norm, grid=grid, order=order)
     return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
 
 
@@ -130,8 +130,8 @@ def release_step(
     inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
     with masks_from(source, model):
         total, _ = l1_clipped_gradient_sum(
-            model, inputs, targets=targets, l1_norm_clip=privacy.norm_clip, loss=training.loss
+            model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
         )
     step = -learning_rate * trainable_part(model, total) / len(examples)
-    sensitivity = laplace_step_sensitivity(learning_rate, l1_norm_clip=privacy.norm_clip, num_examples=len(examples))
+    sensitivity = laplace_step_sensitivity(learning_rate, clip_norm=privacy.clip_norm, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)

@@ -18,14 +18,14 @@ _DECIDING_SECURE = (
 )
 _DECIDING_SHARED_STEP = ("training.batch_size",)
 _DECIDING_EXAMPLE = (
-    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.l2_norm_clip"),
+    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.clip_norm"),
     "data.public_num_examples",
 )
 _DECIDING_EVALUATION = tuple(
     f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier")
 )
 _DECIDING_STATISTICS = ("data.normalise", "statistics.noise_multiplier")
-_DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "norm_clip"))
+_DECIDING_LOCAL = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
 
 
 def deciding_settings(config: RunConfig) -> dict[str, object]:

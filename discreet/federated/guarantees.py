@@ -231,8 +231,8 @@ def _local(config: RunConfig) -> Guarantee:
         observer="everybody else, the server too",
         mechanism={
             "none": "none",
-            "gaussian": "the update is clipped in L2, Gaussian noise for 2 * norm_clip at the client",
-            "laplace": "the update is clipped in L1, Laplace noise for 2 * norm_clip at the client",
+            "gaussian": "the update is clipped in L2, Gaussian noise for 2 * clip_norm at the client",
+            "laplace": "the update is clipped in L1, Laplace noise for 2 * clip_norm at the client",
             "laplace_step": "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
         }[kind]
         + _local_ratings(config)[0],

@@ -50,7 +50,7 @@ class NoiseOutlook:
         if self.shared_step:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
-                "privacy.example.l2_norm_clip, which does not move: noise does not drive the model"
+                "privacy.example.clip_norm, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if not self.loud:

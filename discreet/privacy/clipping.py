@@ -31,19 +31,19 @@ SUMMED_AT_ONCE = 2**13  # BLAS takes several threads for more, which wait for ea
 LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 
 
-def clip_factors(norms: Tensor, norm_clip: float) -> Tensor:
-    """Factors for rows of these norms: min(1, limit / norm), with limit = norm_clip * (1 - CLIP_MARGIN).
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """Factors for rows of these norms: min(1, limit / norm), with limit = clip_norm * (1 - CLIP_MARGIN).
 
-    Guarantee: a row times its factor has a norm of at most `norm_clip`, even if the norm was off by 1e-6 of itself and
+    Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm was off by 1e-6 of itself and
     the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0.
 
     Args:
       norms: (n,), float32 or float64, >= 0 and not NaN.
-      norm_clip: the largest norm, >= 0; infinity clips nothing.
+      clip_norm: the largest norm, >= 0; infinity clips nothing.
 
     Source: Abadi et al. 2016, Algorithm 1.
     """
-    limit = min(norm_clip * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
+    limit = min(clip_norm * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
     return (norms / limit).clamp_min_(1).reciprocal_() if limit else torch.zeros_like(norms)
 
 
@@ -53,15 +53,15 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
     return torch.where(torch.isfinite(norms), norms, torch.inf)
 
 
-def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Scales each row to a norm of at most `norm_clip`, by `clip_factors`.
+def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
+    """Scales each row to a norm of at most `clip_norm`, by `clip_factors`.
 
-    Guarantee: every row of the result has an L-`order` norm of at most `norm_clip`, whatever came in, so adding or
-    removing one row moves the sum of the rows by at most `norm_clip` (replacing one, by at most twice that).
+    Guarantee: every row of the result has an L-`order` norm of at most `clip_norm`, whatever came in, so adding or
+    removing one row moves the sum of the rows by at most `clip_norm` (replacing one, by at most twice that).
 
     Args:
       rows: (n, d), any floating dtype; n may be 0. A row that is not finite becomes zero.
-      norm_clip: the largest norm, 0 or as `check_clip` allows; infinity clips nothing (and still drops rows that are
+      clip_norm: the largest norm, 0 or as `check_clip` allows; infinity clips nothing (and still drops rows that are
         not finite).
       order: 2 for Gaussian noise, 1 for Laplace noise.
 
@@ -75,13 +75,13 @@ def clip_by_norm(rows: Tensor, norm_clip: float, *, order: float = 2) -> tuple[T
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
     (5.0, 1.0)
     """
-    check_clip(norm_clip, also=(0, math.inf))
+    check_clip(clip_norm, also=(0, math.inf))
     if rows.dim() != 2 or not rows.is_floating_point():
         raise ValueError(f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}")
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
     rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     norms = row_norms(rows, order=order)
-    factors = clip_factors(norms, norm_clip)
+    factors = clip_factors(norms, clip_norm)
     if bool((factors == 1).all()):
         return rows.clone(), norms
     clipped = rows.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
@@ -196,9 +196,9 @@ class GridSum:
         return np.trunc(steps, out=steps)
 
 
-def clip_to_grid(update: Tensor, norm_clip: float, *, grid: Grid, order: int = 2) -> Tensor:
+def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:
     """One update (size,), clipped and truncated to whole steps of `grid`: what it adds to a `GridSum`, int64."""
-    total = GridSum(len(update), norm_clip, grid=grid, order=order)
+    total = GridSum(len(update), clip_norm, grid=grid, order=order)
     total.add(update.unsqueeze(0))
     return total.steps
 
@@ -265,7 +265,7 @@ def _added_up(rows: Doubles) -> Doubles:
     return total
 
 
-def check_clip(norm_clip: float, name: str = "norm_clip", *, also: tuple[float, ...] = ()) -> None:
+def check_clip(clip_norm: float, name: str = "clip_norm", *, also: tuple[float, ...] = ()) -> None:
     """Raises ValueError for a clip norm so small or so large that float32 loses it, but for those of `also`."""
-    if norm_clip not in also and not LEAST_NUMBER <= norm_clip <= LARGEST_NUMBER:
-        raise ValueError(f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {norm_clip}")
+    if clip_norm not in also and not LEAST_NUMBER <= clip_norm <= LARGEST_NUMBER:
+        raise ValueError(f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {clip_norm}")

@@ -79,31 +79,31 @@ class Grid:
         return (steps.double() * self.step).to(dtype)
 
 
-def grid_for(norm_clip: float, num_params: int, *, largest_cohort: int = 2**20, noise_scale: float = 0.0) -> Grid:
-    """The grid for updates of norm at most `norm_clip` with `num_params` coordinates.
+def grid_for(clip_norm: float, num_params: int, *, largest_cohort: int = 2**20, noise_scale: float = 0.0) -> Grid:
+    """The grid for updates of norm at most `clip_norm` with `num_params` coordinates.
 
-    The step is the largest power of two that is at most norm_clip / (1024 * sqrt(num_params)). Truncation
-    moves an update by less than step * sqrt(num_params) <= norm_clip / 1024 in L2 norm. If noise of
+    The step is the largest power of two that is at most clip_norm / (1024 * sqrt(num_params)). Truncation
+    moves an update by less than step * sqrt(num_params) <= clip_norm / 1024 in L2 norm. If noise of
     `noise_scale` (its standard deviation or scale) would be more than 2^31 of these steps, they are made larger:
     what truncation then costs is far below the noise. The step depends on nothing but public values.
 
     Raises:
-        ValueError: if norm_clip is not finite and > 0, num_params not in [1, 2^30], largest_cohort < 1, or
+        ValueError: if clip_norm is not finite and > 0, num_params not in [1, 2^30], largest_cohort < 1, or
             the sum of largest_cohort updates and the largest noise could overflow int64.
 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
     True
     """
-    check_positive("norm_clip", norm_clip)
+    check_positive("clip_norm", clip_norm)
     if not 1 <= num_params <= 2**30:
         raise ValueError(f"num_params must be in [1, 2^30], not {num_params}")
     if largest_cohort < 1:
         raise ValueError(f"largest_cohort must be >= 1, not {largest_cohort}")
     if not 0 <= noise_scale < math.inf:
         raise ValueError(f"noise_scale must be finite and >= 0, not {noise_scale}")
-    step = math.ldexp(0.5, math.frexp(norm_clip / (FINENESS * math.sqrt(num_params)))[1])
+    step = math.ldexp(0.5, math.frexp(clip_norm / (FINENESS * math.sqrt(num_params)))[1])
     grid = Grid(max(step, math.ldexp(1.0, math.frexp(2 * noise_scale / LARGEST_SCALE)[1]) if noise_scale else step))
-    if largest_cohort * (norm_clip / grid.step) + 128 * LARGEST_SCALE > LARGEST_TOTAL:
+    if largest_cohort * (clip_norm / grid.step) + 128 * LARGEST_SCALE > LARGEST_TOTAL:
         raise ValueError(f"largest_cohort={largest_cohort} updates of {num_params} params could overflow int64")
     return grid
 

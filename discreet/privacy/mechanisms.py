@@ -139,20 +139,20 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
     return high
 
 
-def laplace_step_sensitivity(learning_rate: float, *, l1_norm_clip: float, num_examples: int) -> float:
-    """L1 sensitivity of the parameters after a full-batch step: 2 * learning_rate * l1_norm_clip / num_examples.
+def laplace_step_sensitivity(learning_rate: float, *, clip_norm: float, num_examples: int) -> float:
+    """L1 sensitivity of the parameters after a full-batch step: 2 * learning_rate * clip_norm / num_examples.
 
-    The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm l1_norm_clip. Replacing one of
-    num_examples examples, a public number, moves the mean by at most 2 * l1_norm_clip / num_examples.
+    The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm clip_norm. Replacing one of
+    num_examples examples, a public number, moves the mean by at most 2 * clip_norm / num_examples.
 
     Raises:
-        ValueError: if learning_rate or l1_norm_clip is not finite and > 0, or num_examples < 1.
+        ValueError: if learning_rate or clip_norm is not finite and > 0, or num_examples < 1.
     """
     check_positive("learning_rate", learning_rate)
-    check_positive("l1_norm_clip", l1_norm_clip)
+    check_positive("clip_norm", clip_norm)
     if num_examples < 1:
         raise ValueError(f"num_examples must be >= 1, not {num_examples}")
-    return 2 * learning_rate * l1_norm_clip / num_examples
+    return 2 * learning_rate * clip_norm / num_examples
 
 
 def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:

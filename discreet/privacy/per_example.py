@@ -60,18 +60,18 @@ Way = list[nn.Module] | Program | None  # layers in their order, a graph of laye
 
 
 def clipped_gradient_sum(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, l2_norm_clip: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
-    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C = l2_norm_clip (Abadi et
+    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C = clip_norm (Abadi et
     al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up to that of the batch.
 
     Args:
       model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
       inputs: (n, ...), of any type that the model takes.
       targets: (n, ...), as the loss takes them.
-      l2_norm_clip: C, as `check_clip` allows, in the gradient's units.
+      clip_norm: C, as `check_clip` allows, in the gradient's units.
       loss: from outputs (n, ...) and targets to one value an example, (n,), that depends on that example alone.
 
     Returns:
@@ -92,36 +92,36 @@ def clipped_gradient_sum(
     a batch shift if an example is missing. Discreet's clients and DPSGD see to that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
-    >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, l2_norm_clip=0.25)
+    >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, clip_norm=0.25)
     >>> total.shape, bool(total.norm() <= 0.5), bool((norms > 0).all())
     (torch.Size([6]), True, True)
     """
-    check_clip(l2_norm_clip, "l2_norm_clip")
-    return _clipped_sum(objective_of(model, loss), inputs, targets, l2_norm_clip)
+    check_clip(clip_norm, "clip_norm")
+    return _clipped_sum(objective_of(model, loss), inputs, targets, clip_norm)
 
 
 def l1_clipped_gradient_sum(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, l1_norm_clip: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
-    check_clip(l1_norm_clip, "l1_norm_clip")
-    return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, l1_norm_clip)
+    check_clip(clip_norm, "clip_norm")
+    return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, clip_norm)
 
 
 def sum_one_by_one(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, l2_norm_clip: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
 ) -> Tensor:
     """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
 
     The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here each example is
     alone, in memory of its own: one more or less leaves the gradients of the others as they are, to the last bit.
     """
-    check_clip(l2_norm_clip, "l2_norm_clip")
+    check_clip(clip_norm, "clip_norm")
     objective = objective_of(model, loss)
-    total, _ = _clipped_sum(objective, inputs[:0], targets[:0], l2_norm_clip)
+    total, _ = _clipped_sum(objective, inputs[:0], targets[:0], clip_norm)
     for place in range(len(inputs)):
         one = [place]  # a list copies
-        total += _clipped_sum(objective, inputs[one], targets[one], l2_norm_clip)[0]
+        total += _clipped_sum(objective, inputs[one], targets[one], clip_norm)[0]
     return total
 
 

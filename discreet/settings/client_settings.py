@@ -139,7 +139,7 @@ class ClientSettings:
     def step_norm(self) -> float:
         """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
         clipped gradients over `batch_size`."""
-        return self.training.learning_rate * self.example.l2_norm_clip / self.training.batch_size
+        return self.training.learning_rate * self.example.clip_norm / self.training.batch_size
 
     @property
     def rates_itself(self) -> bool:

@@ -123,7 +123,7 @@ class ExamplePrivacyConfig:
     enabled: bool = False
     aggregation: Aggregation = PLAIN
     noise_multiplier: NotNegative | None = None
-    l2_norm_clip: Positive = 1.0
+    clip_norm: Positive = 1.0
     target_epsilon: Positive | None = None
     max_epsilon: Positive | None = None
 
@@ -143,7 +143,7 @@ class LocalPrivacyConfig:
     kind: Annotated[str, one_of("none", "gaussian", "laplace", "laplace_step")] = "none"
     epsilon: Positive | None = None
     noise_multiplier: Positive | None = None
-    norm_clip: Positive = 1.0
+    clip_norm: Positive = 1.0
     schedule: Annotated[str | list[float], SCHEDULE] = "uniform"
     max_epsilon: Positive | None = None
 

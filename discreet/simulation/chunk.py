@@ -79,13 +79,13 @@ class Chunk:
         clients, positions = self.draws.batches(self.table.sizes[:active], probabilities, step=step)
         return poisson_batch(self.table, clients, positions, active=active)
 
-    def clipped_sums(self, params: Params, batch: BatchNumbers, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: Params, batch: BatchNumbers, clip_norm: float) -> Tensor:
         if not batch.counts.any():
             return params[0].new_zeros(len(batch.counts), self.model.layout.size)
-        return self.model.clipped_sums(params, read_sum(self.data, batch), l2_norm_clip)
+        return self.model.clipped_sums(params, read_sum(self.data, batch), clip_norm)
 
-    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
-        return self.draws.add_noise(sums, self._mechanisms, l2_norm_clip, step=step)
+    def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
+        return self.draws.add_noise(sums, self._mechanisms, clip_norm, step=step)
 
     def views(self, rows: Tensor) -> Params:
         return self.model.layout.views(rows)
@@ -114,7 +114,7 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
+def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
     settings, table = chunk.settings[0], chunk.table
     params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
@@ -122,7 +122,7 @@ def chunk_steps(chunk: Chunk, start: Tensor, l2_norm_clip: float) -> Tensor:
         return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
     read = read_sum(chunk.data, BatchNumbers(table.numbers, table.sizes))
     inputs = read.inputs.double() if read.inputs.is_floating_point() else read.inputs
-    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), l2_norm_clip)
+    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), clip_norm)
     return sums.mul_(-settings.learning_rate / settings.batch_size)
 
 

@@ -169,7 +169,7 @@ class _Trainer:
             answers = self.engine.rates.of(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.l2_norm_clip).cpu()
+            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.clip_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)

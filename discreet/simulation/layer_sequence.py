@@ -127,10 +127,10 @@ class LayerSequence:
             if use.bias is not None:
                 add_bias(into[use.bias], grads, keep=keep, rate=rate)
 
-    def clipped_sums(self, params: Params, batch: Batch, l2_norm_clip: float) -> Tensor:
-        """Each client's sum of per-example gradients, every one clipped to `l2_norm_clip`: (k, num_params)."""
+    def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
+        """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k, num_params)."""
         _, uses = self.passes(params, batch)
-        scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), l2_norm_clip)
+        scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm)
         totals = [torch.zeros(0)] * len(self.layout.blocks)
         for use in uses:
             inputs, grads = _finite(use, scale)
@@ -200,9 +200,9 @@ def _squares(values: Tensor) -> Tensor:
     return squares
 
 
-def clip_scale(norms: Tensor, l2_norm_clip: float) -> Tensor:
-    """Factors in [0, 1] that bring gradients of these norms to at most `l2_norm_clip`; 0 for unusable norms."""
-    return torch.where(norms < LARGEST_NORM, clip_factors(norms, l2_norm_clip), 0.0)
+def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
+    """Factors in [0, 1] that bring gradients of these norms to at most `clip_norm`; 0 for unusable norms."""
+    return torch.where(norms < LARGEST_NORM, clip_factors(norms, clip_norm), 0.0)
 
 
 def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ class ExamplePrivacy:
     None, from the client's own number of examples.
     """
 
-    l2_norm_clip: float
+    clip_norm: float
     noise_multiplier: float
     draws: int = 1
     public_num_examples: int | None = None
@@ -148,10 +148,10 @@ class DpSgdClients(Protocol[Batch]):
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
         """A batch for each of the first clients, which every example joins with its client's probability."""
 
-    def clipped_sums(self, params: list[Tensor], batch: Batch, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: list[Tensor], batch: Batch, clip_norm: float) -> Tensor:
         """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
 
-    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+    def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         """Each client's sum with noise of its own."""
 
     def views(self, rows: Tensor) -> list[Tensor]:
@@ -226,7 +226,7 @@ def noised_means(
     Noise is drawn for the clip norm that clipped, also if a batch is empty. The shape is that of the sums.
     """
     assert settings.example is not None
-    clip_norm = settings.example.l2_norm_clip
+    clip_norm = settings.example.clip_norm
     return add_noise(clipped_sums(clip_norm), clip_norm).div_(settings.batch_size)
 
 
@@ -283,7 +283,7 @@ def local_update(
 
     Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
     per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
-    its gradient is clipped to `l2_norm_clip`, noise of `noise_multiplier * l2_norm_clip` is drawn for the sum also if
+    its gradient is clipped to `clip_norm`, noise of `noise_multiplier * clip_norm` is drawn for the sum also if
     the batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
     post-processing. For its neighbours see `example_event`.
 
@@ -337,15 +337,15 @@ class OneClient:
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Tensor:
         return step_batch(self.source, step, len(self.examples), probability=probabilities[0])
 
-    def clipped_sums(self, params: list[Tensor], batch: Tensor, l2_norm_clip: float) -> Tensor:
+    def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
         inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
         loss = self.settings.loss
-        total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, l2_norm_clip=l2_norm_clip, loss=loss)
+        total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
         return trainable_part(self.model, total).unsqueeze(0)
 
-    def add_noise(self, sums: Tensor, l2_norm_clip: float, *, step: int) -> Tensor:
+    def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         assert self.settings.example is not None
-        return self.settings.example.mechanism.add_noise(sums, l2_norm_clip, step_noise(self.source, step))
+        return self.settings.example.mechanism.add_noise(sums, clip_norm, step_noise(self.source, step))
 
     def views(self, rows: Tensor) -> list[Tensor]:
         shapes = [parameter.shape for parameter in trainable(self.model)]

@@ -34,11 +34,11 @@ def shared_step(
       settings: learning rate, batch size and loss.
       clip: C, the norm that clips one example's gradient, and the source of the masks of dropout.
     """
-    l2_norm_clip, source = clip
+    clip_norm, source = clip
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)
     inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
     with masks_from(source, exact):
-        total = sum_one_by_one(exact, inputs, targets=examples.targets, l2_norm_clip=l2_norm_clip, loss=settings.loss)
+        total = sum_one_by_one(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
     return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)

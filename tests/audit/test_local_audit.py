@@ -41,7 +41,7 @@ def test_half_the_noise_of_a_local_release_is_found_from_outside(monkeypatch: py
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_an_update_that_is_not_clipped_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(local_privacy, "clip_by_norm", lambda rows, norm_clip, *, order: (rows / 100, None))
+    monkeypatch.setattr(local_privacy, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None))
     assert judge(audit_local(settings(kind), releases=ENOUGH)).refuted
 
 

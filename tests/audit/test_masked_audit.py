@@ -35,7 +35,7 @@ RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=1")
 JOINED = (*RATED, "evaluation.cohort=same")
 SHARED = (
     *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=7951", "privacy.example.enabled=true"),
-    *("privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1", "privacy.example.l2_norm_clip=0.5"),
+    *("privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1", "privacy.example.clip_norm=0.5"),
     *("training.epochs=1", "training.batch_size=300", "rounds=3"),
 )
 SPARE = ("privacy.secure.dropouts=2", "privacy.secure.colluding=2", "data.num_clients=7")
@@ -188,8 +188,8 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loose(model: nn.Module, inputs: Tensor, *, l2_norm_clip: float, **how: Any) -> tuple[Tensor, Tensor]:
-        return sum_one_by_one(model, inputs, l2_norm_clip=2 * l2_norm_clip, **how)
+    def loose(model: nn.Module, inputs: Tensor, *, clip_norm: float, **how: Any) -> tuple[Tensor, Tensor]:
+        return sum_one_by_one(model, inputs, clip_norm=2 * clip_norm, **how)
 
     monkeypatch.setattr("discreet.training.shared_step.sum_one_by_one", loose)
 

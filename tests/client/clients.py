@@ -89,9 +89,9 @@ def gradients(model: nn.Module, data: Examples) -> list[Tensor]:
     return found
 
 
-def clipped(vectors: Sequence[Tensor], norm_clip: float, *, order: float = 2) -> Tensor:
-    """The sum of vectors, each scaled to a norm of at most `norm_clip`."""
-    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / norm_clip) for vector in vectors]
+def clipped(vectors: Sequence[Tensor], clip_norm: float, *, order: float = 2) -> Tensor:
+    """The sum of vectors, each scaled to a norm of at most `clip_norm`."""
+    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / clip_norm) for vector in vectors]
     return torch.stack(scaled).sum(0)
 
 

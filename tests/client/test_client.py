@@ -222,10 +222,10 @@ def test_a_target_chooses_the_noise_for_taking_part_in_every_round(tmp_path: Pat
 
 
 def test_local_noise_is_on_what_is_clipped_for_the_server(tmp_path: Path) -> None:
-    run = config(*LOCAL, "privacy.local.norm_clip=1e-6")
+    run = config(*LOCAL, "privacy.local.clip_norm=1e-6")
     noisy = client(examples(9), tmp_path / "a.db").answer(request(run), params_of(linear()))
     quiet = client(examples(0), tmp_path / "b.db").answer(request(run), params_of(linear()))
-    # The same draws: what differs is the update, clipped to norm_clip before the noise.
+    # The same draws: what differs is the update, clipped to clip_norm before the noise.
     assert float((noisy.update - quiet.update).norm()) <= 1.01e-6
     assert float(quiet.update.norm()) > 2e-6
 

@@ -33,6 +33,6 @@ def test_clipped_sums_equal_a_loop_of_single_backward_passes(name: str, shape: t
     if name == "lstm":
         inputs = torch.randint(2, classes, (5, *shape), generator=generator)
     targets = torch.randint(0, classes, (5,), generator=generator)
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=CLIP)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=CLIP)
     assert torch.allclose(total, looped(model, inputs, targets), atol=1e-5, rtol=1e-4)
     assert norms.shape == (5,)

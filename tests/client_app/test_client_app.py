@@ -111,7 +111,7 @@ def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_lo
     assert caplog.messages == [f"refused: {reason}"]
 
 
-UNBORNE = {"task.class_weights": [1e-30] * 10, "example.l2_norm_clip": 1e-36, "training.learning_rate": 1e-30}
+UNBORNE = {"task.class_weights": [1e-30] * 10, "example.clip_norm": 1e-36, "training.learning_rate": 1e-30}
 
 
 @pytest.mark.parametrize("name", UNBORNE)

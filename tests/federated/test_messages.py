@@ -109,8 +109,8 @@ ASKED = {
     "user": "enabled sampling probability population_size aggregation adaptive "
     "noise_multiplier max_epsilon count_stddev",
     "evaluation": "kind every cohort share metrics noise_multiplier",
-    "example": "enabled aggregation l2_norm_clip noise_multiplier target_epsilon max_epsilon",
-    "local": "kind norm_clip schedule epsilon noise_multiplier max_epsilon",
+    "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon",
+    "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
     "secure": "dropouts colluding threshold",
     "statistics": "of noise_multiplier most_examples only low high",
     "normaliser": "means deviations",

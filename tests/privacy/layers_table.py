@@ -84,7 +84,7 @@ def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_
     """How the model is served, after its clipped sums were found to be those of single examples; or why it is not."""
     with messages() as said:
         for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
-            options: dict[str, Any] = {f"l{order}_norm_clip": CLIP, "loss": loss}
+            options: dict[str, Any] = {"clip_norm": CLIP, "loss": loss}
             try:
                 torch.manual_seed(11)
                 total, norms = clipped(model, inputs, targets=targets, **options)

@@ -39,10 +39,10 @@ def exact_norm(row: torch.Tensor, order: float) -> float:
     return math.fsum(values) if order == 1 else math.sqrt(math.fsum(value * value for value in values))
 
 
-@given(rows=ROWS, norm_clip=CLIPS, order=st.sampled_from([1, 2]))
-def test_no_row_leaves_with_more_than_the_clip_norm(rows: np.ndarray, norm_clip: float, order: int) -> None:
-    clipped, norms = clip_by_norm(torch.from_numpy(rows), norm_clip, order=order)
-    assert all(exact_norm(row, order) <= norm_clip for row in clipped)
+@given(rows=ROWS, clip_norm=CLIPS, order=st.sampled_from([1, 2]))
+def test_no_row_leaves_with_more_than_the_clip_norm(rows: np.ndarray, clip_norm: float, order: int) -> None:
+    clipped, norms = clip_by_norm(torch.from_numpy(rows), clip_norm, order=order)
+    assert all(exact_norm(row, order) <= clip_norm for row in clipped)
     wild = ~np.isfinite(rows).all(axis=1)
     assert not clipped[wild].any()
     assert torch.isinf(norms[wild]).all()
@@ -56,7 +56,7 @@ def test_what_can_not_be_clipped_is_refused() -> None:
         (row, -1.0),
         (row, math.nan),
     ):
-        with pytest.raises(ValueError, match=r"floating point|shape|norm_clip"):
+        with pytest.raises(ValueError, match=r"floating point|shape|clip_norm"):
             clip_by_norm(wrong, clip)
     for clip in (0.0, math.inf, math.nan, 2.0**26):
         with pytest.raises(ValueError, match="clip_norm must be in"):
@@ -68,17 +68,17 @@ def test_what_can_not_be_clipped_is_refused() -> None:
 
 @given(
     norms=st.lists(st.floats(0, 2.0**100, width=32), min_size=1),
-    norm_clip=st.floats(0, 1e20) | st.just(math.inf),
+    clip_norm=st.floats(0, 1e20) | st.just(math.inf),
     error=st.floats(-1e-6, 1e-6),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_a_row_whose_norm_was_off_by_a_millionth_ends_within_the_clip_norm(
-    norms: list[float], norm_clip: float, error: float, dtype: torch.dtype
+    norms: list[float], clip_norm: float, error: float, dtype: torch.dtype
 ) -> None:
     exact = torch.tensor(norms, dtype=torch.float64)
-    factors = clip_factors((exact * (1 + error)).to(dtype), norm_clip)
-    assert bool(((exact * factors).to(dtype).double() <= norm_clip).all())
-    assert bool((factors[exact <= norm_clip * (1 - 4e-6)] == 1).all()) or norm_clip == 0
+    factors = clip_factors((exact * (1 + error)).to(dtype), clip_norm)
+    assert bool(((exact * factors).to(dtype).double() <= clip_norm).all())
+    assert bool((factors[exact <= clip_norm * (1 - 4e-6)] == 1).all()) or clip_norm == 0
 
 
 def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | GridSum:
@@ -88,29 +88,29 @@ def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | Grid
     return total
 
 
-@given(rows=ROWS, norm_clip=CLIPS, dtype=DTYPES)
+@given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
 def test_removing_one_update_moves_the_float_sum_by_at_most_the_clip_norm(
-    rows: np.ndarray, norm_clip: float, dtype: torch.dtype
+    rows: np.ndarray, clip_norm: float, dtype: torch.dtype
 ) -> None:
     updates = torch.from_numpy(rows).to(dtype)
-    total = summed("float", updates, norm_clip).total
+    total = summed("float", updates, clip_norm).total
     for index in range(len(updates)):
-        rest = summed("float", torch.cat([updates[:index], updates[index + 1 :]]), norm_clip).total
-        assert math.hypot(*(total - rest).tolist()) <= norm_clip * (1 + 1e-12)
+        rest = summed("float", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm).total
+        assert math.hypot(*(total - rest).tolist()) <= clip_norm * (1 + 1e-12)
 
 
-@given(rows=ROWS, norm_clip=CLIPS, dtype=DTYPES)
+@given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
 def test_removing_one_update_moves_the_grid_sum_by_at_most_the_clip_norm_exactly(
-    rows: np.ndarray, norm_clip: float, dtype: torch.dtype
+    rows: np.ndarray, clip_norm: float, dtype: torch.dtype
 ) -> None:
     updates = torch.from_numpy(rows).to(dtype)
-    total = summed("grid", updates, norm_clip)
+    total = summed("grid", updates, clip_norm)
     assert isinstance(total, GridSum)
     for index in range(len(updates)):
-        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), norm_clip)
+        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm)
         assert isinstance(rest, GridSum)
         moved = sum(int(step) ** 2 for step in total.steps - rest.steps)
-        assert moved <= (norm_clip / total.grid.step) ** 2
+        assert moved <= (clip_norm / total.grid.step) ** 2
 
 
 @pytest.mark.parametrize("excess", [1, 2**10, 2**16])
@@ -140,15 +140,15 @@ def test_every_value_released_from_a_grid_lies_on_it() -> None:
     assert torch.equal(steps, steps.round())
 
 
-@given(rows=ROWS, norm_clip=CLIPS)
-def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, norm_clip: float) -> None:
+@given(rows=ROWS, clip_norm=CLIPS)
+def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: float) -> None:
     updates = torch.from_numpy(rows)
-    clipped, _ = clip_by_norm(updates.double(), norm_clip)
-    singly = summed("float", updates[:1], norm_clip)
+    clipped, _ = clip_by_norm(updates.double(), clip_norm)
+    singly = summed("float", updates[:1], clip_norm)
     for row in updates[1:]:
         singly.add(row.unsqueeze(0))
-    for total in (summed("float", updates, norm_clip).total, singly.total):
-        assert torch.allclose(total, clipped.sum(0), atol=1e-12 * norm_clip)
+    for total in (summed("float", updates, clip_norm).total, singly.total):
+        assert torch.allclose(total, clipped.sum(0), atol=1e-12 * clip_norm)
 
 
 @pytest.mark.parametrize("kind", ["float", "grid"])
@@ -194,11 +194,11 @@ def exact_power_sum(steps: torch.Tensor, step: float, *, order: int) -> Fraction
 
 
 @given(UPDATES, CLIPS, st.sampled_from([1, 2]))
-def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float], norm_clip: float, order: int) -> None:
-    grid = grid_for(norm_clip, len(values))
-    steps = clip_to_grid(torch.tensor(values), norm_clip, grid=grid, order=order)
-    assert exact_power_sum(steps, grid.step, order=order) <= Fraction(norm_clip) ** order
-    assert not clip_to_grid(torch.tensor([*values, math.nan]), norm_clip, grid=grid, order=order).any()
+def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float], clip_norm: float, order: int) -> None:
+    grid = grid_for(clip_norm, len(values))
+    steps = clip_to_grid(torch.tensor(values), clip_norm, grid=grid, order=order)
+    assert exact_power_sum(steps, grid.step, order=order) <= Fraction(clip_norm) ** order
+    assert not clip_to_grid(torch.tensor([*values, math.nan]), clip_norm, grid=grid, order=order).any()
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -212,11 +212,11 @@ def test_an_update_over_the_clip_is_scaled_to_it(order: int) -> None:
 
 @given(UPDATES, CLIPS, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
 def test_truncation_never_moves_a_coordinate_away_from_zero(
-    values: list[float], norm_clip: float, dtype: torch.dtype
+    values: list[float], clip_norm: float, dtype: torch.dtype
 ) -> None:
-    grid = grid_for(norm_clip, len(values))
+    grid = grid_for(clip_norm, len(values))
     exact = torch.tensor(values, dtype=torch.float64)
-    update = (exact * (0.9 * norm_clip / max(1e-300, float(exact.norm())))).to(dtype)
-    for value, steps in zip(update.tolist(), clip_to_grid(update, norm_clip, grid=grid).tolist(), strict=True):
+    update = (exact * (0.9 * clip_norm / max(1e-300, float(exact.norm())))).to(dtype)
+    for value, steps in zip(update.tolist(), clip_to_grid(update, clip_norm, grid=grid).tolist(), strict=True):
         assert abs(steps * Fraction(grid.step)) <= abs(Fraction(value)) < (abs(steps) + 1) * Fraction(grid.step)
         assert steps * value >= 0

@@ -63,20 +63,20 @@ def test_slack_adds_up_over_coordinates_and_releases() -> None:
     assert laplace_grid_slack(1_000_000, 1.0 / million.step) < 1e-23
 
 
-@pytest.mark.parametrize("norm_clip", [1.0, 0.1, 3e-30, 1e30, 1.9999])
+@pytest.mark.parametrize("clip_norm", [1.0, 0.1, 3e-30, 1e30, 1.9999])
 @pytest.mark.parametrize("num_params", [1, 7850, 2**30])
-def test_a_grid_can_hold_the_clip_that_it_was_made_for(norm_clip: float, num_params: int) -> None:
-    grid = grid_for(norm_clip, num_params)
-    largest = clip_to_grid(torch.tensor([norm_clip], dtype=torch.float64), norm_clip, grid=grid)
-    assert math.isclose(float(grid.to_float(largest, torch.float64)), norm_clip, rel_tol=1e-3)
-    assert grid.gaussian(1, 30 * norm_clip, seeded_source(3)).shape == (1,)
+def test_a_grid_can_hold_the_clip_that_it_was_made_for(clip_norm: float, num_params: int) -> None:
+    grid = grid_for(clip_norm, num_params)
+    largest = clip_to_grid(torch.tensor([clip_norm], dtype=torch.float64), clip_norm, grid=grid)
+    assert math.isclose(float(grid.to_float(largest, torch.float64)), clip_norm, rel_tol=1e-3)
+    assert grid.gaussian(1, 30 * clip_norm, seeded_source(3)).shape == (1,)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         *((lambda step=step: Grid(step), "power of two") for step in (0.0, 0.3, math.nan, 2.0**-1030)),
-        (lambda: grid_for(math.nan, 3), "norm_clip"),
+        (lambda: grid_for(math.nan, 3), "clip_norm"),
         (lambda: grid_for(1.0, 0), "num_params"),
         (lambda: grid_for(1.0, 1_000_000, largest_cohort=10**13), "could overflow int64"),
         (lambda: grid_slack(3, math.inf), "must be finite and >= 0"),

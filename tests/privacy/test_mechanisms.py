@@ -125,8 +125,8 @@ def test_a_total_that_can_not_be_noised_is_refused(
         (lambda: split_noise_multiplier(2.0, count_stddev=math.nan), "count_stddev must be > noise_multiplier / 2 = 1"),
         (lambda: analytic_gaussian_noise_multiplier(-1.0, delta=0.1), "must be in"),
         (lambda: analytic_gaussian_noise_multiplier(1.0, delta=0.0), "must be in"),
-        (lambda: laplace_step_sensitivity(0.1, l1_norm_clip=math.inf, num_examples=5), "must be"),
-        (lambda: laplace_step_sensitivity(0.1, l1_norm_clip=1.0, num_examples=0), "must be"),
+        (lambda: laplace_step_sensitivity(0.1, clip_norm=math.inf, num_examples=5), "must be"),
+        (lambda: laplace_step_sensitivity(0.1, clip_norm=1.0, num_examples=0), "must be"),
     ],
 )
 def test_noise_out_of_range_is_refused(wrong: Callable[[], object], message: str) -> None:
@@ -163,7 +163,7 @@ def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(epsil
 
 def test_replacing_one_example_moves_a_full_batch_step_by_at_most_its_sensitivity() -> None:
     """The bound is reached by two examples clipped to opposite corners of the L1 ball."""
-    limit = laplace_step_sensitivity(0.3, l1_norm_clip=2.0, num_examples=7)
+    limit = laplace_step_sensitivity(0.3, clip_norm=2.0, num_examples=7)
     gradients = torch.nn.functional.normalize(seeded_source(3331).normal(70).reshape(7, 10), p=1, dim=1) * 2
     replaced = torch.cat((-gradients[:1], gradients[1:]))
     moved = 0.3 * (gradients.mean(0) - replaced.mean(0))

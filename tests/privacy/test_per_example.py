@@ -112,8 +112,8 @@ def test_an_example_without_a_finite_gradient_counts_as_zero(build: Callable[[],
     model, inputs, targets = batch(build, 5, seed=7351)
     kept = [0, 1, 3, 4]
     inputs[2] = poison
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
-    wanted, wanted_norms = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], l2_norm_clip=0.5)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
+    wanted, wanted_norms = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], clip_norm=0.5)
     assert norms[2] == math.inf
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(norms[kept], wanted_norms, rtol=1e-4, atol=1e-6)
@@ -126,7 +126,7 @@ def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
         model.weight.zero_()
         model.bias.copy_(torch.tensor([55.0, 0.0]))
     inputs, targets = torch.full((2, 1), 1e18), torch.tensor([0, 0])
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1e-7)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1e-7)
     true = 1e18 * math.exp(-55)
     assert all(true <= norm <= 1.3 * true for norm in norms.tolist())  # what squares may lose is added
     assert 1.5e-7 <= float(total.double().norm()) <= 2e-7
@@ -135,10 +135,10 @@ def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
 def test_frozen_parameters_have_no_part() -> None:
     model, inputs, targets = batch(perceptron, 4, seed=409)
     next(model.parameters()).requires_grad_(False)
-    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.3)
+    total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.3)
     assert not total[: 784 * 32].any()
     assert_matches(model, inputs, targets, clip=0.3)
-    total, norms = clipped_gradient_sum(model.requires_grad_(False), inputs, targets=targets, l2_norm_clip=1.0)
+    total, norms = clipped_gradient_sum(model.requires_grad_(False), inputs, targets=targets, clip_norm=1.0)
     assert not total.any()
     assert norms.tolist() == [0.0] * 4
 
@@ -168,7 +168,7 @@ def test_the_model_and_the_generator_are_left_as_they_were(build: Callable[[], n
 def test_what_has_no_clipped_sum_is_refused(dtype: torch.dtype, count: int, loss: Loss, message: str) -> None:
     model, inputs, targets = nn.Linear(2, 2).to(dtype), torch.ones(2, 2, dtype=dtype), torch.zeros(count).long()
     with pytest.raises(ValueError, match=message):
-        clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0, loss=loss)
+        clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0, loss=loss)
 
 
 class Partly(nn.Module):

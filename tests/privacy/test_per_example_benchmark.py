@@ -22,5 +22,5 @@ def test_every_comparison_has_a_row_and_a_peer_that_is_missing_is_named(monkeypa
 
 def test_the_compared_sums_are_equal() -> None:
     model, inputs, targets = per_example.perceptron(), torch.randn(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4])
-    total, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=per_example.CLIP)
+    total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=per_example.CLIP)
     torch.testing.assert_close(total, per_example.vmapped_sum(model, inputs, targets), rtol=1e-4, atol=1e-5)

@@ -128,7 +128,7 @@ def test_the_layers_alone_decide_that_there_is_no_rule(model: nn.Module) -> None
 )
 def test_a_layer_that_does_not_see_the_examples_first_is_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="dimensions"):
-        clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), l2_norm_clip=1.0)
+        clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), clip_norm=1.0)
 
 
 MIXING = [
@@ -144,4 +144,4 @@ MIXING = [
 def test_layers_that_mix_examples_are_refused(layer: nn.Module, training: bool, wrap: Callable[..., nn.Module]) -> None:
     model = wrap(layer, nn.Linear(5, 3)).train(training)
     with pytest.raises(ValueError, match="mixes examples: use GroupNorm instead"):
-        clipped_gradient_sum(model, batch()[0], targets=batch()[1], l2_norm_clip=1.0)
+        clipped_gradient_sum(model, batch()[0], targets=batch()[1], clip_norm=1.0)

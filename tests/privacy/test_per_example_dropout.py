@@ -86,7 +86,7 @@ def assert_a_loop_agrees(build: Build, order: int, restart: Callable[[], object]
         restart()
         gradients = masked_gradients(model, inputs, targets)
         restart()
-        total, norms = clipped(model, inputs, targets=targets, **{f"l{order}_norm_clip": 0.8})
+        total, norms = clipped(model, inputs, targets=targets, **{"clip_norm": 0.8})
     wanted, wanted_norms = clipped_sum(gradients, 0.8, order=order)
     torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
     assert float((total.double() - wanted).norm()) <= 2e-4 * 0.8 * len(inputs)
@@ -123,8 +123,8 @@ def test_numbers_that_are_drawn_as_the_values_ask_for_them_shift_no_others() -> 
     model = nn.Sequential(nn.Linear(8, 3), nn.RReLU())
     _, inputs, targets = seeded(perceptron)
     with pytest.raises(ValueError, match="use LeakyReLU or PReLU"):
-        clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0)
-    clipped_gradient_sum(model.eval(), inputs, targets=targets, l2_norm_clip=1.0)
+        clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
+    clipped_gradient_sum(model.eval(), inputs, targets=targets, clip_norm=1.0)
 
 
 @pytest.mark.parametrize("build", [*RULED, Functional, Looped])
@@ -136,7 +136,7 @@ def test_an_example_that_is_lost_leaves_the_masks_of_the_others(build: Build) ->
     with torch.random.fork_rng():
         for batch in (inputs, poisoned):
             torch.manual_seed(77)
-            found.append(clipped_gradient_sum(model, batch, targets=targets, l2_norm_clip=0.05))
+            found.append(clipped_gradient_sum(model, batch, targets=targets, clip_norm=0.05))
     (total, norms), (without, others) = found
     assert others[2] == math.inf
     kept = [0, 1, 3, 4, 5, 6]
@@ -158,7 +158,7 @@ def test_each_example_has_a_mask_of_its_own(build: Build) -> None:
     inputs, targets = torch.ones(400, 8), torch.zeros(400, dtype=torch.long)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        _, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0)
+        _, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
     # 256 masks: among 400 there are about 202 different ones, less than 150 only in one draw of 1e20.
     assert len(norms.unique()) > (150 if build in (Functional, Looped) else 50)
 
@@ -167,7 +167,7 @@ def test_each_example_has_a_mask_of_its_own(build: Build) -> None:
 def test_evaluation_draws_nothing(build: Build) -> None:
     model, inputs, targets = seeded(build)
     state = torch.get_rng_state()
-    first, _ = clipped_gradient_sum(model.eval(), inputs, targets=targets, l2_norm_clip=1.0)
-    second, _ = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0)
+    first, _ = clipped_gradient_sum(model.eval(), inputs, targets=targets, clip_norm=1.0)
+    second, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, second)

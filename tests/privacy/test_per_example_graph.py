@@ -177,7 +177,7 @@ def test_no_rule_serves_what_may_mix_examples(name: str, count: int) -> None:
     model = seeded(lambda: Forward(MIXING[name]))
     for _ in range(2):
         with pytest.raises(ByTorchFunc):
-            clipped_gradient_sum(model, rows()[:count], targets=TARGETS[:count], l2_norm_clip=0.2)
+            clipped_gradient_sum(model, rows()[:count], targets=TARGETS[:count], clip_norm=0.2)
 
 
 # Alone an example gives rows of another number, or none.
@@ -230,7 +230,7 @@ UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
 def test_no_rule_serves_what_is_not_known(name: str) -> None:
     model = seeded(lambda: Forward(UNKNOWN[name]))
     with pytest.raises(ByTorchFunc):
-        clipped_gradient_sum(model, rows(), targets=TARGETS, l2_norm_clip=0.2)
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)
 
 
 @pytest.mark.usefixtures("built_is_an_error")
@@ -240,7 +240,7 @@ def test_no_rule_serves_a_model_with_hooks(place: str) -> None:
     model.get_submodule(place).register_forward_hook(lambda module, given, outputs: outputs - outputs.mean(0))
     inputs = images() if place.startswith("layers") else rows()
     with pytest.raises(ByTorchFunc):
-        clipped_gradient_sum(model, inputs, targets=TARGETS, l2_norm_clip=0.2)
+        clipped_gradient_sum(model, inputs, targets=TARGETS, clip_norm=0.2)
 
 
 def _linear() -> nn.Module:

@@ -52,8 +52,8 @@ def fast_sum(
     """What the code under test gives for norms of this order."""
     loss = loss_for(targets)
     if order == 1:
-        return l1_clipped_gradient_sum(model, inputs, targets=targets, l1_norm_clip=clip, loss=loss)
-    return clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=clip, loss=loss)
+        return l1_clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip, loss=loss)
+    return clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip, loss=loss)
 
 
 def assert_matches(model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2) -> None:

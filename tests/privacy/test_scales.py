@@ -46,7 +46,7 @@ def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, f
     one, targets, found = one if case.ids else one * inputs, torch.tensor([1]), []
     for loss.by in SCALES:
         clip = LARGEST_NUMBER if loss.by < 1 else LEAST_NUMBER
-        how = {f"l{order}_norm_clip": clip, "loss": loss}
+        how = {"clip_norm": clip, "loss": loss}
         total, norms = SUMS[order](model, one, targets=targets, **how)  # type: ignore[operator]
         found.append((float(norms[0]), clip, float(torch.linalg.vector_norm(total.double(), order))))
     return found
@@ -83,8 +83,8 @@ def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(mo
 @pytest.mark.parametrize("clip", [1e-10, 1e-36, 1e10, 0.0, math.nan, math.inf])
 def test_a_clip_norm_that_float32_does_not_bear_is_refused(clip: float) -> None:
     for order, clipped in SUMS.items():
-        with pytest.raises(ValueError, match=rf"l{order}_norm_clip must be within \[1e-09, 1e\+09\], not"):
-            clipped(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), **{f"l{order}_norm_clip": clip})  # type: ignore[operator]
+        with pytest.raises(ValueError, match=rf"l{order}_clip_norm must be within \[1e-09, 1e\+09\], not"):
+            clipped(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), **{"clip_norm": clip})  # type: ignore[operator]
 
 
 def test_a_gram_matrix_of_small_numbers_hides_no_gradient_whose_other_factor_is_huge() -> None:
@@ -100,5 +100,5 @@ def test_in_l1_the_rounding_of_the_smallest_floats_is_not_multiplied_by_a_huge_i
     inputs = torch.tensor([[3.1e38]])
     model = nn.Linear(1, 2)
     nn.init.zeros_(model.weight)
-    total, _ = l1_clipped_gradient_sum(model, inputs, targets=torch.tensor([0]), l1_norm_clip=LEAST_NUMBER, loss=loss)
+    total, _ = l1_clipped_gradient_sum(model, inputs, targets=torch.tensor([0]), clip_norm=LEAST_NUMBER, loss=loss)
     assert float(total.abs().sum()) <= LEAST_NUMBER

@@ -64,13 +64,13 @@ MOVING: dict[str, tuple[Callable[[Forward, Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", MOVING)
-@pytest.mark.parametrize("sums", [partial(clipped_gradient_sum, l2_norm_clip=1.0), l1_clipped_gradient_sum])
+@pytest.mark.parametrize("sums", [partial(clipped_gradient_sum, clip_norm=1.0), l1_clipped_gradient_sum])
 def test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name(
     sums: Callable[..., object], name: str
 ) -> None:
     between, moved = MOVING[name]
     inputs, targets = examples()
-    clip = {"l1_norm_clip": 1.0} if sums is l1_clipped_gradient_sum else {}
+    clip = {"clip_norm": 1.0} if sums is l1_clipped_gradient_sum else {}
     with pytest.raises(ValueError, match=f"forward changes {moved}:"):
         sums(seeded(lambda: Forward(between)), inputs, targets=targets, **clip)
 
@@ -85,7 +85,7 @@ def test_what_only_some_example_makes_it_change_is_refused_at_the_step_of_that_e
     model, (inputs, targets) = seeded(lambda: Forward(_for_some)), examples()
     assert_matches(model, inputs, targets, clip=0.2)
     with pytest.raises(ValueError, match="forward changes wide:"):
-        clipped_gradient_sum(model, 1e4 * inputs, targets=targets, l2_norm_clip=0.2)
+        clipped_gradient_sum(model, 1e4 * inputs, targets=targets, clip_norm=0.2)
 
 
 def _counts(model: Forward, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def test_a_model_that_gives_other_outputs_the_second_time_is_refused(
 ) -> None:
     inputs, targets = examples()
     with pytest.raises(ValueError, match="other outputs for the same inputs"):
-        clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, l2_norm_clip=1.0)
+        clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0)
 
 
 def _shown(model: Forward, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_dropout_a_table_that_the_first_pass_makes_and_what_is_only_kept_to_be_s
 ) -> None:
     inputs, targets = examples()
     for _ in range(2):
-        total, _ = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, l2_norm_clip=1.0)
+        total, _ = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0)
     assert total.any()
 
 
@@ -139,7 +139,7 @@ def test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is(
     model, before = Around(layers) if own else layers, table.get_parameter("weight").clone()
     ids, targets = torch.tensor([[1, 2], [3, 3], [1, 5]]), torch.tensor([0, 1, 2])
     with pytest.raises(ValueError, match="max_norm or scale_grad_by_freq mixes examples: switch both off"):
-        clipped_gradient_sum(model, ids, targets=targets, l2_norm_clip=1.0)
+        clipped_gradient_sum(model, ids, targets=targets, clip_norm=1.0)
     assert torch.equal(table.get_parameter("weight"), before)
 
 
@@ -191,7 +191,7 @@ def test_a_loss_that_mixes_examples_is_refused(name: str, build: Callable[[], nn
     inputs, targets = batch()
     for _ in range(2):
         with pytest.raises(ValueError, match="loss: the value of an example depends on other examples"):
-            clipped_gradient_sum(seeded(build), inputs, targets=targets, l2_norm_clip=1.0, loss=MIXING[name])
+            clipped_gradient_sum(seeded(build), inputs, targets=targets, clip_norm=1.0, loss=MIXING[name])
 
 
 class Focal:
@@ -220,7 +220,7 @@ HONEST: dict[str, Loss] = {
 def adds_up(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> None:
     """The sum of a batch is that of its examples, each alone."""
     rows = [slice(0, len(inputs)), *(slice(row, row + 1) for row in range(len(inputs)))]
-    clip = partial(clipped_gradient_sum, model, l2_norm_clip=0.2, loss=loss)
+    clip = partial(clipped_gradient_sum, model, clip_norm=0.2, loss=loss)
     whole, *alone = (clip(inputs[row], targets=targets[row])[0] for row in rows)
     torch.testing.assert_close(whole, torch.stack(alone).sum(0), rtol=1e-4, atol=1e-6)
 
@@ -239,6 +239,6 @@ def test_models_and_losses_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     inputs, targets = batch()
     for _ in range(3):
-        clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=1.0, loss=loss)
+        clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0, loss=loss)
     assert seen.count(6) == 3
     assert len(seen) < 30

@@ -18,7 +18,7 @@ from discreet.simulation.in_process import simulate
 WORDS = (
     *("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2", "rounds=3", "seed=55147"),
     *("data.num_clients=40", "training.epochs=1", "model.name=linear", "sampling.kind=everyone"),
-    *("privacy.user.enabled=false", "privacy.local.norm_clip=0.1"),
+    *("privacy.user.enabled=false", "privacy.local.clip_norm=0.1"),
 )
 
 

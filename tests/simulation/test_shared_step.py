@@ -23,7 +23,7 @@ BASE = (
     *("sampling.kind=everyone", "privacy.accountant=rdp", f"data.num_clients={CLIENTS}", "model.name=linear"),
     *(f"rounds={ROUNDS}", "training.epochs=1", "training.batch_size=400", "training.learning_rate=0.5", "seed=55147"),
     *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.example.enabled=true"),
-    "privacy.example.l2_norm_clip=0.5",
+    "privacy.example.clip_norm=0.5",
 )
 SECURE = (*BASE, "privacy.example.aggregation=secure", "privacy.secure.dropouts=0")
 NOISED = (*SECURE, f"privacy.example.noise_multiplier={NOISE}")

@@ -42,8 +42,8 @@ def test_no_example_of_a_converted_resnet_changes_the_outputs_of_another() -> No
 def test_a_converted_resnet_trains_per_example() -> None:
     model, inputs, targets = to_group_norm(resnet()), images(), torch.tensor([1, 4, 7])
     with pytest.raises(ValueError, match="BatchNorm"):
-        clipped_gradient_sum(resnet(), inputs, targets=targets, l2_norm_clip=0.5)
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, l2_norm_clip=0.5)
+        clipped_gradient_sum(resnet(), inputs, targets=targets, clip_norm=0.5)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
     each = torch.zeros_like(total)
     for one, target in zip(inputs.split(1), targets.split(1), strict=True):
         loss = nn.functional.cross_entropy(model(one), target)
@@ -104,7 +104,7 @@ def test_an_instance_norm_keeps_no_statistics_and_then_trains_per_example() -> N
     changed = to_group_norm(model)
     assert list(changed.buffers()) == []
     assert torch.equal(changed.eval()(images()), changed.train()(images()))
-    _, norms = clipped_gradient_sum(changed, images(), targets=torch.tensor([1, 4, 7]), l2_norm_clip=1.0)
+    _, norms = clipped_gradient_sum(changed, images(), targets=torch.tensor([1, 4, 7]), clip_norm=1.0)
     assert norms.shape == (3,)
 
 

@@ -55,7 +55,7 @@ CRITERIA: list[nn.Module] = [
 def assert_a_loop_agrees(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss) -> None:
     gradients = single_gradients(model, inputs, targets, loss=loss)
     for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
-        options = {f"l{order}_norm_clip": 0.7, "loss": loss}
+        options = {"clip_norm": 0.7, "loss": loss}
         total, norms = clipped(model, inputs, targets=targets, **options)  # type: ignore[operator]
         wanted, wanted_norms = clipped_sum(gradients, 0.7, order=order)
         torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)

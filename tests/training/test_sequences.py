@@ -45,7 +45,7 @@ def test_clipped_sums_are_those_of_single_examples_without_their_padding(how: st
     rows = single_gradients(model, data, task)
     norms = rows.norm(dim=1)
     wanted = (rows * (CLIP / norms.clamp(min=CLIP))[:, None]).sum(0)
-    total, found = clipped_gradient_sum(model, data.inputs, targets=data.targets, l2_norm_clip=CLIP, loss=loss_of(task))
+    total, found = clipped_gradient_sum(model, data.inputs, targets=data.targets, clip_norm=CLIP, loss=loss_of(task))
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found, norms, rtol=1e-4, atol=1e-6)
     empty = (data.targets == PADDING).all(dim=1)
