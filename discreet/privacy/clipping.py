@@ -39,7 +39,7 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
 
     Args:
       norms: (n,), float32 or float64, >= 0 and not NaN.
-      clip_norm: the largest norm, >= 0; infinity clips nothing.
+      clip_norm: the largest norm, 0 or as `check_clip` allows; infinity clips nothing.
 
     Source: Abadi et al. 2016, Algorithm 1.
     """

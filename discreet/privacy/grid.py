@@ -94,7 +94,8 @@ def grid_for(clip_norm: float, num_params: int, *, largest_cohort: int = 2**20, 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
     True
     """
-    check_positive("clip_norm", clip_norm)
+    if not 0 < clip_norm < math.inf:
+        raise ValueError(f"clip_norm must be finite and > 0, not {clip_norm}")
     if not 1 <= num_params <= 2**30:
         raise ValueError(f"num_params must be in [1, 2^30], not {num_params}")
     if largest_cohort < 1:

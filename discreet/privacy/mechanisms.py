@@ -148,8 +148,9 @@ def laplace_step_sensitivity(learning_rate: float, *, clip_norm: float, num_exam
     Raises:
         ValueError: if learning_rate or clip_norm is not finite and > 0, or num_examples < 1.
     """
-    check_positive("learning_rate", learning_rate)
-    check_positive("clip_norm", clip_norm)
+    for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be finite and > 0, not {value}")
     if num_examples < 1:
         raise ValueError(f"num_examples must be >= 1, not {num_examples}")
     return 2 * learning_rate * clip_norm / num_examples

@@ -86,7 +86,7 @@ def assert_a_loop_agrees(build: Build, order: int, restart: Callable[[], object]
         restart()
         gradients = masked_gradients(model, inputs, targets)
         restart()
-        total, norms = clipped(model, inputs, targets=targets, **{"clip_norm": 0.8})
+        total, norms = clipped(model, inputs, targets=targets, clip_norm=0.8)
     wanted, wanted_norms = clipped_sum(gradients, 0.8, order=order)
     torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
     assert float((total.double() - wanted).norm()) <= 2e-4 * 0.8 * len(inputs)

@@ -82,9 +82,9 @@ def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(mo
 
 @pytest.mark.parametrize("clip", [1e-10, 1e-36, 1e10, 0.0, math.nan, math.inf])
 def test_a_clip_norm_that_float32_does_not_bear_is_refused(clip: float) -> None:
-    for order, clipped in SUMS.items():
-        with pytest.raises(ValueError, match=rf"l{order}_clip_norm must be within \[1e-09, 1e\+09\], not"):
-            clipped(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), **{"clip_norm": clip})  # type: ignore[operator]
+    for clipped in SUMS.values():
+        with pytest.raises(ValueError, match=r"clip_norm must be within \[1e-09, 1e\+09\], not"):
+            clipped(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), clip_norm=clip)  # type: ignore[operator]
 
 
 def test_a_gram_matrix_of_small_numbers_hides_no_gradient_whose_other_factor_is_huge() -> None:
