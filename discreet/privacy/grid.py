@@ -25,7 +25,6 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from discreet.privacy.events import check_positive
 from discreet.privacy.randomness import (
     CHUNK,
     FEW_BITS,

@@ -177,6 +177,14 @@ def test_what_float32_is_sure_of_is_so(size: int, clip_norm: float, share: float
     assert sure or norm > clip_norm * (1 - 2.0**-8) or clip_norm < 2.0**-30
 
 
+@pytest.mark.parametrize("excess", [2.0**-20, 2.0**-12, 2.0**-10, 0.1])
+@pytest.mark.parametrize("size", [1, 1000, 3 * SUMMED_AT_ONCE])
+def test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little(size: int, excess: float) -> None:
+    row = np.full(size, (1 + excess) / math.sqrt(size), dtype=np.float32)
+    assert not surely_within(row, float(np.linalg.norm(row.astype(np.float64))) / (1 + excess / 2))
+    assert surely_within(row, 1.2)
+
+
 def test_a_long_row_that_is_surely_within_is_added_as_it_is() -> None:
     rows = torch.full((3, LARGEST_TILE + 5), 2.0**-12)
     rows[1, -1] = math.inf
