@@ -32,7 +32,7 @@ from torch import nn
 
 from benchmarks.pfl_rounds import pfl_rounds
 from discreet.client.account import Accounts
-from discreet.client.client import DPClient
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
@@ -169,7 +169,7 @@ def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: Durabl
         for client in clients:
             examples = task.train.subset(torch.from_numpy(held.examples(client)))
             accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
-            who = DPClient(model, examples, accounts, ClientPolicy(), secure_source(), str(client))
+            who = Client(model, examples, accounts, ClientPolicy(), secure_source(), str(client))
             reply = who.answer(request, start)
             total.add(reply.update.unsqueeze(0))
 

@@ -20,10 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.empty_app.empty_client import answer_to
-from discreet.cli.benchmark import table_of
+from discreet.cli.console import print_table
 from discreet.deployment.local_federation import Federation, empty_federation, wait_until
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import server_apps
@@ -163,7 +161,8 @@ def main(words: Sequence[str]) -> int:
         _light_nodes(arguments.light, arguments.authority, arguments.ready, arguments.keys)
     else:
         started = time.strftime("%Y-%m-%d %H:%M")
-        Console().print(started, table_of(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds)))
+        print(started)
+        print_table(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds))
     return 0
 
 

@@ -67,7 +67,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a client adds no share of noise to a masked sum of ratings",
-        "discreet.client.noised_vector:noised_vector",
+        "discreet.client.release:noised_vector",
         lambda real: (
             lambda vector, reply, request, source: real(
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source
@@ -102,7 +102,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a client gives an update in the clear in a run under secure aggregation",
-        "discreet.client.client:DPClient.answer",
+        "discreet.client.client:Client.answer",
         lambda _: _answered,
         "client/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
     ),
@@ -122,7 +122,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "an app behind the mod has no policy",
-        "discreet.client.secure_sum_mod:node_policy",
+        "discreet.client.secure_sum_mod:policy_from",
         lambda _: lambda node_config: ClientPolicy(),
         "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
     ),

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.client.local_privacy import LocalPrivacy, release_step, release_update
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.release import LocalPrivacy, Values, noised_vector, release_step, release_update
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.messages import TrainReply
 from discreet.federated.round import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client.client import DPClient
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.run_plan import round_settings
 from discreet.federated.sealed_sum import InTheClear, Sealed
@@ -62,7 +62,7 @@ def one_by_one(model: nn.Module, shares: Shares, params: Tensor, number: int, *,
     total = torch.zeros(vector.length, dtype=torch.int64)
     for name, share in enumerate(shares):
         own = source.child("client", number, name)
-        total += DPClient(model, share, None, ClientPolicy(), own).vector(asked, params, vector)
+        total += Client(model, share, None, ClientPolicy(), own).vector(asked, params, vector)
     return Sealed(lambda: vector.centred(total), len(shares))
 
 

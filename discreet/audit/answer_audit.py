@@ -19,8 +19,8 @@ from discreet.audit.repeated_release import Release, Score, repeated
 from discreet.federated.answer_sum import AnswerNoise, answer_round
 from discreet.federated.guarantees import evaluation_event, guarantees_of
 from discreet.federated.messages import TrainReply
-from discreet.federated.private_statistics import data_shape, statistics_noise
-from discreet.federated.query import Query
+from discreet.federated.private_statistics import data_query, statistics_noise
+from discreet.federated.query import STATISTICS
 from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
@@ -28,7 +28,6 @@ from discreet.federated.state import initial_state
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.answers import statistic_blocks
 from discreet.tasks.datasets import load_task
 from discreet.tasks.model_check import num_params_of
 
@@ -73,7 +72,7 @@ def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
     """
     client_settings(config).check_server_noise("an audit of statistics")
     task, asked = load_task(config.data.name, path=config.data.path), config.statistics
-    length = Query(statistic_blocks(asked.of, data_shape(config, task)), task.shape).length
+    length = data_query(STATISTICS, config, task).length
     facts: Facts = {"statistics": ", ".join(asked.of), "noise_multiplier": asked.noise_multiplier}
     score = _answers(statistics_noise(config, length), asked.event)
     everybody = CohortSampling("everyone", 1.0, config.population_size)

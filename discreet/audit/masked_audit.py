@@ -21,9 +21,9 @@ from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.example_audit import model_and_examples
 from discreet.audit.repeated_release import Release, Score, noise_multiplier_of, repeated
 from discreet.client.account import Refused
-from discreet.client.client import DPClient
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
+from discreet.client.release import Values, noised_vector
 from discreet.federated.guarantees import guarantees_of
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
@@ -46,7 +46,7 @@ NOTHING = "nothing"  # the query of a request that asks for no update, and that 
 LONG = 1e4  # times the norm that clips: the canary's update and answer; times its inputs if it is an example
 LOOKED_AT = 256  # examples, of which the canary is one
 
-# One client's vector, noise included: `discreet.client.noised_vector.noised_vector`, or a faulty one in tests.
+# One client's vector, noise included: `discreet.client.release.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # A request, and the answer that goes into the sum.
 Part = tuple[TrainRequest, Values]
@@ -181,7 +181,7 @@ def step_parts(config: RunConfig, task: Task, client: int) -> tuple[TrainRequest
     request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
     canary = _worst_of(examples, model, config)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
-    nodes = (DPClient(model, share, None, ClientPolicy(), source_of(config.seed)) for share in (examples, more))
+    nodes = (Client(model, share, None, ClientPolicy(), source_of(config.seed)) for share in (examples, more))
     try:
         without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
     except Refused as refusal:

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from discreet.client.membership import KEY, NAME, PEERS, STATE, Membership
-from discreet.client.node_data import load_node_data
+from discreet.client.account import Refused
+from discreet.client.node_data import node_table
 from discreet.client.policy import policy_from
+from discreet.client.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
 from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.federated.durable_ledger import DurableLedger
@@ -60,7 +61,7 @@ def _about(option: str) -> Iterator[None]:
     """Names the option that an error of the block is about."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Refused) as error:
         raise ConfigError(f"{option}: {error}") from error
 
 
@@ -81,13 +82,13 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     if arguments.peers is not None:
         with _about("--peers"):
             files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
-            count = len(Membership.read(files).directory.keys)
+            count = len(read_member(files)[1].keys)
         logger.info("secure aggregation: this node is %s among %d", files.name, count)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
     if arguments.data is not None and arguments.task is not None:
         with _about("--data"):
-            examples = load_node_data(arguments.data, arguments.task)
+            examples, _ = node_table(arguments.data, arguments.task)
         logger.info("%d examples of %s", len(examples), arguments.task)
 
 

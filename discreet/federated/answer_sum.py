@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.federated.estimates import Sums
 from discreet.federated.partial_reply import PartialReply
+from discreet.federated.query import Sums
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
@@ -76,7 +76,7 @@ def server_noise(
 
 @dataclass(frozen=True)
 class NoisedByClients:
-    """How answers are added up that each client has noised itself (`discreet.client.answering.OwnNoise`).
+    """How answers are added up that each client has noised itself (`discreet.client.release.OwnNoise`).
 
     Attributes:
       length: of an answer before it was noised.

@@ -19,7 +19,6 @@ from safetensors.torch import save
 import discreet
 from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.durable_ledger import LedgerError
-from discreet.federated.estimates import names_of
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
 from discreet.federated.guarantees import count_stddev, resolve_noise
@@ -41,8 +40,8 @@ from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.settings.training import FLOWER_APP
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 logger = logging.getLogger("discreet")
 
@@ -50,8 +49,7 @@ TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
-ANY_SHAPE = TaskShape((1,), 2)
-RATED = Query(metric_blocks(["accuracy"], ANY_SHAPE), ANY_SHAPE)
+RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNSEEN = (
     "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
     "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
@@ -249,7 +247,7 @@ class FlowerApp:
             logger.warning("%s", UNSEEN)
         chance = math.inf if evaluation.loss is None else evaluation.loss
         plan = plan_of(run.config, num_params=run.state.params.numel(), chance_loss=chance, query=query)
-        nothing = Unrated(names_of(query)) if query else None
+        nothing = Unrated(query.names()) if query else None
         after = evaluation.after if nothing is None else lambda _: nothing
         return TrainingRun(run, plan, transport=transport, evaluate=after, on_round=self.on_round)
 

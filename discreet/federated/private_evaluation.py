@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from discreet.federated.answer_sum import AnswerNoise, NoisedAnswers, NoisedByClients, answer_round
-from discreet.federated.estimates import Sums, names_of, read, roc_of
 from discreet.federated.messages import TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
-from discreet.federated.query import EVALUATION, Query
-from discreet.federated.roc_file import write_roc
+from discreet.federated.query import EVALUATION, Query, Sums
+from discreet.federated.roc import roc_points, write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
@@ -110,7 +109,7 @@ class EvaluationPlan:
         held-out example each."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
-            read(self.query, Sums(zeros, how.expected_cohort, how.stddev, probability))
+            self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
             for probability in (1.0, how.probability)
         )
         known = [name for name, each in asked.items() if math.isfinite(each.standard_error)]
@@ -139,7 +138,7 @@ class EvaluationPlan:
     def has_rated(self, folder: RunFolder, number: int) -> bool:
         """Whether the row of a round says how good the model after it is. The untrained one is not rated."""
         rows = [row for row in folder.read_metrics() if row["round"] == number]
-        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in names_of(self.query))
+        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in self.query.names())
 
     def write(
         self,
@@ -157,7 +156,8 @@ class EvaluationPlan:
         added |= {f"{each.name}{ERROR}": each.error for each in found}
         added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in found}
         added |= spent or {}
-        write_roc(folder.path, number, roc_of(self.query, sums))
+        auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
+        write_roc(folder.path, number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields = {"event": "evaluation", "round": number, **added}
@@ -168,8 +168,8 @@ class EvaluationPlan:
 
 def rated(query: Query, sums: Sums) -> list[Rated]:
     """What a noised sum says of a model, with both standard errors."""
-    noise_alone = read(query, replace(sums, probability=1.0))
+    noise_alone = query.read(replace(sums, probability=1.0))
     return [
         Rated(name, each.value, each.standard_error, noise_alone[name].standard_error)
-        for name, each in read(query, sums).items()
+        for name, each in query.read(sums).items()
     ]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from discreet.federated import server_optimizer
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum, NoisedAnswers, NoisedByClients, sum_for
-from discreet.federated.estimates import Sums
 from discreet.federated.partial_reply import PartialReply
+from discreet.federated.query import Sums
 from discreet.federated.server_optimizer import ServerOptimizer
 from discreet.federated.state import State
 from discreet.privacy.clipping import ClippedSum, GridSum

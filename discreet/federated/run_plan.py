@@ -13,7 +13,6 @@ from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
 from discreet.federated.server_optimizer import server_optimizer
 from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.answers import l1_norm_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     if kind == "none":
         return NoisedByClients(query.length, cohort, noise_multiplier, probability)
     # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
-    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * l1_norm_of(query.blocks)
+    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * query.l1_norm
     return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from discreet.federated.answer_sum import AnswerNoise
-from discreet.federated.estimates import Sums
+from discreet.federated.query import Sums
 from discreet.federated.round import RoundMetrics, RoundSettings, norm_estimator, server_step
 from discreet.federated.sealed_sum import Sealed
 from discreet.federated.state import State

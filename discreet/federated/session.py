@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from torch import nn
 
 import discreet
-from discreet.federated.estimates import names_of
 from discreet.federated.guarantees import count_stddev, resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.population_account import PopulationAccount
@@ -81,7 +80,7 @@ class Session:
         """Of the model after a round, on the test set, whose fixed features are computed once; says nothing if the run
         has none."""
         if self.config.evaluation.kind != "public":
-            nothing = Unrated(names_of(self.query) if self.query else ())
+            nothing = Unrated(self.query.names() if self.query else ())
             return lambda _: nothing
         fixed, model = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.estimates import Sums
 from discreet.federated.guarantees import EXAMPLE, USER
 from discreet.federated.messages import TRAIN, TrainReply, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress, round_line
+from discreet.federated.query import Sums
 from discreet.federated.round import RoundMetrics, dp_fedavg_round
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import RunStatus, read_status, write_status

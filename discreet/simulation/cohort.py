@@ -13,8 +13,7 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client.local_privacy import LocalPrivacy, release_update
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.federated.partial_reply import PartialReply
@@ -25,10 +24,8 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import Numbers
-from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
+from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
+from discreet.simulation.client_examples import Numbers, table_of
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings
@@ -90,7 +87,7 @@ class BatchedTransport:
             if admitted:
                 each = admitted.values()
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+                training, local = tuple(who.training for who in each), next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:

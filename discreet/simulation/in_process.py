@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TextIO
 
 import torch
@@ -20,6 +19,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
 from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import needs_normaliser
+from discreet.federated.query import Query
 from discreet.federated.sealed_sum import InTheClear, SealedTransport
 from discreet.federated.session import Session, checked, finish, prepare, training_run
 from discreet.federated.state import Outcome
@@ -29,9 +29,10 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.cohort import BatchedTransport, MakesWorkers
-from discreet.simulation.cohort_answers import data_answers
+from discreet.simulation.client_examples import TrainedExamples, client_examples_of
+from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from discreet.tasks.examples import Task
 
 logger = logging.getLogger("discreet")
 
@@ -126,10 +127,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if needs_normaliser(config):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(config.device)
-    uncovered = _not_batched(config)
-    if not uncovered and learned_layers(session.model, session.task.shape.input_shape) is None:
-        uncovered = f"model.name={config.model.name}"
-    _refuse_uncovered(config, uncovered)
+    uncovered = _not_batched(config, session)
     if config.engine == "one_by_one" or uncovered:
         logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
@@ -148,7 +146,7 @@ def check(config: RunConfig) -> RunConfig:
 
 def _check_engine(config: RunConfig) -> None:
     _check_trains(config)
-    _refuse_uncovered(config, _not_batched(config))
+    _not_batched(config)
     if config.engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
         check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
@@ -163,33 +161,42 @@ def _check_trains(config: RunConfig) -> None:
         raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
-def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
+def _not_batched(config: RunConfig, session: Session | None = None) -> str | None:
+    """The setting that keeps clients from being trained many at a time, None if none does; of the model with a session.
+
+    Raises:
+      ConfigError: the engine that was asked for trains in no other way.
+    """
+    uncovered = None
+    if config.privacy.local.kind == "laplace_step":
+        uncovered = "privacy.local.kind=laplace_step"
+    elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
+        uncovered = f"model.name={config.model.name}"
     if config.engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={config.engine} does not cover {uncovered}: take engine=auto")
-
-
-def _not_batched(config: RunConfig) -> str | None:
-    """The setting that keeps clients from being trained many at a time; None if none does."""
-    return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
+    return uncovered
 
 
 def _batched(session: Session, held: ExitStack) -> BatchedTransport:
-    config, accounts = session.config, None
+    config, accounts, workers = session.config, None, None
     if client_settings(config).accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
-    engine, vector = engine_of(config, session.task), vector_of_run(session)
+    engine = engine_of(config, session.task)
     if config.engine == "ray":
-        return BatchedTransport(config, engine, accounts=accounts, vector=vector, workers=_on_ray(config, held))
-    logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedTransport(config, engine, accounts=accounts, vector=vector)
+        from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
+
+        workers = workers_on_ray(config, held)
+    else:
+        logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+    return BatchedTransport(config, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 
-def _on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
-    # Ray takes seconds to import.
-    from discreet.simulation.ray_cluster import connected, own_model_of
-    from discreet.simulation.ray_workers import RayWorkers
-
-    cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
-    logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
-    return partial(RayWorkers, cluster=cluster, num_gpus=config.ray.num_gpus)
+def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[TrainReply]:
+    """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
+    clients = client_examples_of(task, config.data)
+    if config.evaluation.private:
+        clients = TrainedExamples(clients, config.evaluation.share)
+    for client in range(config.data.num_clients):
+        held = task.train.subset(torch.from_numpy(clients.examples(client)))
+        yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

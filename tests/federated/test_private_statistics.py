@@ -28,8 +28,9 @@ from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.answers import Block, statistic_blocks
+from discreet.tasks.answers import Block
 from discreet.tasks.datasets import load_task
+from discreet.tasks.statistic_answers import statistic_blocks
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
@@ -43,7 +44,7 @@ def config_of(*words: str) -> RunConfig:
 
 def query(config: RunConfig, *names: str) -> Query:
     task = load_task(config.data.name)
-    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)), task.shape)
+    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)))
 
 
 def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
@@ -99,8 +100,8 @@ def test_some_client_reaches_the_bound() -> None:
 def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
-    block = Block("moments", 60, 1.0, lambda *_: torch.ones(60, dtype=torch.float64))
-    monkeypatch.setattr("discreet.tasks.answers._within", lambda answer, bound: answer)
+    block = Block("moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {})
+    monkeypatch.setattr("discreet.federated.query.within", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults

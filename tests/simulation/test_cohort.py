@@ -121,10 +121,10 @@ def test_a_model_with_a_layer_of_its_own_is_trained_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(MODELS, "logistic_regression", _normed)
-    nodes._model.cache_clear()
+    nodes.model_of.cache_clear()
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", FLOAT)
-    nodes._model.cache_clear()
+    nodes.model_of.cache_clear()
     assert sum("model.name=logistic_regression is not batched" in record.message for record in caplog.records) == 1
 
 

@@ -12,7 +12,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
-from discreet.federated.estimates import read
 from discreet.federated.guarantees import USER
 from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
@@ -24,11 +23,11 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.in_process import simulate
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
-ACCURACY = Query(metric_blocks(["accuracy"], CLASSES), CLASSES)
+ACCURACY = Query(metric_blocks(["accuracy"], CLASSES))
 PRIVATE = (
     *(
         "evaluation.kind=private",
@@ -156,7 +155,7 @@ def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> N
         total = AnswerSum(how)
         for answer in answers:
             total.take(answer)
-        found = read(ACCURACY, total.released(seeded_source(seed)))["accuracy"]
+        found = ACCURACY.read(total.released(seeded_source(seed)))["accuracy"]
         within += abs(found.value - exact) <= 2 * found.standard_error
     assert 185 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
@@ -173,29 +172,29 @@ def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
     assert alone == pytest.approx(2.001, abs=5e-4)
     assert alone < rated <= 2.02
     how = AnswerNoise(1, 1200.0, 10.0)
-    error = read(ACCURACY, AnswerSum(how).released(seeded_source(1)))["accuracy"].standard_error
+    error = ACCURACY.read(AnswerSum(how).released(seeded_source(1)))["accuracy"].standard_error
     assert error == pytest.approx(0.0042, abs=5e-5)
 
 
 def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from discreet.client import client as own
 
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    plain = own.local_update
+    seen: list[torch.Tensor] = []
+    plain, outputs = own.local_update, own.outputs_of
 
     def watched(model: object, params: object, examples: object, **how: object) -> object:
         trained.append(examples)
         return plain(model, params, examples, **how)  # type: ignore[arg-type]
 
-    def rated(query: object, model: object, params: object, held: object) -> object:
-        seen.append((held.inputs, trained[-1:]))  # type: ignore[attr-defined,arg-type]
-        return torch.zeros(1)
+    def rated(model: object, inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(inputs)
+        return outputs(model, inputs)  # type: ignore[arg-type]
 
     trained: list[object] = []
     monkeypatch.setattr(own, "local_update", watched)
-    monkeypatch.setattr(own, "answer_to", rated)
+    monkeypatch.setattr(own, "outputs_of", rated)
     run(tmp_path / "run", "engine=one_by_one", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
     rows = {tuple(row.flatten().tolist()) for examples in trained for row in examples.inputs}  # type: ignore[attr-defined]
-    held = {tuple(row.flatten().tolist()) for inputs, _ in seen for row in inputs}
+    held = {tuple(row.flatten().tolist()) for inputs in seen for row in inputs}
     assert held
     assert not rows & held
