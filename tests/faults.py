@@ -98,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         "the count of norms has half its noise",
-        "discreet.federated.round:_noised_count",
-        lambda real: lambda below, user, source: real(below, replace(user, count_stddev=user.count_stddev / 2), source),
+        "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
+        lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
         "federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
     ),
     Fault(
@@ -136,8 +136,8 @@ FAULTS = (
     ),
     Fault(
         "a round that also rates the model is charged as if it did not",
-        "discreet.federated.run_plan:user_event",
-        lambda real: lambda config, noise, *, joined=False, **more: real(config, noise, **more),
+        "discreet.mechanisms.central_gaussian:CentralGaussian.event",
+        lambda real: lambda self, noise, *, rates=False, **more: real(self, noise, **more),
         "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
     ),
     Fault(
@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "a trial that the account ended early is published",
-        "discreet.cli.tune:require_whole",
+        "discreet.simulation.tuning:require_whole",
         always(None),
         "cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",
     ),
@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "a table that clips its rows has a rule",
-        "discreet.privacy.rules.linear:check_table",
+        "discreet.privacy.rules.layer_rules:check_layer",
         always(None),
         "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),
@@ -281,7 +281,7 @@ FAULTS = (
         "an owner's budget is spent once for each guarantee",
         "discreet.client.account:_together",
         lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
-        "client_app/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
+        "client/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
     ),
     Fault(
         "beside others a masked sum counts as if its client were left out",
@@ -292,21 +292,21 @@ FAULTS = (
     ),
     Fault(
         "a client charges one step a round",
-        "discreet.client.admission:example_events",
-        lambda real: lambda *args, **more: tuple((event, 1) for event, _ in real(*args, **more)),
+        "discreet.client.admission:steps_of",
+        always(1),
         "client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
     ),
     Fault(
         "a client charges no answer",
-        "discreet.client.admission:answer_events",
-        always(()),
-        "client/test_local_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+        "discreet.client.admission:own_noise",
+        always(None),
+        "client/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
     ),
     Fault(
         "a client noises its own answer for half an example",
-        "discreet.client.answering:OwnNoise.noised",
+        "discreet.client.release:OwnNoise.noised",
         lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
-        "client/test_own_noise.py::test_the_noise_is_for_one_of_the_held_out_examples",
+        "client/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
     ),
     Fault(
         "a SuperNode that was configured like a simulation's is taken for one",
@@ -316,9 +316,9 @@ FAULTS = (
     ),
     Fault(
         "a virtual member is believed without a ticket",
-        "discreet.client.membership:is_simulations",
+        "discreet.client.secure_aggregation:is_simulations",
         always(True),
-        "client_app/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
+        "client/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),
     Fault(
         "the gate passes on the registering of nodes",

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -58,6 +59,14 @@ def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch
     assert (tmp_path / "own" / "said.csv").read_text().splitlines()[0].startswith("row,target,prediction")
 
 
+def test_the_clients_are_the_people_of_the_table() -> None:
+    task = load_task("folder", path=str(OWN))
+    assert task.owners is not None
+    assert len(task.owners.unique()) == 300
+    assert (task.shape.input_shape, task.shape.num_classes) == ((4,), 3)
+    assert float(task.train.inputs.abs().max()) <= 1
+
+
 def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
     """A copy of the example's data whose description is changed."""
     folder = tmp_path / "mine"
@@ -78,9 +87,18 @@ WRONG = [
     (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
     (lambda text: text + "shape = [2, 3]\n", "4 inputs a row, not 6"),
     (lambda text: text.replace("[200, 2, ", "[2, "), "low and high must be one number, or equally many"),
-    (lambda text: text.replace(CLASSES, "num_classes = 1"), "num_classes must be a whole number of at least 2"),
+    (lambda text: text.replace(CLASSES, "num_classes = 1"), "num_classes: Input should be greater than or equal to 2"),
     (lambda text: text + "num_classes = 3\n", "num_classes and classes are both given"),
 ]
+
+
+def test_lines_are_counted_over_empty_ones_and_those_within_quotation_marks(tmp_path: Path) -> None:
+    folder = owns(tmp_path)
+    lines = (folder / "train.csv").read_text().splitlines()
+    rows = [lines[0], "", '"zero\nor 0",5,0.1,70,32,rest', "", *lines[2:5], '"Ann Lee",a lot,0.1,70,32,rest']
+    (folder / "train.csv").write_text("\n".join(rows))
+    with pytest.raises(FolderError, match=r"/train.csv, line 9: the column steps is no finite number$"):
+        load_task("folder", path=str(folder))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +119,16 @@ def test_what_is_wrong_with_a_row_is_said_without_the_row(row: str, said: str, t
     assert error.value.__suppress_context__  # a traceback would show the reader's own message
 
 
+def test_values_outside_the_range_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = owns(tmp_path, lambda text: text.replace("[200, 2, 200, 38]", "[200, 2, 200, 28.5]"))
+    with (folder / "train.csv").open(newline="") as file:
+        rows = [[float(row[name]) for name in ("steps", "swing", "pulse", "warmth")] for row in csv.DictReader(file)]
+    load_task("folder", path=str(folder))
+    ranges = ((0, 200), (0, 2), (40, 200), (28, 28.5))
+    outside = sum(not low <= value <= high for row in rows for value, (low, high) in zip(row, ranges, strict=True))
+    assert f"train.csv: {outside} of {4 * len(rows)} values lie outside low..high" in caplog.text
+
+
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(
     tmp_path: Path, change: Callable[[str], str], message: str
@@ -108,6 +136,13 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(
     with pytest.raises(FolderError, match=message) as error:
         load_task("folder", path=str(owns(tmp_path, change)))
     assert "\n" not in str(error.value)
+
+
+def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((4, 2)), y=np.array([0, 1, 1, 0]))
+    (tmp_path / "data.toml").write_text('format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n')
+    with pytest.raises(FolderError, match="must give classes or num_classes: how many occur is not public"):
+        load_task("folder", path=str(tmp_path))
 
 
 # Builders for the tests below, named like any other: tests.test_own:name.
@@ -156,6 +191,35 @@ def centred(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Centred(num_classes)
 
 
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: object, *_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no backward\nof this layer")
+
+
+class Calling(nn.Module):
+    """A linear model, and what is done with its outputs."""
+
+    def __init__(self, num_classes: int, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(4, num_classes), then
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.then(self.layer(inputs))
+
+
+def no_backward(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Calling(num_classes, NoBackward.apply)
+
+
+def detached(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Calling(num_classes, torch.Tensor.detach)
+
+
 class Numbers(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return (8 * inputs.clamp(-1, 1) + 8).long()
@@ -165,13 +229,30 @@ def clipped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(Numbers(), nn.Embedding(17, 4, max_norm=0.5), nn.Flatten(), nn.Linear(16, num_classes))
 
 
+class Observer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.get_buffer("largest"), inputs.detach().amax(0)) + 1
+        return inputs
+
+
+def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Observer(), nn.Linear(4, num_classes))
+
+
 REFUSED = {
     "./tests/test_own.py:norm": r"module as Python imports it, such as tests\.test_own:norm \(got ./t",
+    "tests.test_own:no_backward": "no_backward has no gradient by its parameters: no backward of this layer",
+    "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors does not require grad",
     "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
     "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
     "tests.test_own:clipped": "the model's forward changes 1.weight: what examples leave there",
+    "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
     "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
@@ -185,6 +266,11 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name:
         simulate(load_config(words))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate_main(["data.name=folder", "data.path=/nowhere"]) == 2
+    assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
 
 
 def test_a_model_with_dropout_is_evaluated_and_predicts_without_masks(

@@ -15,7 +15,7 @@ from torch.distributions import Laplace, Normal
 
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
 from discreet.audit.repeated_release import Score, scores_of
-from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.privacy_ledger import PrivacyLedger

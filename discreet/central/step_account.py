@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
-from discreet.privacy.events import ACCOUNTANTS, PLD, exceeds
+from discreet.privacy.calibration import check_whole
+from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger, passes
 from discreet.settings.privacy import EXAMPLE
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ class LoopPrivacy:
             raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
         if self.public_num_examples is not None:
             check_whole("public_num_examples", self.public_num_examples)
-
-
-def check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
@@ -131,6 +127,7 @@ class StepAccount:
         most, left = self.budget.max_epsilon, self.planned - self._first
 
         def beyond(steps: int) -> bool:
-            return most is not None and exceeds(self.budget.epsilon(self._before.record(self.event, steps)), most)
+            spent = self._before.record(self.event, steps)
+            return passes(spent, most, delta=self.budget.delta, accountant=self.budget.accountant)
 
         return left if not beyond(left) else bisect_right(range(left + 1), 0, key=beyond) - 1

@@ -24,7 +24,7 @@ from discreet.federated.run_folder import with_output_folder
 from discreet.federated.session import prepare
 from discreet.federated.written_statistics import written_statistics
 from discreet.settings.run_config import client_settings
-from discreet.simulation.cohort_answers import data_answers
+from discreet.simulation.in_process import data_answers
 from discreet.tasks.datasets import load_task
 
 

@@ -1,23 +1,22 @@
-"""What clients have spent, over every round of every run, and whether more may be spent."""
+"""What clients have spent, over every round of every run, and the budgets that end it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
-from discreet.privacy.events import RDP, exceeds
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, Mark
+from discreet.federated.messages import VirtualClient
+from discreet.privacy.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-MASKED = "renyi_noise_multiplier"  # the events of masked sums have one, and no others
 REMEMBERED = 100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
 
 
@@ -27,10 +26,9 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest epsilon that may be spent, at the delta of whoever set it. Delta 0 is pure epsilon: releases that
-    have none (Gaussian noise) are not held to it.
+    """The largest epsilon that may be spent, at the delta of whoever set it; delta 0 is pure epsilon.
 
-    `guarantee`: whose releases are held to it; None, as of an owner: those of all guarantees, as one account.
+    `guarantee`: the one whose releases are held to it; None, as of an owner: those of all guarantees, as one account.
     """
 
     epsilon: float
@@ -54,7 +52,7 @@ class Accounts:
     _read_at: Mark | None = None
 
     def spent(self, guarantee: str, holder: str) -> PrivacyLedger:
-        """What is on disk for a guarantee on the data of one client. Read once, and then followed."""
+        """The releases on disk for a guarantee on the data of one client. Read once, and then followed."""
         if self._read_at is None:
             self._read_at = self.ledger.mark()
         if (guarantee, holder) not in self._spent:
@@ -62,8 +60,8 @@ class Accounts:
         return self._spent[guarantee, holder]
 
     def epsilon(self, spent: PrivacyLedger) -> float:
-        """Of what was spent, 0 before the first charge."""
-        return _epsilon(spent, self.delta, self.accountant)
+        """The epsilon that is reported, 0 before the first charge."""
+        return epsilon_of(spent, self.delta, self.accountant)
 
     def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
         """What is spent with charges of one round and holder, which are not written yet, under their guarantees.
@@ -80,20 +78,11 @@ class Accounts:
                 held = _together(*(after.get(each) or self.spent(each, charges[0].holder) for each in GUARANTEES))
             else:
                 name, held = f"{budget.guarantee}-level budget", after[budget.guarantee]
-            said = self._beyond(budget, held)
-            if said is not None:
+            if passes(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
+                said = f"{epsilon_of(held, budget.delta, self.accountant):.4g} of {budget.epsilon:g}"
+                said = f"epsilon {said} at delta {budget.delta:g}" if budget.delta else f"a pure epsilon of {said}"
                 raise Refused(f"the {name} is spent: this round would reach {said}")
         return after
-
-    def _beyond(self, budget: Budget, spent: PrivacyLedger) -> str | None:
-        """How far what would be spent is beyond a budget, in words; None if it is not."""
-        if budget.delta == 0:
-            pure = pure_epsilon_of(spent)
-            beyond = exceeds(pure, budget.epsilon) and pure < math.inf
-            return f"a pure epsilon of {pure:.4g} of {budget.epsilon:g}" if beyond else None
-        epsilon = _epsilon(spent, budget.delta, self.accountant)
-        beyond = exceeds(epsilon, budget.epsilon)
-        return f"epsilon {epsilon:.4g} of {budget.epsilon:g} at delta {budget.delta:g}" if beyond else None
 
     def write(self, charges: Sequence[Charge]) -> bool:
         """Writes charges that were looked at by `after`: all of them are on disk when this returns True.
@@ -117,25 +106,26 @@ class Accounts:
         return True
 
 
-def node_accounts(node_config: Mapping[str, object], *, delta: float, accountant: str) -> Accounts:
-    """The accounts of a node, in the ledger that its owner names, or Refused; LedgerError if it can't be used."""
+def accounts_of(run: ClientSettings, virtual: VirtualClient | None, node_config: Mapping[str, object]) -> Accounts:
+    """The accounts of a virtual client, in the run folder, or of a node, in the ledger that its owner names.
+
+    Raises:
+      Refused: the owner names no ledger.
+      LedgerError: a node's ledger is missing, damaged, or older than what was charged to it.
+    """
+    if virtual is not None:
+        return Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
     if "ledger" not in node_config:
         raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
     ledger = DurableLedger(Path(str(node_config["ledger"])))
     ledger.check()
-    return Accounts(ledger, delta, accountant)
+    return Accounts(ledger, run.delta, run.accountant)
 
 
 # Clients with the same history share one computation.
 @lru_cache(maxsize=65536)
 def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger:
     return spent.record(event, count)
-
-
-@lru_cache(maxsize=65536)
-def _epsilon(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    masked = any(hasattr(event, MASKED) for event, _ in spent.entries)  # the PLD knows no masked sums
-    return spent.epsilon(delta, RDP if masked else accountant)
 
 
 @lru_cache(maxsize=65536)
@@ -158,12 +148,3 @@ def _at_twice(event: DpEvent) -> DpEvent:
     if event == NonPrivateDpEvent():
         return event
     return replace(event, sensitivity_squared=4 * event.sensitivity_squared)  # TypeError: it is no masked sum
-
-
-@lru_cache(maxsize=65536)
-def pure_epsilon_of(spent: PrivacyLedger) -> float:
-    """As pure epsilon (delta = 0); infinity with Gaussian noise."""
-    # Imported here: a client that accounts nothing starts without dp_accounting, in half the time.
-    from discreet.privacy.accounting import pure_epsilon
-
-    return pure_epsilon(spent.entries)

@@ -1,6 +1,6 @@
-"""Whether clients take part in a round. All that a client is asked is checked against its guarantees, its owner's
-policy and its budgets, and what it costs is on disk, before anything is computed that could leave. A client is a cohort
-of one: a node and a simulation of a million clients are admitted alike.
+"""Admission of clients to a round. All that a client is asked is checked against its guarantees, its owner's policy and
+its budgets, and what it costs is on disk, before anything is computed that could leave. A client is a cohort of one: a
+node and a simulation of a million clients are admitted alike.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
 
-from discreet.client.account import Accounts, Budget, Refused, pure_epsilon_of
-from discreet.client.answering import own_noise
-from discreet.client.local_privacy import LocalPrivacy, round_privacy
+from discreet.client.account import Accounts, Budget, Refused
 from discreet.client.policy import ClientPolicy, as_declared, budgets_of, check_policy
+from discreet.client.release import LocalPrivacy, own_noise, round_privacy
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest
 from discreet.privacy.calibration import noise_multiplier_for_releases
-from discreet.privacy.events import poisson_round_event
+from discreet.privacy.events import RDP, poisson_round_event
+from discreet.privacy.privacy_ledger import epsilon_of
 from discreet.privacy.secure_grid import MOST_GRADIENTS
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
@@ -32,67 +31,39 @@ from discreet.training.local_training import (
     steps_of,
 )
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 ANYTHING = ClientPolicy()
 NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
 
 
 @dataclass(frozen=True)
-class Release:
-    """What a client releases in a round under a guarantee that it accounts itself: events, each with how often."""
+class Admitted:
+    """A client that takes part: its work, what this costs, and what it has spent with this round, which is on its disk.
 
-    guarantee: str
-    events: tuple[tuple[DpEvent, int], ...]
-
-    def charges(self, round_number: int, holder: str) -> list[Charge]:
-        """As the ledger has them."""
-        return [Charge(round_number, self.guarantee, holder, event, count) for event, count in self.events]
-
-
-@dataclass(frozen=True)
-class RoundWork:
-    """What a round asks of a client with some number of examples, and the budgets that hold its releases."""
+    Attributes:
+      training, local: the settings of its work.
+      charges: of a round; without the client's name.
+      budgets: that hold them.
+    """
 
     training: LocalSettings
     local: LocalPrivacy | None
-    releases: tuple[Release, ...] = ()
+    charges: tuple[Charge, ...] = ()
     budgets: tuple[Budget, ...] = ()
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A client that takes part, and what it has spent with this round, which is on its disk."""
-
-    work: RoundWork
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
 
 
-class Account(Protocol):
-    """One client's ledger, its name in it, and its owner's policy."""
-
-    @property
-    def accounts(self) -> Accounts | None: ...
-
-    @property
-    def policy(self) -> ClientPolicy: ...
-
-    @property
-    def holder(self) -> str: ...
-
-
-def admit_one(request: TrainRequest, client: Account, *, num_examples: int) -> Admitted:
+def admit_one(
+    request: TrainRequest, holder: str, num_examples: int, *, accounts: Accounts | None, policy: ClientPolicy
+) -> Admitted:
     """`admit` for one client.
 
     Raises:
       Refused: it does not take part.
       ConfigError: as `admit`.
     """
-    sizes = {client.holder: num_examples}
-    admitted = admit(request, sizes, accounts=client.accounts, policy=client.policy)[client.holder]
+    admitted = admit(request, {holder: num_examples}, accounts=accounts, policy=policy)[holder]
     if isinstance(admitted, Refused):
         raise admitted
     return admitted
@@ -119,86 +90,78 @@ def admit(
     Raises:
       ConfigError: the number of examples that the owner declares does not go with the run.
     """
-    request, round_number = replace(request, run=as_declared(request.run, policy)), request.round
-    asked = {size: _asked(request, num_examples=size, policy=policy) for size in set(sizes.values())}
+    request = replace(request, run=as_declared(request.run, policy))
+    asked = {size: _asked(request, size, policy) for size in set(sizes.values())}
     while True:
         found, charges = dict[str, Admitted | Refused](), list[Charge]()
         for holder, size in sizes.items():
-            try:
-                found[holder] = _enter(asked[size], holder, accounts, round_number=round_number, charges=charges)
-            except Refused as refusal:
-                found[holder] = refusal
+            found[holder] = _enter(asked[size], holder, accounts, charges)
         if accounts is None or accounts.write(charges):
             return found
 
 
 def _enter(
-    work: RoundWork | Refused, holder: str, accounts: Accounts | None, *, round_number: int, charges: list[Charge]
-) -> Admitted:
+    work: Admitted | Refused, holder: str, accounts: Accounts | None, charges: list[Charge]
+) -> Admitted | Refused:
     """Holds what a client would spend to its budgets, and adds it to the charges."""
-    if isinstance(work, Refused):
-        raise work
-    if not work.releases:
-        return Admitted(work)
+    if isinstance(work, Refused) or not work.charges:
+        return work
     if accounts is None:
-        raise Refused(NO_LEDGER)
-    own = [charge for release in work.releases for charge in release.charges(round_number, holder)]
-    spent = accounts.after(own, work.budgets)
-    charges += own
-    example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
-    return Admitted(work, example, local, pure_epsilon_of(spent[LOCAL]) if LOCAL in spent else 0.0)
-
-
-def _asked(request: TrainRequest, *, num_examples: int, policy: ClientPolicy) -> RoundWork | Refused:
-    """Everything that follows from the number of examples alone; refused if it may not be asked at all."""
-    run, round_number = request.run, request.round
+        return Refused(NO_LEDGER)
+    own = [replace(charge, holder=holder) for charge in work.charges]
     try:
-        # After the last round a cohort may be asked to rate the last model.
-        if round_number > run.rounds + (not request.work.trains):
-            raise Refused(f"the train request is for round {round_number}, and the run has rounds={run.rounds}")
-        local = round_privacy(run, round_number=round_number) if request.work.trains else None
-        work = RoundWork(local_settings(run, num_examples), local)
-        _check(run, work, num_examples=num_examples, policy=policy)
+        spent = accounts.after(own, work.budgets)
     except Refused as refusal:
         return refusal
-    each = {
-        EXAMPLE: example_events(request, work.training, num_examples=num_examples),
-        LOCAL: local_events(request, work.local),
-    }
-    releases = tuple(Release(name, events) for name, events in each.items() if events)
-    return replace(work, releases=releases, budgets=budgets_of(policy, run, *(each.guarantee for each in releases)))
+    charges += own
+    example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
+    pure = epsilon_of(spent[LOCAL], 0.0, RDP) if LOCAL in spent else 0.0
+    return replace(work, epsilon_example=example, epsilon_local=local, epsilon_local_pure=pure)
 
 
-def example_events(
-    request: TrainRequest, training: LocalSettings, *, num_examples: int
-) -> tuple[tuple[DpEvent, int], ...]:
-    """What a round costs at example level: the steps on what the client trains on, and its answer on what it holds out.
-    No example is in both, so that an account of the two together is an upper bound."""
-    steps = steps_of(num_examples, training)
-    trained = request.work.trains and training.example is not None and steps > 0
-    steps_taken = ((example_event(num_examples, training), steps),) if trained else ()
-    answered = answer_events(request) if training.example is not None else ()
-    return steps_taken + answered
+def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:
+    """Everything that follows from the number of examples alone; refused if it may not be asked at all."""
+    run, number = request.run, request.round
+    try:
+        # After the last round a cohort may be asked to rate the last model.
+        if number > run.rounds + (not request.work.trains):
+            raise Refused(f"the train request is for round {number}, and the run has rounds={run.rounds}")
+        local = round_privacy(run, round_number=number) if request.work.trains else None
+        training = local_settings(run, num_examples)
+        _check(run, training, local, num_examples=num_examples, policy=policy)
+    except Refused as refusal:
+        return refusal
+    charges = _charges(request, training, local, num_examples)
+    return Admitted(
+        training, local, charges, budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
+    )
 
 
-def local_events(request: TrainRequest, local: LocalPrivacy | None) -> tuple[tuple[DpEvent, int], ...]:
-    """What a round costs at local level: its update, if it trains, and its answer."""
-    updated = () if local is None else ((local.event, 1),)
-    return updated + (answer_events(request) if request.run.local.kind != "none" else ())
+def _charges(
+    request: TrainRequest, training: LocalSettings, local: LocalPrivacy | None, num_examples: int
+) -> tuple[Charge, ...]:
+    """The cost of a round to a client without a name: at example level the steps on what it trains on and its answer on
+    what it holds out, at local level its update and its answer. No example is both trained on and held out, so that an
+    account of the two together is an upper bound."""
+    number, steps, charges = request.round, steps_of(num_examples, training), list[Charge]()
+    if request.work.trains and training.example is not None and steps > 0:
+        charges.append(Charge(number, EXAMPLE, "", example_event(num_examples, training), steps))
+    if local is not None:
+        charges.append(Charge(number, LOCAL, "", local.event))
+    answer = own_noise(request.run) if request.work.query else None
+    if answer is not None:
+        charges.append(Charge(number, EXAMPLE if request.run.local.kind == "none" else LOCAL, "", answer.event))
+    return tuple(charges)
 
 
-def answer_events(request: TrainRequest) -> tuple[tuple[DpEvent, int], ...]:
-    """What an answer costs a client that noises it by itself."""
-    noise = own_noise(request.run)
-    return ((noise.event, 1),) if request.work.query and noise is not None else ()
-
-
-def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: ClientPolicy) -> None:
+def _check(
+    run: ClientSettings, training: LocalSettings, local: LocalPrivacy | None, *, num_examples: int, policy: ClientPolicy
+) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
     noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
     rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
-    if work.training.example is not None:
-        noises[EXAMPLE] = min(work.training.example.noise_multiplier, rating)
+    if training.example is not None:
+        noises[EXAMPLE] = min(training.example.noise_multiplier, rating)
     if run.example.secure:  # what its own account says is held to its budgets where it adds its vector to the sum
         noises[EXAMPLE] = run.example.noise_multiplier or 0.0
         if num_examples > MOST_GRADIENTS * run.training.batch_size:
@@ -207,25 +170,22 @@ def _check(run: ClientSettings, work: RoundWork, *, num_examples: int, policy: C
                 f"{MOST_GRADIENTS * run.training.batch_size}, beyond which a float64 sum of gradients is not bounded"
             )
     if run.local.kind != "none":
-        noises[LOCAL] = min(rating, math.inf if work.local is None else work.local.noise_multiplier)
-    counted = counted_examples(num_examples, work.training)
+        noises[LOCAL] = min(rating, math.inf if local is None else local.noise_multiplier)
+    counted = counted_examples(num_examples, training)
     if run.rates_itself:  # at most so many, with those that it holds out
         counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    if counted > 1 and noises.keys() - {USER}:
-        _check_delta("privacy.delta", run.delta, counted)
-        if math.isfinite(policy.max_epsilon):
-            _check_delta("max-delta of this client's policy", policy.max_delta, counted)
+    # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
+    deltas = {"privacy.delta": run.delta}
+    if math.isfinite(policy.max_epsilon):
+        deltas["max-delta of this client's policy"] = policy.max_delta
+    for name, delta in deltas.items() if noises.keys() - {USER} else ():
+        if counted > 1 and delta >= 1 / counted:
+            raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
     check_policy(policy, run, noise_multipliers=noises)
 
 
-def _check_delta(name: str, delta: float, num_examples: int) -> None:
-    # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
-    if delta >= 1 / num_examples:
-        raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
-
-
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
-    """What a run asks of a client with `num_examples` examples.
+    """The local work of a client with `num_examples` examples.
 
     `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and for rating every
     model that is to be rated: a client that is sampled less often spends less.

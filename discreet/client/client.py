@@ -1,43 +1,36 @@
-"""DPClient: a Flower NumPyClient that trains privately on the examples of one client."""
+"""The work of a client in a round, under its own guarantees, policy and account. It knows nothing of Flower."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from discreet.client.account import Accounts, Refused
-from discreet.client.admission import Admitted, RoundWork, admit_one
-from discreet.client.answering import answer_of_data, answer_to, own_noise
-from discreet.client.local_privacy import release_step, release_update
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.admission import Admitted, admit_one
 from discreet.client.policy import ClientPolicy
-from discreet.federated.messages import MalformedMessage, Scalar, TrainReply, TrainRequest, reply_numbers, request_of
-from discreet.federated.query import OF_DATA, query_of
+from discreet.client.release import Values, noised_vector, own_noise, release_step, release_update
+from discreet.federated.messages import MalformedMessage, TrainReply, TrainRequest
+from discreet.federated.query import OF_DATA, STATISTICS, query_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
-from discreet.settings.client_settings import ClientSettings
 from discreet.tasks.examples import Examples, TaskShape
-from discreet.tasks.models import frozen_digest, load_parameters, trainable
+from discreet.tasks.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.training.local_training import local_update
 from discreet.training.shared_step import shared_step
 
-UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
-
 
 @dataclass(frozen=True, eq=False)
-class DPClient(NumPyClient):
-    """Local training under a client's own guarantees, policy and account.
+class Client:
+    """A node, or a virtual client of a simulation, as one message finds it.
 
     Attributes:
       model: the architecture; trainable parameters are overwritten, frozen ones stay.
       examples: the client's own, that it trains on.
       accounts: where its example-level and local guarantees are charged; None if neither is on.
-      policy: what its owner allows.
+      policy: the demands of its owner.
       source: of all random numbers of this message.
       holder: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
@@ -85,17 +78,16 @@ class DPClient(NumPyClient):
     def _values(self, request: TrainRequest, params: Tensor) -> tuple[Values, Admitted]:
         if request.work.query not in OF_DATA:
             self._check_model(request, params)
-        admitted = admit_one(request, self, num_examples=len(self.examples))
+        admitted = admit_one(request, self.holder, len(self.examples), accounts=self.accounts, policy=self.policy)
         # Before training, which leaves other parameters in the model.
         answer = self._answer(request, params) if request.work.query else None
         if not request.work.trains:
             return Values(torch.zeros(0), answer=answer), admitted
-        update = self._update(params, admitted.work, request.run)
+        update = self._update(request, params, admitted)
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         return Values(clipped[0], bool(norms[0] <= request.clip_norm), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
-        """Raises MalformedMessage if the parameters or the frozen values are those of another model."""
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
             name, given = request.run.model, params.numel()
@@ -106,19 +98,28 @@ class DPClient(NumPyClient):
             )
 
     def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
-        if request.work.query in OF_DATA:
-            return answer_of_data(request, self.examples, self.shape)
+        run, name = request.run, request.work.query
+        if name in OF_DATA:
+            # A run that does not ask it does not plan to pay for it either.
+            private = run.data.normalise == "private" and not run.normaliser.means
+            asked = run.statistics.only if name == STATISTICS else private
+            if not asked or request.work.trains or self.shape is None:
+                raise Refused(f"this run does not ask for {name} of clients' data")
+            told = query_of(name, run, self.shape).answer(self.examples.inputs, self.examples.targets)
+            return told.to(torch.float32)
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
-        query = query_of(request.work.query, request.run, self.shape)
-        answer, noise = answer_to(query, self.model, params, self.held_out), own_noise(request.run, query)
+        query = query_of(name, run, self.shape)
+        load_parameters(self.model, params)
+        answer = query.answer(outputs_of(self.model, self.held_out.inputs), self.held_out.targets)
+        noise = own_noise(run, query)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)
 
-    def _update(self, params: Tensor, work: RoundWork, run: ClientSettings) -> Tensor:
-        local, training = work.local, work.training
-        if run.example.secure:
-            clip = run.example.clip_norm, self.source
+    def _update(self, request: TrainRequest, params: Tensor, admitted: Admitted) -> Tensor:
+        local, training, example = admitted.local, admitted.training, request.run.example
+        if example.secure:
+            clip = example.clip_norm, self.source
             return shared_step(self.model, params, self.examples, settings=training, clip=clip)
         if local is not None and local.kind == "laplace_step":
             load_parameters(self.model, params)
@@ -126,30 +127,3 @@ class DPClient(NumPyClient):
             return release_step(self.model, self.examples, training=training, privacy=local, source=source)
         update = local_update(self.model, params, self.examples, settings=training, source=self.source)
         return release_update(update, local, source=self.source.child("local")) if local else update
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        """`answer` as Flower's NumPyClient has it.
-
-        Args:
-          parameters: one array (num_params,).
-          config: a train request as `messages.request_items` writes it.
-
-        Returns:
-          The update as one array (num_params,), float32; the constant 1; and the numbers of a `TrainReply`.
-
-        Raises:
-          as `answer`, and MalformedMessage if the request can't be read.
-        """
-        params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
-        reply = self.answer(request_of(config), params)
-        return [reply.update.numpy()], UNIFORM_WEIGHT, {**reply_numbers(reply), "below": reply.below}
-
-    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
-        """Refused: a client's loss and accuracy are not private. The server evaluates on its public test set.
-
-        Raises:
-          Refused: always.
-        """
-        raise Refused("a client's loss and accuracy are not private, and do not leave it")

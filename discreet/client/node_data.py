@@ -1,6 +1,6 @@
 """A node's own data: a folder with a table and a small description, checked against the task before anything is sent.
 
-What `data.toml` in the folder says: `discreet/tasks/folder.py`. What is wrong is said to the owner of the node, in
+`discreet/tasks/folder.py` says what `data.toml` in the folder holds. What is wrong is said to the owner of the node, in
 full; the server only learns that the data do not fit.
 """
 
@@ -16,29 +16,21 @@ from discreet.tasks.examples import SHAPES, Examples, TaskShape
 from discreet.tasks.folder import FOLDER, read_examples
 from discreet.tasks.targets import FolderError
 
-NodeDataError = FolderError  # of a node's own folder: for its owner's eyes
-
-
-def load_node_data(folder: Path, task: str) -> Examples:
-    """The examples in a node's own folder, for a task of `SHAPES`, or for the one that the folder itself describes
-    (`data.name=folder`). Read once per process.
-
-    Raises:
-      NodeDataError: what is wrong, with the file, the row or the class.
-    """
-    return node_table(folder, task)[0]
+_read = lru_cache(maxsize=4)(read_examples)
 
 
 def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
-    """`load_node_data`, with the shape of the task."""
-    return _load(folder.expanduser().resolve(), task)
+    """The examples in a node's own folder, for a task of `SHAPES`, or for the one that the folder itself describes
+    (`data.name=folder`), and their shape. Read once per process.
 
-
-_load = lru_cache(maxsize=4)(read_examples)
+    Raises:
+      FolderError: what is wrong, with the file, the row or the class.
+    """
+    return _read(folder.expanduser().resolve(), task)
 
 
 def main(words: Sequence[str]) -> int:
-    """Says whether a folder fits a task, and how many examples it holds."""
+    """Checks a folder against a task, and prints how many examples it holds."""
     parser = argparse.ArgumentParser(
         prog="python -m discreet.client.node_data", description="Checks a node's own data."
     )
@@ -46,8 +38,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("task", help=", ".join((*SHAPES, FOLDER)))
     arguments = parser.parse_args(words)
     try:
-        examples = load_node_data(arguments.folder, arguments.task)
-    except NodeDataError as error:
+        examples, _ = node_table(arguments.folder, arguments.task)
+    except FolderError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
     print(f"{arguments.folder} fits {arguments.task}: {len(examples)} examples")

@@ -1,4 +1,4 @@
-"""Which client a process is: a virtual one of a simulation, or the node that it runs on."""
+"""Makes the client that a request is for: a virtual one of a simulation, or the node that the process runs on."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from discreet.client.account import Accounts, Refused, node_accounts
-from discreet.client.client import DPClient
-from discreet.client.node_data import NodeDataError, node_table
-from discreet.client.policy import ClientPolicy, node_policy
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.client.account import Refused, accounts_of
+from discreet.client.client import Client
+from discreet.client.node_data import node_table
+from discreet.client.policy import ClientPolicy, policy_from
 from discreet.federated.messages import TrainRequest
 from discreet.federated.query import OF_DATA
 from discreet.federated.simulation_ticket import is_simulations
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
-from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.datasets import load_task
 from discreet.tasks.description import read_description
 from discreet.tasks.examples import SHAPES, Examples, TaskShape
@@ -28,11 +27,12 @@ from discreet.tasks.folder import FOLDER
 from discreet.tasks.models import OWN, model_for
 from discreet.tasks.normalising import normaliser_of
 from discreet.tasks.partition import client_examples, split_rows
+from discreet.tasks.targets import FolderError
 
 logger = logging.getLogger("discreet.client")
 
 
-def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
+def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
     """The client that a request is for: the virtual one that it names, or the node that it has come to.
 
     A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
@@ -46,60 +46,55 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> DPCli
         return node_client(request, node_config)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused("the train request names a virtual client, and this node is no simulation's")
+    torch.set_num_threads(1)  # Flower's simulation has a process for each core
     return virtual_client(request)
 
 
-def virtual_client(request: TrainRequest) -> DPClient:
+def virtual_client(request: TrainRequest) -> Client:
     """The virtual client that a simulation's request names. With a seed it draws by seed, round and client alone."""
     run, virtual = request.run, request.virtual
     assert virtual is not None
-    source = secure_source()
+    number, path, source = virtual.client_id, virtual.data_path, secure_source()
     if virtual.seed is not None:
-        source = seeded_source(virtual.seed).child("client", request.round, virtual.client_id)
-    accounts = None
-    if run.accounts_itself:
-        accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
-    number, path = virtual.client_id, virtual.data_path
-    examples = as_asked(request, share_of(run.data, number, path=path))
-    examples, held_out = split_examples(examples, run.evaluation, client_id=number)
-    model, shape = model_of(run, path=path), shape_of(run, path=path)
-    return DPClient(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
+        source = seeded_source(virtual.seed).child("client", request.round, number)
+    accounts = accounts_of(run, virtual, {}) if run.accounts_itself else None
+    examples, held_out = _split(request, share_of(run.data, number, path=path), number)
+    shape = shape_of(run, path=path)
+    return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
-def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> DPClient:
+def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
     """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
     of virtual clients is not read here.
 
     Raises:
-      Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
+      Refused: the node has no data, or no ledger although one is needed, its policy can't be read, or the run has code
+        of its own for a model, which the node's owner has not named.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
-    run, accounts = request.run, None
-    if run.accounts_itself:
-        accounts = node_accounts(node_config, delta=run.delta, accountant=run.accountant)
-    policy = node_policy(node_config)
+    run = request.run
+    accounts, policy = accounts_of(run, None, node_config) if run.accounts_itself else None, policy_from(node_config)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
-    examples = as_asked(request, node_examples(run.data, node_config))
-    examples, held_out = split_examples(examples, run.evaluation, client_id=number if isinstance(number, int) else 0)
-    made = node_model(run, node_config), examples, accounts, policy, secure_source()
-    return DPClient(*made, held_out=held_out, shape=node_shape(run, node_config))
+    held = node_examples(run.data, node_config)
+    examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    # `package.module:function` is code that the server names, so the data.toml of the owner has to name it too.
+    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
+        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
+    shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
+    model = model_of(run.model, shape)
+    return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
 
 
-def as_asked(request: TrainRequest, examples: Examples) -> Examples:
-    """A client's examples as the model of a run reads them, normalised if the run has means and deviations to do that
-    by; for a question about the data as they are."""
-    if request.work.query in OF_DATA:
-        return examples
-    return normaliser_of(request.run.normaliser.means, request.run.normaliser.deviations).examples(examples)
-
-
-def split_examples(
-    examples: Examples, evaluation: EvaluationConfig, *, client_id: int
-) -> tuple[Examples, Examples | None]:
-    """What a client trains on, and what it holds out: None unless clients rate the model."""
-    if not evaluation.private:
+def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[Examples, Examples | None]:
+    """The examples that a client trains on, and those that it holds out, None unless clients rate the model. They are
+    normalised if the run says by what, but for a question about the data as they are."""
+    run = request.run
+    if request.work.query not in OF_DATA:
+        examples = normaliser_of(run.normaliser.means, run.normaliser.deviations).examples(examples)
+    if not run.evaluation.private:
         return examples, None
-    trained, held = split_rows(len(examples), client_id, share=evaluation.share)
+    trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)
     return examples.subset(trained), examples.subset(held)
 
 
@@ -114,7 +109,7 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
     if "data" in node_config:
         try:
             return node_table(Path(str(node_config["data"])), data.name)[0]
-        except NodeDataError as error:
+        except FolderError as error:
             logger.error("%s", error)
             raise Refused(f"this node's own data do not fit the task {data.name}; its log says why") from error
     number, count = node_config.get("partition-id"), node_config.get("num-partitions")
@@ -125,43 +120,17 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
     return share_of(data, number)
 
 
-def node_model(run: ClientSettings, node_config: Mapping[str, object]) -> nn.Module:
-    """The model that a node trains. `package.module:function` is code that the server names, so the node's owner has
-    to have named it too: as `model` in the `data.toml` of the node's data.
-
-    Raises:
-      Refused: the owner has not.
-    """
-    folder = Path(str(node_config["data"])) if "data" in node_config else None
-    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
-        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
-    if folder is None or run.data.name != FOLDER:
-        return model_of(run)
-    return _model(run.model, node_table(folder, FOLDER)[1])
-
-
-def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
-    """What an example of the demonstration data is."""
-    return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
-
-
-def node_shape(run: ClientSettings, node_config: Mapping[str, object]) -> TaskShape:
-    """What an example of a node is."""
-    if run.data.name != FOLDER or "data" not in node_config:
-        return shape_of(run)
-    return node_table(Path(str(node_config["data"])), FOLDER)[1]
-
-
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
     """One client's examples of the demonstration data. Loaded and dealt once per process."""
     return client_examples(load_task(data.name, path=path), data, client_id)
 
 
-def model_of(run: ClientSettings, *, path: str | None = None) -> nn.Module:
-    """The architecture; its parameters come with each request. Built once per process."""
-    return _model(run.model, shape_of(run, path=path))
+def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
+    """The shape of the demonstration data."""
+    return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
 
 
 @lru_cache(maxsize=4)
-def _model(name: str, shape: TaskShape) -> nn.Module:
+def model_of(name: str, shape: TaskShape) -> nn.Module:
+    """The architecture; its parameters come with each request. Built once per process."""
     return model_for(name, shape, seed=0)

@@ -1,4 +1,4 @@
-"""What a client's owner allows: a client refuses work that gives less privacy than that."""
+"""The policy of a client's owner: a client refuses work that gives less privacy than it asks for."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from discreet.client.account import Budget, Refused
+from discreet.mechanisms.mechanism import least_noise, releases_of
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
+from discreet.settings.ranges import Rule, at_least
+from discreet.settings.rules import check_value, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-POLICY_KEYS = (
-    *("min-noise-multiplier", "max-epsilon", "max-delta", "require", "public-num-examples"),
-    *("min-colluding", "min-summands"),
-)
+WHOLE = ("public-num-examples", "min-colluding", "min-summands")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 PURE_KINDS = ("laplace", "laplace_step")
+RANGES = {
+    "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
+    "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
+    "max-delta": Rule("within (0, 1]", lambda delta: 0 < delta <= 1),
+    "require": Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset),
+    "public-num-examples": at_least(1),
+    "min-colluding": at_least(0),
+    "min-summands": at_least(0),
+}
 
 
 @dataclass(frozen=True)
@@ -53,58 +63,27 @@ class ClientPolicy:
     min_summands: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.min_noise_multiplier) and self.min_noise_multiplier >= 0):
-            raise ValueError(
-                f"min-noise-multiplier must be a finite number of at least 0 (got {self.min_noise_multiplier})"
-            )
-        if math.isnan(self.max_epsilon) or self.max_epsilon <= 0:
-            raise ValueError(f"max-epsilon must be above 0 (got {self.max_epsilon})")
-        if not 0 < self.max_delta <= 1:
-            raise ValueError(f"max-delta must be within (0, 1] (got {self.max_delta})")
-        if math.isfinite(self.max_epsilon) and self.max_delta == 1:
-            raise ValueError(
-                "max-delta must be given with max-epsilon, below 1 / the number of this node's examples: it is the "
-                "delta that the budget is for, for instance max-delta=1e-5"
-            )
-        unknown = sorted(set(self.require) - set(REQUIRABLE))
-        if unknown:
-            raise ValueError(f"require must name guarantees of {', '.join(REQUIRABLE)} (got {', '.join(unknown)})")
-        if self.public_num_examples is not None and self.public_num_examples < 1:
-            raise ValueError(
-                f"public-num-examples must be a whole number of at least 1 (got {self.public_num_examples})"
-            )
-        if min(self.min_colluding, self.min_summands) < 0:
-            raise ValueError("min-colluding and min-summands must be whole numbers of at least 0")
+        for key, rule in RANGES.items():
+            value = getattr(self, key.replace("-", "_"))
+            if value is not None:
+                check_value(value, key, rule)
+        both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
+        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
 
     Raises:
-      ValueError: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
+      Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
     """
-    settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
-    settings |= {key: node_config[key] for key in POLICY_KEYS if key in node_config}
-    unknown = sorted(set(settings) - set(POLICY_KEYS))
-    if unknown:
-        raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(POLICY_KEYS)}")
-    required = settings.get("require", "")
-    names = required if isinstance(required, list) else str(required).replace(",", " ").split()
-    return ClientPolicy(
-        min_noise_multiplier=_number(settings, "min-noise-multiplier", 0.0),
-        max_epsilon=_number(settings, "max-epsilon", math.inf),
-        max_delta=_number(settings, "max-delta", 1.0),
-        require=tuple(str(name) for name in names),
-        public_num_examples=_whole_number(settings, "public-num-examples"),
-        min_colluding=_whole_number(settings, "min-colluding") or 0,
-        min_summands=_whole_number(settings, "min-summands") or 0,
-    )
-
-
-def node_policy(node_config: Mapping[str, object]) -> ClientPolicy:
-    """`policy_from`, for a node that answers a request: Refused if the policy can't be read."""
     try:
-        return policy_from(node_config)
+        settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+        settings |= {key: node_config[key] for key in RANGES if key in node_config}
+        unknown = sorted(set(settings) - set(RANGES))
+        if unknown:
+            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(RANGES)}")
+        return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
@@ -121,23 +100,16 @@ def _policy_file(path: Path) -> dict[str, object]:
     return read
 
 
-def _number(settings: Mapping[str, object], key: str, default: float) -> float:
-    value = settings.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{key} must be a number (got {value})")
+def _value(key: str, value: object) -> Any:
+    if key == "require":
+        return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
     try:
-        return float(value)
+        number = float(str(value))
     except ValueError as error:
         raise ValueError(f"{key} must be a number (got {value})") from error
-
-
-def _whole_number(settings: Mapping[str, object], key: str) -> int | None:
-    value = _number(settings, key, math.nan)
-    if key not in settings:
-        return None
-    if not value.is_integer():
-        raise ValueError(f"{key} must be a whole number (got {settings[key]})")
-    return int(value)
+    if key in WHOLE and not number.is_integer():
+        raise ValueError(f"{key} must be a whole number (got {value})")
+    return int(number) if key in WHOLE else number
 
 
 def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
@@ -170,7 +142,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
     if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
         raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
-    least = run.least_user_noise(noise_multipliers.get(USER, 0.0))
+    least = least_noise(run, noise_multipliers.get(USER, 0.0))
     for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
         if value < policy.min_noise_multiplier:
             raise Refused(
@@ -199,11 +171,7 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
-    the honest clients' shares are sure to add up to, over what one client can add to the sum.
-
-    Raises:
-      Refused: it is below.
-    """
+    the honest clients' shares are sure to add up to, over what one client can add to the sum."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
     if noise < policy.min_noise_multiplier * (1 - ROUNDING):
         raise Refused(
@@ -216,8 +184,11 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
+    mechanism = server_mechanism(run)
+    assert mechanism is not None
+
     def epsilon(rounds: int) -> float:
-        return PrivacyLedger(run.user_releases(noise_multiplier, rounds)).epsilon(delta, run.accountant)
+        return PrivacyLedger(releases_of(mechanism, noise_multiplier, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
@@ -232,18 +203,14 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     `max_epsilon` names a budget at delta instead.
     """
     example, local = run.example, run.local
-    budgets = []
-    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
-        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
     of_run = {
-        EXAMPLE: example.max_epsilon if example.max_epsilon is not None else example.target_epsilon,
-        LOCAL: local.max_epsilon if local.max_epsilon is not None else local.epsilon,
+        EXAMPLE: example.target_epsilon if example.max_epsilon is None else example.max_epsilon,
+        LOCAL: local.epsilon if local.max_epsilon is None else local.max_epsilon,
         USER: run.user.max_epsilon,
     }
-    for name in guarantees:
-        epsilon = of_run[name]
-        if epsilon is not None:
-            budgets.append(Budget(epsilon, run.delta, name))
+    budgets = [Budget(most, run.delta, name) for name in guarantees if (most := of_run[name]) is not None]
+    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

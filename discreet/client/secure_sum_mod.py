@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
-from discreet.client.account import Accounts, Refused, node_accounts
+from discreet.client.account import Refused, accounts_of
 from discreet.client.admission import admit_one
+from discreet.client.app import answered
 from discreet.client.masked_work import MaskedWork
-from discreet.client.noised_vector import Values, noised_vector
-from discreet.client.policy import ClientPolicy, node_policy
-from discreet.client.replies import answered
+from discreet.client.policy import policy_from
+from discreet.client.release import Values, noised_vector
 from discreet.client.secure_aggregation import answer_masking
-from discreet.federated.array_layout import ArrayLayout, layout_of
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.federated.array_layout import layout_of
 from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, read_masking
-from discreet.federated.messages import MalformedMessage, TrainRequest, request_of
+from discreet.federated.messages import MalformedMessage, request_of
 from discreet.privacy.clipping import clip_by_norm
-from discreet.privacy.randomness import RandomSource, secure_source
+from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.privacy import Sizes
 
@@ -56,37 +53,6 @@ def _refuse() -> RecordDict:
     raise Refused("this app answers under secure aggregation alone, and this message asks for an answer in the clear")
 
 
-@dataclass(frozen=True, eq=False)
-class AppClient:
-    """A client whose training is another app's, see `discreet.client.masked_work.Worker`.
-
-    Attributes:
-      train: the app, on arrays that it gets.
-      layout: of the arrays.
-    """
-
-    train: Callable[[], ArrayRecord]
-    layout: ArrayLayout
-    accounts: Accounts
-    policy: ClientPolicy
-    holder: str = ""
-    source: RandomSource = field(default_factory=secure_source)
-
-    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
-        """The clipped difference of what the app returns to what it was sent, and whether its norm was within C_t.
-
-        Raises:
-          Refused: the owner's policy forbids it, or the run is not one at user level. The app is not called.
-        """
-        if not request.run.user.secure:
-            raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
-        admit_one(request, self, num_examples=0)  # the app's own matter, and at user level nothing depends on it
-        update = self.layout.difference(self.train(), params.numpy().astype(np.float32))
-        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
-        return noised_vector(sums, values, request, self.source)
-
-
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
@@ -99,21 +65,25 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     request = request_of(items)
     arrays = _only_arrays(content)
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
-    params = layout.vector(arrays)
-    run, holder = request.run, "" if virtual is None else str(virtual.client_id)
-    if virtual is None:
-        accounts = node_accounts(context.node_config, delta=run.delta, accountant=run.accountant)
-    else:
-        accounts = Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
+    params, holder = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
+    accounts = accounts_of(request.run, virtual, context.node_config)
+    policy = policy_from(context.node_config)
     message.content = content
-    client = AppClient(
-        lambda: _only_arrays(call_next(message, context).content),
-        layout,
-        accounts,
-        node_policy(context.node_config),
-        holder,
-    )
-    return MaskedWork(client, request, params, Sizes(layout.num_params))
+
+    def work(sums: SecureSum) -> Tensor:
+        """The clipped difference of what the app returns to what it was sent, and its bit. The app is not called if the
+        owner's policy forbids it, or the run is not one at user level."""
+        if not request.run.user.secure:
+            raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
+        # The number of examples is the app's own matter, and at user level nothing depends on it.
+        admit_one(request, holder, 0, accounts=accounts, policy=policy)
+        trained = _only_arrays(call_next(message, context).content)
+        update = layout.difference(trained, params.numpy().astype(np.float32))
+        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
+        values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
+        return noised_vector(sums, values, request, secure_source())
+
+    return MaskedWork(request, Sizes(layout.num_params), accounts, policy, holder, work)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

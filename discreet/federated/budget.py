@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.privacy.events import exceeds
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.privacy.privacy_ledger import PrivacyLedger, epsilon_of, passes
 from discreet.settings.privacy import USER, PrivacyConfig
 
 
@@ -43,7 +41,7 @@ class ServerBudget:
 
     def epsilon(self, spent: PrivacyLedger) -> float:
         """Of what was spent, 0 before the first release."""
-        return _epsilon(spent, self.delta, self.accountant)
+        return epsilon_of(spent, self.delta, self.accountant)
 
     def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
         """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was spent."""
@@ -52,7 +50,7 @@ class ServerBudget:
         after = spent
         for charge in charges:
             after = after.record(charge.event, charge.count)
-        if exceeds(self.epsilon(after), self.max_epsilon):
+        if passes(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
             level = "a user-level" if self.guarantee == USER else "an example-level"
             raise BudgetSpent(
@@ -69,8 +67,3 @@ def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privac
         return
     spent = ledger.spent(charge.guarantee)
     ServerBudget.of(privacy, charge.guarantee).require_room(spent, [charge], what)
-
-
-@lru_cache(maxsize=256)
-def _epsilon(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    return spent.epsilon(delta, accountant)

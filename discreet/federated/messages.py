@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
@@ -120,7 +120,7 @@ class TrainReply:
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
       answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if the client noises it
-        itself, as `discreet.client.answering.OwnNoise` says.
+        itself, as `discreet.client.release.OwnNoise` says.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 
@@ -173,8 +173,8 @@ def read_canonical(kind: type[Record], text: object, what: str) -> Record:
     return record
 
 
-def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
-    """What a client was sent: the request, and the parameters, (num_params,), float32.
+def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
+    """What a client was sent: a request that is not read yet, and the parameters, (num_params,).
 
     Raises:
       MalformedMessage: a part is missing or of the wrong kind.
@@ -183,7 +183,17 @@ def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
     record, arrays = content.get(REQUEST), content.get(PARAMETERS)
     if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
         raise MalformedMessage("the message holds no train request and parameters of Discreet")
-    return request_of(record), torch.from_numpy(np.array(floats_of(arrays[PARAMETERS], PARAMETERS), dtype=np.float32))
+    return record, floats_of(arrays[PARAMETERS], PARAMETERS)
+
+
+def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
+    """`read_content`, read: the parameters as float32.
+
+    Raises:
+      MalformedMessage: as `read_content` and `request_of`.
+    """
+    record, params = read_content(content)
+    return request_of(record), torch.from_numpy(np.array(params, dtype=np.float32))
 
 
 def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
@@ -192,13 +202,17 @@ def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
     return {"round": reply.round, "below": int(reply.below), **spent}
 
 
+def encode_arrays(arrays: Sequence[Floats], numbers: Mapping[str, int | float]) -> RecordDict:
+    """The content of a reply: its update, its answer if there is one, and its numbers."""
+    named = zip((UPDATE, ANSWER), arrays, strict=False)
+    content = {name: ArrayRecord({name: array_of(torch.from_numpy(values))}) for name, values in named}
+    return RecordDict({**content, REPLY: MetricRecord(dict(numbers))})
+
+
 def encode_reply(reply: TrainReply) -> RecordDict:
     """The content of a reply."""
-    numbers = MetricRecord(dict(reply_numbers(reply)))
-    content = RecordDict({UPDATE: ArrayRecord({UPDATE: array_of(reply.update)}), REPLY: numbers})
-    if reply.answer is not None:
-        content[ANSWER] = ArrayRecord({ANSWER: array_of(reply.answer)})
-    return content
+    arrays = [vector.detach().cpu().numpy() for vector in (reply.update, reply.answer) if vector is not None]
+    return encode_arrays(arrays, reply_numbers(reply))
 
 
 def array_of(vector: Tensor) -> Array:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from discreet.federated.answer_sum import AnswerNoise, NoisedAnswers, NoisedByClients, answer_round
-from discreet.federated.estimates import Sums, names_of, read, roc_of
-from discreet.federated.messages import TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.query import EVALUATION, Query
-from discreet.federated.roc_file import write_roc
+from discreet.federated.answer_sum import AnswerNoise, NoisedByClients
+from discreet.federated.messages import Work
+from discreet.federated.query import EVALUATION, Query, Sums
+from discreet.federated.roc import roc_points, write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
-from discreet.privacy.randomness import RandomSource
 from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.scores import BY_NOISE, ERROR, Rated
 
@@ -110,7 +107,7 @@ class EvaluationPlan:
         held-out example each."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
-            read(self.query, Sums(zeros, how.expected_cohort, how.stddev, probability))
+            self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
             for probability in (1.0, how.probability)
         )
         known = [name for name, each in asked.items() if math.isfinite(each.standard_error)]
@@ -122,24 +119,10 @@ class EvaluationPlan:
         assert self.joined.answers is not None
         return self.joined.answers
 
-    def released(
-        self, replies: Iterable[TrainReply | PartialReply], *, source: RandomSource, charge: Callable[[DpEvent], None]
-    ) -> Sums:
-        """The sum of the answers of a cohort that is asked for nothing else, noised and charged here unless its clients
-        have done so: see `answer_round`."""
-        how = self.answers
-        if self.event is not None and isinstance(how, AnswerNoise):
-            return answer_round(replies, how, event=self.event, source=source, charge=charge)
-        assert isinstance(how, NoisedByClients)
-        total = NoisedAnswers(how)
-        for reply in replies:
-            total.take(reply)
-        return total.released()
-
     def has_rated(self, folder: RunFolder, number: int) -> bool:
         """Whether the row of a round says how good the model after it is. The untrained one is not rated."""
         rows = [row for row in folder.read_metrics() if row["round"] == number]
-        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in names_of(self.query))
+        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in self.query.names())
 
     def write(
         self,
@@ -157,7 +140,8 @@ class EvaluationPlan:
         added |= {f"{each.name}{ERROR}": each.error for each in found}
         added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in found}
         added |= spent or {}
-        write_roc(folder.path, number, roc_of(self.query, sums))
+        auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
+        write_roc(folder.path, number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields = {"event": "evaluation", "round": number, **added}
@@ -168,8 +152,8 @@ class EvaluationPlan:
 
 def rated(query: Query, sums: Sums) -> list[Rated]:
     """What a noised sum says of a model, with both standard errors."""
-    noise_alone = read(query, replace(sums, probability=1.0))
+    noise_alone = query.read(replace(sums, probability=1.0))
     return [
         Rated(name, each.value, each.standard_error, noise_alone[name].standard_error)
-        for name, each in read(query, sums).items()
+        for name, each in query.read(sums).items()
     ]

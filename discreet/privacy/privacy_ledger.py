@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from discreet.privacy.events import PLD, event_to_json, releases_in
+from discreet.privacy.events import PLD, RDP, event_to_json, exceeds, releases_in
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -62,3 +63,27 @@ class PrivacyLedger:
     def num_releases(self) -> int:
         """The number of releases, rounded up; a choice among trials counts as often as it releases on average."""
         return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))
+
+
+@lru_cache(maxsize=65536)
+def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
+    """`PrivacyLedger.epsilon`, computed once for all who have released the same. At delta 0 it is pure epsilon,
+    infinity with Gaussian noise; with a masked sum, which the PLD does not know, it is by RDP."""
+    if delta == 0:
+        from discreet.privacy.accounting import pure_epsilon
+
+        return pure_epsilon(spent.entries)
+    masked = any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries)
+    return spent.epsilon(delta, RDP if masked else accountant)
+
+
+def passes(spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str) -> bool:
+    """True if releases cost more than a budget, by more than rounding. None is no budget, and one of pure epsilon
+    (delta 0) does not hold releases that have none.
+
+    The one check of budgets, for the server, for clients and for `DPSGD`.
+    """
+    if budget is None:
+        return False
+    epsilon = epsilon_of(spent, delta, accountant)
+    return exceeds(epsilon, budget) and not (delta == 0 and epsilon == math.inf)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from discreet.privacy.events import check_noise_multiplier, check_positive
+
 # Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
 # `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
 LEAST_NUMBER, LARGEST_NUMBER = 1e-9, 1e9
@@ -46,12 +48,10 @@ class QuantileEstimator:
     doubt: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.estimate) and self.estimate > 0):
-            raise ValueError(f"estimate must be finite and above 0 (got {self.estimate})")
+        check_positive("estimate", self.estimate)
+        check_positive("learning_rate", self.learning_rate)
         if not 0 < self.target_quantile < 1:
             raise ValueError(f"target_quantile must be within (0, 1) (got {self.target_quantile})")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate must be finite and above 0 (got {self.learning_rate})")
         if not self.estimate <= self.ceiling <= LARGEST_NUMBER:
             raise ValueError(f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})")
 
@@ -69,8 +69,7 @@ class QuantileEstimator:
         >>> fraction, round(estimator.estimate, 4)     # all norms lie above: the clip norm grows
         (0.0, 1.1052)
         """
-        if not expected_cohort > 0:
-            raise ValueError(f"expected_cohort must be above 0 (got {expected_cohort})")
+        check_positive("expected_cohort", expected_cohort)
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
         sure = max(0.0, abs(fraction - 0.5) - self.doubt)
         step = self.learning_rate * (fraction - self.target_quantile)
@@ -91,9 +90,6 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038
     """
-    # Imported here, with torch: who only reads settings starts without it, in a third of the time.
-    from discreet.privacy.mechanisms import check_noise_multiplier
-
     check_noise_multiplier(noise_multiplier)
     share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
     if not share < 1:

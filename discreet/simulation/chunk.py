@@ -1,5 +1,9 @@
-"""Clients that are trained together: batches, gradients and noise of all of them at once, for the loops of
+"""Clients that are trained together: draws, gradients and noise of all of them at once, for the loops of
 `discreet.training.local_training`.
+
+With a seed every client draws from its own streams, the very ones that it would draw from by itself. Without one,
+nobody can repeat a draw, and one secure stream serves all of them in bulk: a draw for each would halve the speed of
+logistic regression.
 
 With plain SGD a linear first layer may be trained in its dual form: by coefficients of a client's examples in place of
 weights. The gradient of its weight is G^T X, with X the layer's inputs and G the gradients at its outputs. For the
@@ -19,31 +23,141 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from discreet.privacy.mechanisms import Gaussian
-from discreet.simulation.batches import (
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.sampling import poisson_sample
+from discreet.simulation.client_examples import (
     BatchNumbers,
+    Numbers,
+    SharedExamples,
     Table,
-    number_mean,
     poisson_batch,
-    read_mean,
-    read_sum,
+    read,
     shuffled_batches,
+    with_numbers,
 )
-from discreet.simulation.client_examples import SharedExamples
-from discreet.simulation.draws import Draws
 from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
-from discreet.simulation.layers import Dense, Params
-from discreet.training.local_training import LocalSettings, dp_sgd, plain_sgd, sgd
+from discreet.simulation.layers import Dense, Flatten, Params
+from discreet.training.local_training import (
+    LocalSettings,
+    dp_sgd,
+    epoch_order,
+    plain_sgd,
+    sgd,
+    step_batch,
+    step_noise,
+)
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
 # The dual form wins if it needs fewer operations by this factor: it has a few more calls in every step.
 GAIN = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class SeededDraws:
+    """One source a client: the numbers are those of `discreet.training.local_training` for the same source.
+
+    Rows are clients; those that draw come first, so `sizes` may name fewer than there are.
+    """
+
+    sources: Sequence[RandomSource]
+
+    def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
+        """A random order of each client's examples, (k, largest size), 0 beyond a client's size."""
+        orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
+        for row, size in enumerate(sizes.tolist()):
+            orders[row, :size] = epoch_order(self.sources[row], epoch, size).numpy()
+        return orders
+
+    def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
+        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending by client."""
+        found = []
+        for source, size, probability in zip(self.sources, sizes.tolist(), probabilities, strict=False):
+            found.append(step_batch(source, step, size, probability=probability).numpy())
+        clients = np.repeat(np.arange(len(found)), [len(positions) for positions in found])
+        return clients, _concatenated(found)
+
+    def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
+        """Each row of `totals` (k, d) plus its own noise for `sensitivity`."""
+        noised = torch.empty_like(totals)
+        for row, mechanism in enumerate(mechanisms[: len(totals)]):
+            noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
+        return noised
+
+    def local(self, row: int) -> RandomSource:
+        """The source of a client's local mechanism."""
+        return self.sources[row].child("local")
+
+
+@dataclass(frozen=True, eq=False)
+class SecureDraws:
+    """`SeededDraws` from one secure source. Clients of equal size, and of equal noise, are drawn for in one go."""
+
+    source: RandomSource
+
+    def __post_init__(self) -> None:
+        if not self.source.is_secure:
+            raise ValueError("source must be secure: with a seed every client draws from streams of its own")
+
+    def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
+        """Each order is uniform: see `RandomSource.permutation`."""
+        orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
+        for start, stop in _runs(sizes):
+            size = int(sizes[start])
+            orders[start:stop, :size] = self._orders(stop - start, size)
+        return orders
+
+    def _orders(self, count: int, size: int) -> Numbers:
+        while True:
+            words = self.source.words(count * size).reshape(count, size)
+            orders: Numbers = np.argsort(words, axis=1)
+            ranked = np.take_along_axis(words, orders, axis=1)
+            # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier than another.
+            if not (ranked[:, 1:] == ranked[:, :-1]).any():
+                return orders
+
+    def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
+        clients, positions = [], []
+        for start, stop in _runs(sizes):
+            size = int(sizes[start])
+            chosen = poisson_sample((stop - start) * size, probability=probabilities[start], source=self.source).numpy()
+            clients.append(start + chosen // max(size, 1))
+            positions.append(chosen % max(size, 1))
+        return _concatenated(clients), _concatenated(positions)
+
+    def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
+        if all(mechanism == mechanisms[0] for mechanism in mechanisms[: len(totals)]):
+            return mechanisms[0].add_noise(totals, sensitivity, self.source) if len(totals) else totals
+        rows = [
+            mechanism.add_noise(row, sensitivity, self.source)
+            for row, mechanism in zip(totals, mechanisms, strict=False)
+        ]
+        return torch.stack(rows)
+
+    def local(self, row: int) -> RandomSource:
+        return self.source
+
+
+Draws = SeededDraws | SecureDraws
+
+
+def _runs(sizes: Numbers) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each stretch of equal sizes."""
+    if not len(sizes):
+        return iter(())
+    edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    return pairwise(edges)
+
+
+def _concatenated(parts: list[Numbers]) -> Numbers:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +186,7 @@ class Chunk:
     def add_mean_gradients(
         self, params: Params, batch: BatchNumbers, into: Params, *, keep: float, rate: float
     ) -> None:
-        self.model.accumulate(params, read_mean(self.data, batch), into, keep=keep, rate=rate)
+        self.model.accumulate(params, read(self.data, batch, mean=True), into, keep=keep, rate=rate)
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> BatchNumbers:
         active = len(probabilities)
@@ -82,7 +196,7 @@ class Chunk:
     def clipped_sums(self, params: Params, batch: BatchNumbers, clip_norm: float) -> Tensor:
         if not batch.counts.any():
             return params[0].new_zeros(len(batch.counts), self.model.layout.size)
-        return self.model.clipped_sums(params, read_sum(self.data, batch), clip_norm)
+        return self.model.clipped_sums(params, read(self.data, batch, mean=False), clip_norm)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         return self.draws.add_noise(sums, self._mechanisms, clip_norm, step=step)
@@ -120,16 +234,22 @@ def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
     if not table.sizes.any():
         return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
-    read = read_sum(chunk.data, BatchNumbers(table.numbers, table.sizes))
-    inputs = read.inputs.double() if read.inputs.is_floating_point() else read.inputs
-    sums = chunk.model.clipped_sums(params, replace(read, inputs=inputs, weights=read.weights.double()), clip_norm)
+    batch = read(chunk.data, BatchNumbers(table.numbers, table.sizes), mean=False)
+    inputs = batch.inputs.double() if batch.inputs.is_floating_point() else batch.inputs
+    sums = chunk.model.clipped_sums(params, replace(batch, inputs=inputs, weights=batch.weights.double()), clip_norm)
     return sums.mul_(-settings.learning_rate / settings.batch_size)
 
 
 def dual_is_cheaper(model: LayerSequence, examples: int, settings: LocalSettings) -> bool:
     """True if clients of so many examples are trained faster in the dual form: plain SGD, and a linear first layer that
     is large for them. Other optimizers, weight decay and schedules have no dual form here."""
-    if settings.example or not settings.is_plain or not isinstance(model.layers[0], Dense):
+    reads_examples = all(isinstance(layer, Flatten) for layer in model.layers[: model.first])
+    if (
+        settings.example
+        or not settings.is_plain
+        or not reads_examples
+        or not isinstance(model.layers[model.first], Dense)
+    ):
         return False
     out, width = model.layout.blocks[0].shape[:2]
     steps = -(-examples // settings.batch_size)
@@ -164,13 +284,13 @@ class DualForm:
     def add_mean_gradients(
         self, params: Params, batch: BatchNumbers, into: Params, *, keep: float, rate: float
     ) -> None:
-        rows = number_mean(self.targets, batch)
+        rows = with_numbers(self.targets, batch, mean=True)
         found = rows.inputs.flatten()
         gram = self.gram.index_select(0, found).view(*rows.inputs.shape, -1)
         before = self.outputs.index_select(0, found).view(*rows.inputs.shape, -1)
         outputs = before.baddbmm_(gram, params[0]).add_(params[1].unsqueeze(1))
         # No layer but the first reads the first parameter, which is not the weight here.
-        grads, uses = self.chunk.model.passes(params, replace(rows, inputs=outputs), first=1)
+        grads, uses = self.chunk.model.passes(params, replace(rows, inputs=outputs), first=self.chunk.model.first + 1)
         assert grads is not None
         self.chunk.model.apply(uses, into, keep=keep, rate=rate)
         add_bias(into[1], grads, keep=keep, rate=rate)

@@ -13,22 +13,18 @@ from torch import Tensor
 
 from discreet.client.account import Accounts, Refused
 from discreet.client.admission import Admitted, admit
-from discreet.client.local_privacy import LocalPrivacy, release_update
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import answers_of, round_settings
 from discreet.federated.transport import Failure
+from discreet.mechanisms.sums import PartialReply, ServerRelease
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import Numbers
-from discreet.simulation.draws import Draws, SecureDraws, SeededDraws
+from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
+from discreet.simulation.client_examples import Numbers, table_of
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings
@@ -57,7 +53,7 @@ class BatchedTransport:
     ) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
         answers = answers_of(run, engine.rates.query) if engine.rates else None
-        trainer = _Trainer(run, engine, round_settings(run).user, answers, vector)
+        trainer = _Trainer(run, engine, round_settings(run).release, answers, vector)
         self._workers = (workers or _workers_here)(trainer)
 
     def __enter__(self) -> Self:
@@ -90,7 +86,7 @@ class BatchedTransport:
             if admitted:
                 each = admitted.values()
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training, local = tuple(who.work.training for who in each), next(iter(each)).work.local
+                training, local = tuple(who.training for who in each), next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -132,7 +128,7 @@ class _Trainer:
 
     run: RunConfig
     engine: Engine
-    user: UserPrivacy | None
+    release: ServerRelease
     answers: AnswerNoise | NoisedByClients | None
     vector: SecureSum | None = None
 
@@ -140,7 +136,7 @@ class _Trainer:
     def is_exact(self) -> bool:
         """True if its sums are of whole numbers, so that their order does not matter."""
         answers = self.answers is None or (isinstance(self.answers, AnswerNoise) and self.answers.on_grid)
-        return self.vector is not None or (self.user is not None and self.user.on_grid and answers)
+        return self.vector is not None or (self.release.exact and answers)
 
     def on(self, device: str) -> _Trainer:
         """The same, with its data and its models there."""
@@ -197,7 +193,7 @@ class _Trainer:
     def _updates(self, params: Tensor, work: _Work) -> PartialReply:
         """The sum of the clients' updates; 0 if they were not asked to train."""
         clip_norm = work.request.clip_norm
-        total = empty_sum(params.numel(), clip_norm, self.user)
+        total = self.release.empty(params.numel(), clip_norm)
         if not work.request.work.trains:
             return replace(total.part(), replies=len(work.clients))
         updates = self._trained(params, work)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.answering import own_noise
-from discreet.federated.query import EVALUATION, query_of
+from discreet.client.release import LocalNoise, OwnNoise, own_noise
+from discreet.federated.guarantees import mechanisms_of
+from discreet.federated.query import EVALUATION, Query, query_of
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.settings.privacy import EXAMPLE
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
@@ -22,10 +26,9 @@ from discreet.simulation.client_examples import (
     client_examples_of,
     shared_examples,
 )
-from discreet.simulation.cohort_answers import ChunkAnswers
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Task
-from discreet.tasks.models import model_for
+from discreet.tasks.models import load_parameters, model_for, outputs_of
 from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import settings_without_noise
 from discreet.training.losses import loss_of
@@ -37,6 +40,39 @@ logger = logging.getLogger("discreet")
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
 FEW = 4
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkAnswers:
+    """Rates one model on what many clients hold out, as one computation.
+
+    Attributes:
+        model: its part that learns.
+        data: the data set that all clients share.
+        clients: the examples that each holds out.
+        noise: of each client on its own answer; None if the server noises their sum.
+    """
+
+    query: Query
+    model: nn.Module
+    data: SharedExamples
+    clients: TrainedExamples
+    noise: OwnNoise | LocalNoise | None = None
+
+    def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
+        """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or
+        (k, length + 1) if they noise them; float32."""
+        held = [self.clients.held_out(client) for client in clients]
+        rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
+        load_parameters(self.model, params)
+        outputs = outputs_of(self.model, self.data.read(rows))
+        targets, sizes = self.data.targets[rows].cpu(), [len(numbers) for numbers in held]
+        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        answers = [self.query.answer(*pair) for pair in pairs]
+        if self.noise is not None:
+            drawn = zip(answers, sizes, sources, strict=True)
+            answers = [self.noise.noised(answer, size, source) for answer, size, source in drawn]
+        return torch.stack(answers).to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +132,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     local = settings_without_noise(run.training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, local)
+    in_dual_form = EXAMPLE not in mechanisms_of(run) and dual_is_cheaper(layers, examples, local)
     return Engine(
         data,
         client_examples,

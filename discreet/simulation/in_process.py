@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 import torch
 from torch import Tensor
@@ -17,21 +16,24 @@ from discreet.client.nodes import virtual_client
 from discreet.extras import require
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import accounts_itself, mechanisms_of
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import needs_normaliser
-from discreet.federated.sealed_sum import InTheClear, SealedTransport
+from discreet.federated.query import Query
 from discreet.federated.session import Session, checked, finish, prepare, training_run
 from discreet.federated.state import Outcome
 from discreet.federated.training_run import OnRound
-from discreet.federated.transport import Failure, Transport
+from discreet.federated.transport import Failure, RoundAbandoned, Transport
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.cohort import BatchedTransport, MakesWorkers
-from discreet.simulation.cohort_answers import data_answers
+from discreet.simulation.client_examples import TrainedExamples, client_examples_of
+from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from discreet.tasks.examples import Task
 
 logger = logging.getLogger("discreet")
 
@@ -69,6 +71,47 @@ class InProcessTransport:
                 yield Failure(client_id, "refused", str(refusal))
 
 
+@dataclass(frozen=True, eq=False)
+class InTheClear:
+    """What masks would hide, added up in the process of a simulation: the same integers, the same noise, no masks.
+
+    Attributes:
+      transport: asks virtual clients, whose replies are sums of noised vectors.
+      vector: what they are.
+      fewest: n - d, of how many clients at least a sum is opened.
+    """
+
+    transport: Transport
+    vector: SecureSum
+    fewest: int
+
+    makes_sums: ClassVar[bool] = True
+
+    def members(self) -> Sequence[int]:
+        """See `Transport`."""
+        return self.transport.members()
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterator[Failure | UnopenedSum]:
+        """See `Transport`."""
+        asked = self.transport.ask(
+            round_number=round_number, params=params, clip_norm=clip_norm, cohort=cohort, work=work
+        )
+        total, replies, failures = torch.zeros(self.vector.length, dtype=torch.int64), 0, []
+        for reply in asked:
+            if isinstance(reply, Failure):
+                failures.append(reply)
+                continue
+            assert isinstance(reply, PartialReply)
+            total += reply.values
+            replies += reply.replies
+        if replies < self.fewest:
+            raise RoundAbandoned(f"{replies} of {len(cohort)} clients are left, and {self.fewest} must be", failures)
+        yield from failures
+        yield UnopenedSum(lambda: self.vector.centred(total), replies)
+
+
 def simulate(
     config: RunConfig,
     *,
@@ -101,7 +144,7 @@ def simulate(
     return outcome
 
 
-def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
+def asked_by(session: Session, held: ExitStack) -> Transport:
     """The clients of a run as its rounds ask them: see `virtual_clients`."""
     transport, vector = virtual_clients(session, held), vector_of_run(session)
     if vector is None:
@@ -112,7 +155,8 @@ def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    return client_settings(session.config).secure_sum(session.sizes) if session.config.privacy.masked else None
+    mechanism = masked_mechanism(client_settings(session.config))
+    return None if mechanism is None else mechanism.sum(session.sizes)
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -126,10 +170,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if needs_normaliser(config):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(config.device)
-    uncovered = _not_batched(config)
-    if not uncovered and learned_layers(session.model, session.task.shape.input_shape) is None:
-        uncovered = f"model.name={config.model.name}"
-    _refuse_uncovered(config, uncovered)
+    uncovered = _not_batched(config, session)
     if config.engine == "one_by_one" or uncovered:
         logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
@@ -148,7 +189,7 @@ def check(config: RunConfig) -> RunConfig:
 
 def _check_engine(config: RunConfig) -> None:
     _check_trains(config)
-    _refuse_uncovered(config, _not_batched(config))
+    _not_batched(config)
     if config.engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
         check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
@@ -163,33 +204,42 @@ def _check_trains(config: RunConfig) -> None:
         raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
-def _refuse_uncovered(config: RunConfig, uncovered: str | None) -> None:
+def _not_batched(config: RunConfig, session: Session | None = None) -> str | None:
+    """The setting that keeps clients from being trained many at a time, None if none does; of the model with a session.
+
+    Raises:
+      ConfigError: the engine that was asked for trains in no other way.
+    """
+    uncovered = None
+    if not all(each.batched for each in mechanisms_of(config).values()):
+        uncovered = f"privacy.local.kind={config.privacy.local.kind}"
+    elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
+        uncovered = f"model.name={config.model.name}"
     if config.engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={config.engine} does not cover {uncovered}: take engine=auto")
-
-
-def _not_batched(config: RunConfig) -> str | None:
-    """The setting that keeps clients from being trained many at a time; None if none does."""
-    return "privacy.local.kind=laplace_step" if config.privacy.local.kind == "laplace_step" else None
+    return uncovered
 
 
 def _batched(session: Session, held: ExitStack) -> BatchedTransport:
-    config, accounts = session.config, None
-    if client_settings(config).accounts_itself:
+    config, accounts, workers = session.config, None, None
+    if accounts_itself(config):
         ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
-    engine, vector = engine_of(config, session.task), vector_of_run(session)
+    engine = engine_of(config, session.task)
     if config.engine == "ray":
-        return BatchedTransport(config, engine, accounts=accounts, vector=vector, workers=_on_ray(config, held))
-    logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedTransport(config, engine, accounts=accounts, vector=vector)
+        from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
+
+        workers = workers_on_ray(config, held)
+    else:
+        logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+    return BatchedTransport(config, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 
-def _on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
-    # Ray takes seconds to import.
-    from discreet.simulation.ray_cluster import connected, own_model_of
-    from discreet.simulation.ray_workers import RayWorkers
-
-    cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
-    logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
-    return partial(RayWorkers, cluster=cluster, num_gpus=config.ray.num_gpus)
+def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[TrainReply]:
+    """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
+    clients = client_examples_of(task, config.data)
+    if config.evaluation.private:
+        clients = TrainedExamples(clients, config.evaluation.share)
+    for client in range(config.data.num_clients):
+        held = task.train.subset(torch.from_numpy(clients.examples(client)))
+        yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

@@ -17,22 +17,22 @@ from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_
 from discreet.privacy.rules.recurrent import ClassesSecond, LSTMLayer
 from discreet.privacy.rules.recurrent import LastStep as LastStepModule
 from discreet.privacy.rules.terms import mass, unchanged
-from discreet.simulation.batches import Batch
+from discreet.simulation.client_examples import Batch
 from discreet.simulation.layers import (
     CHANNELS_LAST,
     CLASSES_SECOND,
     RELU,
     TANH,
     Backward,
-    Convolution,
     Dense,
-    DenseAtEachStep,
     Embedding,
+    Flatten,
     LastStep,
     Layer,
     MaxPool,
     Pair,
     Params,
+    Patches,
     Recurrence,
     Use,
 )
@@ -221,7 +221,7 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
     """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
 
     Nor are frozen parameters, hooks, and parameters that several layers share: clients of such a model are trained one
-    by one.
+    after the other.
     """
     values = [value for _, value in model.named_parameters(remove_duplicate=False)]
     if (
@@ -236,21 +236,24 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
         builder.sequence(model)
     except _Uncovered:
         return None
-    if builder.first is None or builder.in_steps:
+    if builder.first is None or builder.kind == "steps":
         return None
     return LayerSequence(tuple(builder.layers), layout_of(builder.parameters), builder.first, loss)
 
 
 class _Builder:
-    """Follows the shape of one example through a model. An image is (channels, height, width) until it is flattened."""
+    """Follows one example through a model: its shape as the layers read it, and the kind of thing that it is.
+
+    The kinds are "inputs" (as the data set has them), "image" (its channels are last), "flat image" (the next linear
+    layer reads it by a weight in the image's order), "vector", "steps", and "end" (no layer can read it).
+    """
 
     def __init__(self, input_shape: Shape) -> None:
         self.layers: list[Layer] = []
         self.parameters: list[tuple[Shape, Shape]] = []  # shapes, and orders of their dimensions
         self.first: int | None = None  # layer with parameters
         self.shape = input_shape
-        self.read_image = False  # a convolution has turned the channels last
-        self.flattened = len(input_shape) == 1
+        self.kind = "vector" if len(input_shape) == 1 else "inputs"
 
     def add(self, layer: Layer, *shapes: Shape, order: Shape = (0, 1)) -> None:
         """A layer, and its parameters: `order` is that of a weight's dimensions."""
@@ -265,39 +268,35 @@ class _Builder:
             _ADD[type(part)](self, part)
 
     def flatten(self, module: nn.Flatten) -> None:
-        """Nothing is computed: the next linear layer reads the image as it is, by a weight of its shape."""
-        _require((module.start_dim, module.end_dim) == (1, -1))
-        _require(self.read_image or not self.layers or len(self.shape) == 1)
-        self.flattened = True
-        if not self.read_image:
-            self.shape = (math.prod(self.shape),)
+        _require((module.start_dim, module.end_dim) == (1, -1) and self.kind not in ("steps", "end"))
+        if self.kind in ("inputs", "image"):
+            self.add(Flatten())
+            self.kind = "flat image" if self.kind == "image" else "vector"
+            self.shape = self.shape if self.kind == "flat image" else (math.prod(self.shape),)
 
     def linear(self, module: nn.Linear) -> None:
-        _require(module.bias is not None and (self.flattened or self.in_steps))
-        number, out = len(self.parameters), module.out_features
-        if not self.flattened:
-            self.add(DenseAtEachStep(number), (out, self.shape[1]), (out,))
-            self.shape = (self.shape[0], out)
-            return
-        self.add(Dense(number), (out, *self.shape), (out,), order=(0, 2, 3, 1) if self.read_image else (0, 1))
-        self.shape, self.read_image = (out,), False
+        _require(module.bias is not None and self.kind in ("vector", "flat image", "steps"))
+        out, steps = module.out_features, self.shape[:1] if self.kind == "steps" else ()
+        order = (0, 2, 3, 1) if self.kind == "flat image" else (0, 1)
+        self.add(Dense(len(self.parameters)), (out, *self.shape[len(steps) :]), (out,), order=order)
+        self.kind, self.shape = "steps" if steps else "vector", (*steps, out)
 
     def convolution(self, module: nn.Conv2d) -> None:
         _require(module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros")
-        _require(module.bias is not None and len(self.shape) == 3 and not self.flattened)
-        if not self.read_image:
+        _require(module.bias is not None and len(self.shape) == 3 and self.kind in ("inputs", "image"))
+        if self.kind == "inputs":
             self.add(CHANNELS_LAST)
         kernel, stride, (tall, wide) = (_pair(value) for value in (module.kernel_size, module.stride, module.padding))
-        geometry = Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1)
-        layer, out = Convolution(len(self.parameters), geometry), module.out_channels
-        self.add(layer, (out, self.shape[0], *kernel), (out,), order=(0, 2, 3, 1))
-        self.shape = (out, *layer.output_size((self.shape[1], self.shape[2])))
-        self.read_image = True
+        patches = Patches(Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1))
+        channels, out = self.shape[0], module.out_channels
+        self.add(patches)
+        self.add(Dense(len(self.parameters)), (out, channels, *kernel), (out,), order=(0, 2, 3, 1))
+        self.kind, self.shape = "image", (out, *patches.positions(self.shape[1:]))
 
     def pool(self, module: nn.MaxPool2d) -> None:
         plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1)
         _require(plain and _pair(module.kernel_size) == (2, 2) and not (module.ceil_mode or module.return_indices))
-        _require(self.read_image and not self.flattened)
+        _require(self.kind == "image")
         channels, height, width = self.shape
         down, across = _pair(module.stride)
         self.add(MaxPool((down, across)))
@@ -305,30 +304,25 @@ class _Builder:
 
     def embedding(self, module: nn.Embedding) -> None:
         _require(module.max_norm is None and module.padding_idx is None and not module.scale_grad_by_freq)
-        _require(not self.layers)
+        _require(not self.layers and self.kind == "vector")
         self.add(Embedding(0), (module.num_embeddings, module.embedding_dim))
-        self.shape, self.flattened = (*self.shape, module.embedding_dim), False
+        self.kind, self.shape = "steps", (*self.shape, module.embedding_dim)
 
     def recurrence(self, module: LSTMLayer) -> None:
+        _require(self.kind == "steps")
         gates, hidden = module.hidden_weight.shape
         self.add(Recurrence(len(self.parameters)), (gates, self.shape[1]), (gates, hidden), (gates,))
         self.shape = (self.shape[0], hidden)
 
-    @property
-    def in_steps(self) -> bool:
-        """The layers so far give something at each step."""
-        return bool(self.layers) and isinstance(self.layers[0], Embedding) and len(self.shape) == 2
-
     def classes_second(self, module: ClassesSecond) -> None:
-        """The end of a model that gives something at each step: no layer can read it."""
-        _require(self.in_steps)
+        _require(self.kind == "steps")
         self.add(CLASSES_SECOND)
-        self.shape = (self.shape[1], self.shape[0], 1, 1)
+        self.kind = "end"
 
     def last_step(self, module: LastStepModule) -> None:
-        _require(len(self.shape) == 2 and isinstance(self.layers[-1], Recurrence))
+        _require(self.kind == "steps")
         self.add(LastStep())
-        self.shape, self.flattened = self.shape[1:], True
+        self.kind, self.shape = "vector", self.shape[1:]
 
 
 def _require(covered: bool) -> None:

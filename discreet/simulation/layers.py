@@ -6,14 +6,14 @@ wins 2.4 times (logistic regression), 1.8 (MLP; 2.6 with `chunk.py`), 1.7 (CNN) 
 SGD, and more than 1.5 times with DP-SGD.
 
 Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width, channels); sequences
-with time second, (k, steps, n, width). A convolution is one matrix product a client: the patches that it reads are laid
-out as rows ("im2col"), and the gradient of its weight is one product too.
+as (k, n, steps, width). A convolution is a linear layer on the patches that it reads, laid out as rows ("im2col").
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn import functional
 from discreet.privacy.rules.convolution import Geometry
 
 Pair = tuple[int, int]
+Params = list[Tensor]  # of a whole model, each (k, ...)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class Use:
     grads: Tensor
 
 
-Params = list[Tensor]  # of a whole model, each (k, ...)
 Backward = tuple[Tensor | None, list[Use]]
 
 
@@ -56,26 +56,31 @@ class Layer(Protocol):
         """Outputs, and what backward needs."""
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        """The gradients at the inputs (None unless `further`), and what the layer's own are made of."""
+        """The gradients at the inputs (not needed unless `further`), and what the layer's own are made of."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer on (k, n, ...), flattened to (k, n, width). Weights are (k, out, width), biases (k, out)."""
+    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution, or steps.
+
+    Weights are (k, out, ...), with `width` numbers an output; biases (k, out).
+    """
 
     weight: int
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        flat = inputs.flatten(2)
-        weight = params[self.weight].flatten(2)
-        outputs = torch.baddbmm(params[self.weight + 1].unsqueeze(1), flat, weight.transpose(1, 2))
-        return outputs, (flat, inputs.shape)
+        rows, weight = inputs.flatten(1, -2), params[self.weight].flatten(2)
+        outputs = torch.baddbmm(params[self.weight + 1].unsqueeze(1), rows, weight.transpose(1, 2))
+        return outputs.view(*inputs.shape[:-1], -1), rows
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        flat, shape = saved
-        use = Use(self.weight, self.weight + 1, flat.unsqueeze(2), grads.unsqueeze(2))
-        before = torch.bmm(grads, params[self.weight].flatten(2)).view(shape) if further else None
-        return before, [use]
+        by_example = (*grads.shape[:2], -1)
+        inputs = saved.view(*by_example, saved.shape[-1])
+        use = Use(self.weight, self.weight + 1, inputs, grads.reshape(*by_example, grads.shape[-1]))
+        if not further:
+            return None, [use]
+        before = torch.bmm(grads.flatten(1, -2), params[self.weight].flatten(2))
+        return before.view(*grads.shape[:-1], -1), [use]
 
 
 @dataclass(frozen=True)
@@ -93,52 +98,74 @@ class Activation:
         return self.derivative(grads, saved), []
 
 
-def _through_relu(grads: Tensor, outputs: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward.default(grads, outputs, 0)  # type: ignore[no-any-return]
+RELU = Activation(torch.relu_, partial(torch.ops.aten.threshold_backward.default, threshold=0))
+TANH = Activation(torch.tanh_, torch.ops.aten.tanh_backward.default)
 
 
-def _through_tanh(grads: Tensor, outputs: Tensor) -> Tensor:
-    return torch.ops.aten.tanh_backward.default(grads, outputs)  # type: ignore[no-any-return]
+@dataclass(frozen=True)
+class Flatten:
+    """From (k, n, ...) to (k, n, width)."""
+
+    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
+        return inputs.flatten(2), inputs.shape
+
+    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
+        return grads.view(saved), []
 
 
-RELU = Activation(torch.relu_, _through_relu)
-TANH = Activation(torch.tanh_, _through_tanh)
+@dataclass(frozen=True)
+class Permute:
+    """Dimensions in another order."""
+
+    order: tuple[int, ...]
+
+    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
+        return inputs.permute(self.order), None
+
+    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
+        back = [self.order.index(dim) for dim in range(len(self.order))]
+        return grads.permute(back).contiguous(), []
+
+
+CHANNELS_LAST = Permute((0, 1, 3, 4, 2))  # from images as data sets have them, (k, n, channels, height, width)
+CLASSES_SECOND = Permute((0, 1, 3, 2))  # of each step: (k, n, steps, classes) to (k, n, classes, steps)
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Token numbers (k, n, steps) to vectors (k, steps, n, width). Weights are (k, tokens, width); there is no bias."""
+    """Token numbers (k, n, steps) to vectors (k, n, steps, width). Weights are (k, tokens, width); there is no bias."""
 
     weight: int
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        table, tokens = params[self.weight], inputs.transpose(1, 2)
+        table = params[self.weight]
         clients, count = table.shape[:2]
         offsets = torch.arange(clients, device=table.device).view(-1, 1, 1) * count
-        rows = (tokens + offsets).flatten()
-        return table.flatten(0, 1).index_select(0, rows).view(*tokens.shape, -1), inputs
+        rows = (inputs + offsets).flatten()
+        return table.flatten(0, 1).index_select(0, rows).view(*inputs.shape, -1), inputs
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
         """The gradient is a product too, with a one-hot row for each token."""
         one_hot = functional.one_hot(saved, params[self.weight].shape[1]).to(grads.dtype)
-        return None, [Use(self.weight, None, grads.transpose(1, 2), one_hot)]
+        return None, [Use(self.weight, None, grads, one_hot)]
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """An LSTM layer as in `discreet/privacy/rules`: (k, steps, n, width) to (k, steps, n, hidden), from zeros.
+    """An LSTM layer as in `discreet/privacy/rules`: (k, n, steps, width) to (k, n, steps, hidden), from zeros.
 
     Its parameters are, from number `weight` on, the weights of the inputs (k, 4 * hidden, width), those of the hidden
     state (k, 4 * hidden, hidden), and the bias (k, 4 * hidden); gates stand in the order input, forget, cell, output.
+    Inside, time comes before examples: each step then reads and writes runs of memory.
     """
 
     weight: int
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
         weight, across, bias = params[self.weight : self.weight + 3]
-        clients, steps, count, _ = inputs.shape
+        clients, count, steps, _ = inputs.shape
         size, back = across.shape[2], across.transpose(1, 2)
-        gates = torch.baddbmm(bias.unsqueeze(1), inputs.flatten(1, 2), weight.transpose(1, 2))
+        gates = torch.baddbmm(bias.unsqueeze(1), inputs.transpose(1, 2).flatten(1, 2), weight.transpose(1, 2))
         gates = gates.view(clients, steps, count, 4 * size)
         cells, squashed, hidden = (gates.new_empty(clients, steps, count, size) for _ in range(3))
         for step in range(steps):
@@ -153,21 +180,23 @@ class Recurrence:
             if step:
                 cell.addcmul_(forget, cells[:, step - 1])
             torch.mul(leave, torch.tanh(cell, out=squashed[:, step]), out=hidden[:, step])
-        return hidden, (inputs, gates, cells, squashed, hidden)
+        saved = (inputs, gates, cells, squashed, hidden)
+        # A copy: an activation that follows writes over it.
+        return hidden.transpose(1, 2).clone(memory_format=torch.contiguous_format), saved
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
         inputs, gates, cells, squashed, hidden = saved
-        through = self._through_time(params[self.weight + 1], grads, gates, cells, squashed)
+        through = self._through_time(params[self.weight + 1], grads.transpose(1, 2), gates, cells, squashed)
         before = torch.zeros_like(hidden)
         before[:, 1:] = hidden[:, :-1]
         by_example = through.transpose(1, 2)
         uses = [
-            Use(self.weight, self.weight + 2, inputs.transpose(1, 2), by_example),
+            Use(self.weight, self.weight + 2, inputs, by_example),
             Use(self.weight + 1, None, before.transpose(1, 2), by_example),
         ]
         if not further:
             return None, uses
-        return torch.bmm(through.flatten(1, 2), params[self.weight]).view(inputs.shape), uses
+        return torch.bmm(by_example.flatten(1, 2), params[self.weight]).view(inputs.shape), uses
 
     def _through_time(self, across: Tensor, grads: Tensor, gates: Tensor, cells: Tensor, squashed: Tensor) -> Tensor:
         """Gradients at the gates before their squashing, (k, steps, n, 4 * hidden), from those at the outputs."""
@@ -195,104 +224,45 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
-class DenseAtEachStep:
-    """A linear layer on each step of (k, steps, n, width). Weights are (k, out, width), biases (k, out)."""
-
-    weight: int
-
-    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        weight, bias = params[self.weight : self.weight + 2]
-        outputs = torch.baddbmm(bias.unsqueeze(1), inputs.flatten(1, 2), weight.transpose(1, 2))
-        return outputs.view(*inputs.shape[:3], -1), inputs
-
-    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        use = Use(self.weight, self.weight + 1, saved.transpose(1, 2), grads.transpose(1, 2))
-        if not further:
-            return None, [use]
-        return torch.bmm(grads.flatten(1, 2), params[self.weight]).view(saved.shape), [use]
-
-
-@dataclass(frozen=True)
-class Permute:
-    """Dimensions in another order."""
-
-    order: tuple[int, ...]
-
-    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        return inputs.permute(self.order), None
-
-    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        back = [self.order.index(dim) for dim in range(len(self.order))]
-        return grads.permute(back).contiguous(), []
-
-
-CHANNELS_LAST = Permute((0, 1, 3, 4, 2))  # from images as data sets have them, (k, n, channels, height, width)
-CLASSES_SECOND = Permute((0, 2, 3, 1))  # of each step: (k, steps, n, classes) to (k, n, classes, steps)
-
-
-@dataclass(frozen=True)
 class LastStep:
-    """Takes the last step of a sequence: (k, steps, n, width) to (k, n, width)."""
+    """Takes the last step of a sequence: (k, n, steps, width) to (k, n, width)."""
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        return inputs[:, -1], inputs
+        return inputs[:, :, -1], inputs.shape
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        back = torch.zeros_like(saved)
-        back[:, -1] = grads
+        back = grads.new_zeros(saved)
+        back[:, :, -1] = grads
         return back, []
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """A two-dimensional convolution with zero padding.
+class Patches:
+    """The patches that a two-dimensional convolution with zero padding reads, for a `Dense` layer:
+    (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width * channels)."""
 
-    Attributes:
-        weight: the number of the weight, which is (k, out, height, width, channels).
-        geometry: kernel, stride and padding as the model has them.
-    """
-
-    weight: int
     geometry: Geometry
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        clients, count, *image = inputs.shape
         patches = self.geometry.patches(inputs.flatten(0, 1).movedim(-1, 1))
-        patches = patches.view(clients, count, *patches.shape[2:])
-        weight = params[self.weight].flatten(2)
-        outputs = torch.baddbmm(params[self.weight + 1].unsqueeze(1), patches.flatten(1, 2), weight.transpose(1, 2))
-        return outputs.view(clients, count, *self.output_size((image[0], image[1])), -1), (patches, image)
+        return patches.view(*inputs.shape[:2], *self.positions(inputs.shape[2:4]), patches.shape[-1]), inputs.shape[2:4]
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        patches, image = saved
-        use = Use(self.weight, self.weight + 1, patches, grads.flatten(2, 3))
-        if not further:
-            return None, [use]
-        back = torch.bmm(grads.flatten(1, 3), params[self.weight].flatten(2))
-        return self._folded(back.view(*grads.shape[:4], *params[self.weight].shape[2:]), image), [use]
-
-    def output_size(self, image: Pair) -> Pair:
-        """Height and width of the output for an image of this height and width."""
-        kernel, stride, padding = self.geometry.kernel, self.geometry.stride, self.geometry.padding
-        height, width = (
-            (length + sum(sides) - size) // step + 1
-            for length, sides, size, step in zip(image, padding, kernel, stride, strict=True)
-        )
-        return height, width
-
-    def _folded(self, back: Tensor, image: list[int]) -> Tensor:
-        """The gradients at the image: each patch's added where it was read.
-
-        back: (k, n, rows, columns, kernel height, kernel width, channels).
-        """
-        (rows, columns, tall, wide, channels), (height, width, _) = back.shape[2:], image
+        """The gradients at the image: each patch's are added where it was read."""
+        (tall, wide), (rows, columns), (height, width) = self.geometry.kernel, grads.shape[2:4], saved
         ((top, bottom), (left, right)), (down, across) = self.geometry.padding, self.geometry.stride
-        grads = back.new_zeros(*back.shape[:2], height + top + bottom, width + left + right, channels)
+        by_place = grads.view(*grads.shape[:4], tall, wide, -1)
+        image = grads.new_zeros(*grads.shape[:2], height + top + bottom, width + left + right, by_place.shape[-1])
         for row in range(tall):
             for column in range(wide):
-                read = grads[:, :, row : row + down * rows : down, column : column + across * columns : across]
-                read += back[:, :, :, :, row, column]
-        return grads[:, :, top : top + height, left : left + width]
+                read = image[:, :, row : row + down * rows : down, column : column + across * columns : across]
+                read += by_place[:, :, :, :, row, column]
+        return image[:, :, top : top + height, left : left + width], []
+
+    def positions(self, image: tuple[int, ...]) -> list[int]:
+        """The rows and columns of patches in an image of this height and width."""
+        ways = zip(image, self.geometry.padding, self.geometry.kernel, self.geometry.stride, strict=True)
+        return [(length + sum(sides) - size) // step + 1 for length, sides, size, step in ways]
 
 
 @dataclass(frozen=True)

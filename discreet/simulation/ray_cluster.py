@@ -64,16 +64,12 @@ class Versions:
     own_model: str = ""
     own_code: str = ""
 
-    def check(self) -> None:
-        """For the beginning of a task: refuses to compute if this process has other versions.
+    def check(self, found: Versions | None = None, where: str = "") -> None:
+        """Raises RunLostError, in one line, if a node has found others; if this process has, without a node.
 
-        Raises:
-          RunLostError: one line that says what differs, and where.
+        Each task begins with it, since Ray may give it to a node that has joined a moment ago.
         """
-        self.compare(versions(self.own_model), socket.gethostname())
-
-    def compare(self, found: Versions, where: str) -> None:
-        """Raises RunLostError, as `check`, if a node has found others."""
+        found, where = found or versions(self.own_model), where or socket.gethostname()
         for what, one, other in (
             ("Discreet's code", self.discreet, found.discreet),
             ("PyTorch", self.torch, found.torch),
@@ -92,13 +88,7 @@ def versions(own_model: str = "") -> Versions:
 
 @dataclass
 class RayCluster:
-    """A cluster that this process is connected to.
-
-    Attributes:
-      versions: those that every node must have. Each task begins with their `check()`, since Ray may give it to a node
-        that has joined a moment ago.
-      checked: the nodes that were seen to have them.
-    """
+    """A cluster that this process is connected to: the versions that every node must have, and the nodes that do."""
 
     versions: Versions
     checked: set[str] = field(default_factory=set)
@@ -113,7 +103,7 @@ class RayCluster:
         asked = {node: ask(node, _tell, self.versions.own_model) for node in joined}
         for node, answer in asked.items():
             try:
-                self.versions.compare(ray.get(answer, timeout=TELL_SECONDS), joined[node])
+                self.versions.check(ray.get(answer, timeout=TELL_SECONDS), joined[node])
             except RayError as error:
                 if node in alive():
                     raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
@@ -123,12 +113,12 @@ class RayCluster:
     @property
     def cpus(self) -> int:
         """The number of CPUs that Ray may use on the nodes that are alive now."""
-        return _total("CPU")
+        return int(sum(node["Resources"].get("CPU", 0) for node in _nodes()))
 
     @property
     def gpus(self) -> int:
         """The number of GPUs that it may use there."""
-        return _total("GPU")
+        return int(sum(node["Resources"].get("GPU", 0) for node in _nodes()))
 
     def check_gpus(self, num_gpus: float) -> None:
         """Raises ConfigError if a task asks for a share of a GPU, and there is none."""
@@ -161,16 +151,12 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
                 held.enter_context(_for_this_machine(held.enter_context(scratch_folder())))
             held.callback(ray.shutdown)
             _start() if address is None else _join(address)
-        yield _checked(here)
-
-
-def _checked(here: Versions) -> RayCluster:
-    cluster = RayCluster(here)
-    try:
-        cluster.check_nodes()
-    except RunLostError as error:
-        raise ConfigError(str(error)) from error
-    return cluster
+        cluster = RayCluster(here)
+        try:
+            cluster.check_nodes()
+        except RunLostError as error:
+            raise ConfigError(str(error)) from error
+        yield cluster
 
 
 @contextmanager
@@ -260,10 +246,6 @@ def alive() -> dict[str, str]:
 
 def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def _total(resource: str) -> int:
-    return int(sum(node["Resources"].get(resource, 0) for node in _nodes()))
 
 
 def ask(node: str, function: Callable[..., Any], *args: object) -> Any:

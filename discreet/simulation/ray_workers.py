@@ -8,9 +8,11 @@ does again, after a process or a machine was lost, gives the same sum, or one wi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic
 
 import ray
@@ -19,11 +21,15 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_lost import RunLostError
+from discreet.mechanisms.sums import PartialReply
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import read_only
-from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, one_line
+from discreet.simulation.cohort import MakesWorkers
+from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, connected, one_line, own_model_of
 from discreet.simulation.workers import QUEUED, Train, Work
+
+logger = logging.getLogger("discreet")
 
 Made = tuple[PartialReply, NDArray[Any]]  # replies without their sum, and the sum
 
@@ -117,3 +123,10 @@ def _loaded(held: _Held) -> Train[Any]:
     held.versions.check()
     torch.set_num_threads(1)
     return ray.get(held.trainer).on(held.device).replies  # type: ignore[no-any-return]
+
+
+def workers_on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
+    """Connects to the cluster of a run until `held` ends, and gives what makes workers of it."""
+    cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
+    logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
+    return partial(RayWorkers, cluster=cluster, num_gpus=config.ray.num_gpus)

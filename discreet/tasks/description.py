@@ -5,27 +5,26 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from discreet.privacy.rules.objective import PADDING
 from discreet.tasks.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 
 DESCRIPTION = "data.toml"
-FORMATS = ("csv", "parquet", "npz", "idx")
-_REQUIRED = ("format", "file")
-_TEXTS = (*_REQUIRED, "target", "test", "test_target", "owner", "model")
 Bound = float | tuple[float, ...]
+AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
-@dataclass(frozen=True)
-class DataDescription:
-    """The keys of `data.toml`. Raises FolderError for values that do not go together."""
+class DataDescription(BaseModel):
+    """The keys of `data.toml`. Raises ValueError for values that do not go together."""
 
-    format: str
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["csv", "parquet", "npz", "idx"]
     file: str
     target: str | None = None
     targets: tuple[str, ...] = ()
@@ -38,50 +37,37 @@ class DataDescription:
     task: str | None = None
     test: str | None = None
     test_target: str | None = None
-    num_classes: int | None = None
-    shape: tuple[int, ...] | None = None
+    num_classes: AtLeastTwo | None = None
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     owner: str | None = None
     model: str | None = None
-    tokens: int | None = None
+    tokens: AtLeastTwo | None = None
     padding: int | str | None = None
     next_token: bool = False
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         for kept, rule in self._rules():
             if not kept:
-                raise FolderError(rule)
+                raise ValueError(rule)
+        return self
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
-        yield self.format in FORMATS, f"format must be one of {', '.join(FORMATS)} (got {self.format!r})"
         yield from _range_rules("low", self.low, self.high)
         yield from _range_rules("target_low", self.target_low, self.target_high)
-        yield from self._token_rules()
+        yield self.tokens is None or self.low is None, "tokens goes without low and high"
+        kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
+        fine = self.padding is None or (isinstance(self.padding, kind) and self.padding not in self.classes)
+        yield fine, f"padding must be {rule} (got {self.padding!r})"
+        others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
+        alone = not self.next_token or (self.tokens is not None and not any(others))
+        yield alone, "next_token needs tokens, and goes without a target, classes and a range"
         one = (self.target is None) != (not self.targets)
         yield self.next_token or one, "target or targets must be given, and not both"
-        words = all(isinstance(name, str) for name in (*self.classes, *self.targets))
-        yield words, "classes and targets must be lists of texts; classes that are numbers need none"
-        count = self.num_classes
-        yield count is None or not self.classes, "num_classes and classes are both given: give one"
-        at_least_two = count is None or (isinstance(count, int) and count > 1)
-        yield at_least_two, f"num_classes must be a whole number of at least 2 (got {count!r})"
+        yield not (self.num_classes and self.classes), "num_classes and classes are both given: give one"
         single = (not self.targets or self.padding is not None) and self.target_low is None
         rule = "classes and num_classes are of a single target, and go with neither targets nor a range"
-        yield single or not (count or self.classes), rule
-        sizes = self.shape or ()
-        whole = isinstance(sizes, tuple) and all(isinstance(size, int) and size > 0 for size in sizes)
-        yield whole, f"shape must be a list of whole numbers above 0 (got {self.shape!r})"
-
-    def _token_rules(self) -> Iterator[tuple[bool, str]]:
-        tokens, padding = self.tokens, self.padding
-        fine = tokens is None or (type(tokens) is int and tokens > 1 and self.low is None)
-        yield fine, f"tokens must be a whole number of at least 2, without low and high (got {tokens!r})"
-        kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
-        fine = padding is None or (type(padding) is kind and padding not in self.classes)
-        yield fine, f"padding must be {rule} (got {padding!r})"
-        yield isinstance(self.next_token, bool), f"next_token must be true or false (got {self.next_token!r})"
-        others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
-        alone = not self.next_token or (tokens is not None and not any(others))
-        yield alone, "next_token needs tokens, and goes without a target, classes and a range"
+        yield single or not (self.num_classes or self.classes), rule
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -142,16 +128,14 @@ def read_description(folder: Path) -> DataDescription:
         raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is not TOML: {error}") from error
-    known = [field.name for field in fields(DataDescription)]
-    for key in settings:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            raise FolderError(f"{path} has an unknown key {key}" + (f"; did you mean {close[0]}?" if close else ""))
-    for key in _TEXTS:
-        if not isinstance(settings.get(key, None if key in _REQUIRED else ""), str):
-            raise FolderError(f"{path} must give {key} as a text")
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
-        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-        return DataDescription(**values)
-    except (TypeError, ValueError) as error:
-        raise FolderError(f"{path}: {error}") from error
+        return DataDescription.model_validate(settings)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = str(wrong["loc"][0]) if wrong["loc"] else ""
+        said = f"{key}: {wrong['msg']}" if key else wrong["msg"].removeprefix("Value error, ")
+        if wrong["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(key, DataDescription.model_fields, n=1)
+            said = f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+        raise FolderError(f"{path}: {said}") from error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
-from discreet.client.noised_vector import Values, noised_vector
+from discreet.client.release import Values, noised_vector
 from discreet.federated.messages import TrainRequest
 from discreet.federated.session import checked
 from discreet.privacy.per_example import sum_one_by_one

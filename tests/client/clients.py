@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from discreet.client.account import Accounts
-from discreet.client.client import DPClient
+from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest, request_items
@@ -63,10 +63,10 @@ def client(
     policy: ClientPolicy | None = None,
     source: RandomSource | None = None,
     delta: float = 1e-3,
-) -> DPClient:
+) -> Client:
     """A client with its own ledger file, or without one."""
     accounts = None if ledger is None else Accounts(ledger_at(ledger), delta, "pld")
-    return DPClient(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
+    return Client(linear(), data, accounts, policy or ClientPolicy(), source or seeded_source(6871))
 
 
 def ledger_at(path: Path) -> DurableLedger:

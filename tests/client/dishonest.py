@@ -10,13 +10,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from discreet.client.app import train
-from discreet.client.nodes import model_of
+from discreet.client.nodes import model_of, shape_of
 from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, asked_bytes, masking_record, terms_of
 from discreet.federated.messages import TrainRequest, request_items
 from discreet.federated.server_messages import encode_request, parameters_record, read_masking_reply
 from discreet.masking.agreement import Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, read_request, write_request
+from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
 from discreet.settings.run_config import client_settings
@@ -49,8 +51,8 @@ class Told:
 
     @property
     def terms(self) -> Terms:
-        size = flatten_parameters(model_of(self.run)).numel() if self.arrays is None else SIZE
-        return terms_of(RUN, self.run, self.run.secure_sum(Sizes(size)))
+        size = flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel() if self.arrays is None else SIZE
+        return terms_of(RUN, self.run, (masked_mechanism(self.run) or MaskedGaussian(self.run)).sum(Sizes(size)))
 
     @property
     def request(self) -> TrainRequest:
@@ -64,7 +66,7 @@ class Told:
         if self.arrays is not None:
             asked = ConfigRecord({**request_items(self.request), FROZEN: list[str]()})
             return RecordDict({ASKED: asked, "arrays": self.arrays, **masking})
-        params = parameters_record(flatten_parameters(model_of(self.run)))
+        params = parameters_record(flatten_parameters(model_of(self.run.model, shape_of(self.run))))
         return RecordDict({**encode_request(self.request, params), **masking})
 
 

@@ -71,18 +71,6 @@ def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_e
     assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
 
 
-def test_a_resumed_simulation_reads_what_was_spent(tmp_path: Path) -> None:
-    first = spent(enter(tmp_path, {"3": 9})["3"])
-    assert spent(enter(tmp_path, {"3": 9}, number=2)["3"]) > first > 0
-
-
-def test_charges_are_on_disk_before_anybody_works(tmp_path: Path) -> None:
-    found = enter(tmp_path, {"4": 9, "2": 5})
-    assert all(isinstance(who, Admitted) for who in found.values())
-    ledger = DurableLedger(tmp_path / "clients.db")
-    assert [(row.holder, row.count) for row in ledger.releases()] == [("4", 2), ("2", 1)]
-
-
 def test_some_refuse_and_the_others_work(tmp_path: Path) -> None:
     once = spent(enter(tmp_path, {"0": 40})["0"])
     found = enter(tmp_path, {"0": 40, "1": 40}, f"privacy.example.max_epsilon={once}", number=2)
@@ -100,16 +88,6 @@ def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_pat
 def test_a_client_without_examples_is_charged_nothing_and_takes_part(tmp_path: Path) -> None:
     assert spent(enter(tmp_path, {"5": 0})["5"]) == 0
     assert DurableLedger(tmp_path / "clients.db").releases() == []
-
-
-def test_with_a_declared_number_everybody_is_charged_alike(tmp_path: Path) -> None:
-    enter(tmp_path, {"5": 0, "6": 90}, "data.public_num_examples=40")
-    ledger = DurableLedger(tmp_path / "clients.db")
-    assert [ledger.spent(EXAMPLE, holder=name).entries for name in ("5", "6")] == [((EVENT, 5),)] * 2
-
-
-def test_without_a_ledger_nobody_spends() -> None:
-    assert "no ledger" in str(admit(ask(), {"1": 5}, accounts=None)["1"])
 
 
 def test_what_is_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

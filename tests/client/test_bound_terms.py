@@ -34,13 +34,6 @@ WEAKER = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
 @pytest.mark.parametrize("words", WEAKER.values(), ids=list(WEAKER))
 def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(words: tuple[str, ...], tmp_path: Path) -> None:
     server, lie = server_of(tmp_path, Told.of()), Told.of(*words)

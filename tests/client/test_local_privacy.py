@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from scipy.stats import norm
 from torch import Tensor
 
 from discreet.client.account import Refused
-from discreet.client.client import DPClient
-from discreet.client.local_privacy import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.client.client import Client
+from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainReply
 from discreet.privacy.randomness import seeded_source
@@ -46,7 +45,7 @@ def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = 
     return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
 
 
-def answers(run: RunConfig, who: DPClient) -> list[TrainReply]:
+def answers(run: RunConfig, who: Client) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
     return [who.answer(request(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
 
@@ -137,20 +136,9 @@ def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total(schedule: str,
     assert norm.cdf(0.5 / z - 2 * z) - math.exp(2) * norm.cdf(-0.5 / z - 2 * z) == pytest.approx(1e-3, rel=1e-6)
 
 
-def test_a_noise_multiplier_is_the_same_in_every_round() -> None:
-    run = client_settings(local("laplace", "privacy.local.noise_multiplier=3"))
-    assert {round_privacy(run, round_number=number) for number in (1, 4)} == {LocalPrivacy("laplace", 1.0, 3.0, "grid")}
-
-
 def test_beyond_the_planned_rounds_nothing_is_left() -> None:
     with pytest.raises(ValueError, match="nothing is left for 5"):
         round_privacy(client_settings(local("laplace", "privacy.local.epsilon=2")), round_number=5)
-
-
-def test_a_release_costs_its_noise_over_its_sensitivity() -> None:
-    assert LocalPrivacy("gaussian", CLIP, 1.5).event == GaussianDpEvent(1.5)
-    assert LocalPrivacy("laplace", CLIP, 1.5).event == LaplaceDpEvent(1.5)
-    assert LocalPrivacy("laplace_step", CLIP, 1.5).event == LaplaceDpEvent(1.5)
 
 
 @pytest.mark.parametrize("kind", ["laplace", "laplace_step"])
@@ -161,12 +149,6 @@ def test_laplace_is_accounted_as_pure_epsilon_and_by_loss_distribution(kind: str
     # One Laplace release of pure epsilon e is (e + 2 ln(1 - delta), delta)-private, and no less.
     assert replies[0].epsilon_local == pytest.approx(0.5 + 2 * math.log1p(-1e-3), rel=1e-3)
     assert all(reply.epsilon_local <= reply.epsilon_local_pure for reply in replies)
-
-
-def test_gaussian_has_no_pure_epsilon(tmp_path: Path) -> None:
-    (first, *_) = answers(local("gaussian", "privacy.local.noise_multiplier=2"), client(examples(6), tmp_path / "l.db"))
-    assert first.epsilon_local_pure == math.inf
-    assert 0 < first.epsilon_local < math.inf
 
 
 @pytest.mark.parametrize("schedule", SHARES)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.client.membership import FORGOTTEN_SECONDS, Membership
+from discreet.client.secure_aggregation import FORGOTTEN_SECONDS, forget
 from discreet.masking.agreement import MaskingRefused
-from discreet.masking.identity import Directory, Identity
 from discreet.masking.store import FolderStore, read_state
 from discreet.masking.wire import Stage
 from tests.masking.federation import RUN, Federation, federation, terms_of
@@ -21,9 +20,8 @@ def federation_in(folder: Path) -> Federation:
     return federation(terms_of(5, dropouts=2), store=lambda name: FolderStore(folder / name))
 
 
-def forget(folder: Path, *, but: str = ANOTHER, later: float = LATER) -> None:
-    me = Identity.generate(folder.name)
-    Membership(me, Directory.of({me.name: me}), folder).forget(but=but, now=time.time() + later)
+def later(seconds: float = LATER) -> float:
+    return time.time() + seconds
 
 
 def test_a_round_that_was_opened_without_a_node_can_not_be_opened_again_after_the_others_forgot_the_run(
@@ -33,7 +31,7 @@ def test_a_round_that_was_opened_without_a_node_can_not_be_opened_again_after_th
     first, *others = ours.nodes
     ours.sum(1, {Stage.UNMASK: frozenset({first})})
     for name in others:
-        forget(tmp_path / name)
+        forget(tmp_path / name, but=ANOTHER, now=later())
     with pytest.raises(MaskingRefused, match="is over"):
         ours.sum(1)
     assert ours.charges.count(first) == 1
@@ -44,16 +42,16 @@ def test_secrets_of_a_killed_run_are_erased(tmp_path: Path) -> None:
     ours.until(Stage.CONFIRM)
     name = next(iter(ours.nodes))
     assert read_state(FolderStore(tmp_path / name).load(RUN) or b"").attempts
-    forget(tmp_path / name)
+    forget(tmp_path / name, but=ANOTHER, now=later())
     assert not read_state(FolderStore(tmp_path / name).load(RUN) or b"").attempts
 
 
-@pytest.mark.parametrize(("but", "later"), [(RUN, LATER), (ANOTHER, FORGOTTEN_SECONDS - 60)])
-def test_a_run_that_goes_on_is_not_forgotten(tmp_path: Path, but: str, later: float) -> None:
+@pytest.mark.parametrize(("but", "seconds"), [(RUN, LATER), (ANOTHER, FORGOTTEN_SECONDS - 60)])
+def test_a_run_that_goes_on_is_not_forgotten(tmp_path: Path, but: str, seconds: float) -> None:
     ours = federation_in(tmp_path)
     exchange = ours.until(Stage.CONFIRM)
     for name in ours.nodes:
-        forget(tmp_path / name, but=but, later=later)
+        forget(tmp_path / name, but=but, now=later(seconds))
     assert ours.send(exchange)
 
 
@@ -62,5 +60,5 @@ def test_a_node_that_is_making_its_vector_is_left_alone(tmp_path: Path) -> None:
     exchange = ours.until(Stage.MASKED)
     name = next(iter(ours.nodes))
     with FolderStore(tmp_path / name).locked(RUN):
-        forget(tmp_path / name)
+        forget(tmp_path / name, but=ANOTHER, now=later())
     assert ours.answer(name, exchange.requests[name])

@@ -12,8 +12,7 @@ import torch
 
 from discreet.client.account import Refused
 from discreet.client.nodes import client_of, node_client, share_of, virtual_client
-from discreet.client.policy import ClientPolicy
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError
+from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.federated.messages import TrainRequest, VirtualClient, Work
 from discreet.federated.simulated_clients import leave_ticket
 from discreet.settings.run_config import RunConfig
@@ -55,12 +54,6 @@ def test_a_node_keeps_its_account_where_its_owner_said(tmp_path: Path) -> None:
     assert client.accounts is not None
     assert client.accounts.ledger.path == path
     assert not (tmp_path / "theirs").exists()
-
-
-def test_in_a_simulation_a_process_is_the_client_that_the_request_names(tmp_path: Path) -> None:
-    run, ticket = run_of(*OFF), leave_ticket(tmp_path)
-    asked = replace(request(run), virtual=VirtualClient(3, str(tmp_path), ticket))
-    assert same(client_of(asked, NODE).examples.inputs, share_of(run.data, 3).inputs)
 
 
 @pytest.mark.parametrize("ticket", ["", "0" * 64, "another simulation's", "that of an owner's node"])
@@ -134,28 +127,12 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
-    assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
-    (path,) = tmp_path.iterdir()
-    assert path.stat().st_mode & 0o077 == 0
-
-
 @pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
 def test_a_node_without_a_ledger_refuses_where_it_has_to_account(words: tuple[str, ...]) -> None:
     run = run_of(*words)
     with pytest.raises(Refused, match="this node has no ledger: start it with"):
         node_client(request(run), NODE)
     assert node_client(request(run_of(*OFF)), NODE).accounts is None
-
-
-def test_a_ledger_that_can_not_be_used_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
-    run = run_of(*EXAMPLE)
-    with pytest.raises(LedgerError):
-        node_client(request(run), NODE | {"ledger": str(path)})
-    with pytest.raises(LedgerError):
-        node_client(request(run), NODE | {"ledger": str(path / "below-a-file" / "ledger.db")})
 
 
 @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
@@ -167,11 +144,6 @@ def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -
 def test_a_node_of_another_federation_refuses() -> None:
     with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
         node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})
-
-
-def test_the_owners_policy_is_read_from_the_node() -> None:
-    client = node_client(request(run_of(*OFF)), NODE | {"max-epsilon": 2.0, "max-delta": 1e-5, "require": "user"})
-    assert client.policy == ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("user",))
 
 
 def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
@@ -213,3 +185,9 @@ def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: 
 
     assert words(1, 1) == words(1, 1)
     assert len({words(client, number) for client in (0, 1) for number in (1, 2)}) == 4
+
+
+def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
+    assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o077 == 0

@@ -10,6 +10,7 @@ import pytest
 
 from discreet.client.account import Budget, Refused
 from discreet.client.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
+from discreet.mechanisms.mechanism import least_noise
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE as EXAMPLE_ON
@@ -47,42 +48,38 @@ def test_the_nodes_own_keys_win_over_the_policy_file(tmp_path: Path) -> None:
     assert policy_from({"policy": str(path), "max-epsilon": 2.0}) == ClientPolicy(0.0, 2.0, 1e-4, ("local",))
 
 
-BAD = {
+BAD: dict[str, dict[str, object]] = {
     "min-noise-multiplier must be a number": {"min-noise-multiplier": "much"},
-    "min-noise-multiplier must be a finite": {"min-noise-multiplier": -1},
-    "min-noise-multiplier must be a finite number": {"min-noise-multiplier": "inf"},
+    "min-noise-multiplier must be a finite number of at least 0": {"min-noise-multiplier": "inf"},
     "public-num-examples must be a whole number (got 2.5)": {"public-num-examples": 2.5},
-    "public-num-examples must be a whole number of at least 1 (got 0)": {"public-num-examples": 0},
-    "min-colluding and min-summands must be whole numbers of at least 0": {"min-colluding": -1},
-    "max-epsilon must be above 0": {"max-epsilon": 0},
+    "public-num-examples must be at least 1 (got 0)": {"public-num-examples": 0},
+    "min-colluding must be at least 0": {"min-colluding": -1},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be a number (got True)": {"max-epsilon": True},
     "max-delta must be given with max-epsilon, below 1 /": {"max-epsilon": 4.0, "min-noise-multiplier": 1.0},
     "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must name guarantees of user, example, local, secure (got everything)": {"require": "everything"},
+    "require must be of user, example, local, secure (got ('everything',))": {"require": "everything"},
 }
-
-
-@pytest.mark.parametrize(("message", "node"), BAD.items())
-def test_a_bad_value_is_named(message: str, node: dict[str, object]) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is compared below
-        policy_from(node)
-    assert message in str(error.value)
-
-
 FILES = {"{": "is not JSON", "[1]": "must hold one JSON object", '{"max-epsilom": 4}': "has no setting max-epsilom"}
 
 
-@pytest.mark.parametrize(("text", "message"), FILES.items())
-def test_a_policy_file_that_is_not_understood_is_never_taken_for_none(text: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_value_is_named() -> None:
+    for message, node in BAD.items():
+        with pytest.raises(Refused) as error:
+            policy_from(node)
+        assert message in str(error.value)
+
+
+def test_a_policy_file_that_is_not_understood_is_never_taken_for_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        policy_from({"policy": str(path)})
+    for text, message in FILES.items():
+        path.write_text(text)
+        with pytest.raises(Refused, match=message):
+            policy_from({"policy": str(path)})
 
 
 def test_a_policy_file_that_is_not_there_is_never_taken_for_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the policy file can't be read: No such file") as error:
+    with pytest.raises(Refused, match="the policy file can't be read: No such file") as error:
         policy_from({"policy": str(tmp_path / "policy.json")})
     assert str(tmp_path) not in str(error.value)
 
@@ -107,8 +104,11 @@ def test_a_required_guarantee_that_is_off_is_refused() -> None:
     assert message == "the policy of this client requires the local-level guarantee, which is off"
 
 
-def test_a_larger_delta_is_refused() -> None:
-    assert "allows delta up to 1e-05; the run has 0.001" in refusal(ClientPolicy(max_delta=1e-5), config(*OFF))
+@pytest.mark.parametrize("guarantee", [USER, EXAMPLE, LOCAL])
+def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str) -> None:
+    run = config(*USER_ON, "privacy.delta=0.98", "data.num_clients=1", "sampling.population_size=1")
+    said = refusal(ClientPolicy(max_epsilon=100, max_delta=1e-5), run, **{guarantee: 50.0})
+    assert "allows delta up to 1e-05; the run has 0.98" in said
 
 
 def test_the_planned_user_level_epsilon_is_compared_with_the_policy() -> None:
@@ -126,14 +126,6 @@ def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the
     # 1.5154 is at delta 1e-5; a run that names a smaller one would make its own noise look weaker than it is.
     run = config(*USER_ON, "privacy.delta=1e-9")
     assert refusal(ClientPolicy(max_epsilon=1.52, max_delta=1e-5), run, user=1.1) == ""
-
-
-@pytest.mark.parametrize("guarantee", [USER, EXAMPLE, LOCAL])
-def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str) -> None:
-    run = config(*USER_ON, "privacy.delta=0.98", "data.num_clients=1", "sampling.population_size=1")
-    assert "allows delta up to 1e-05; the run has 0.98" in refusal(
-        ClientPolicy(max_epsilon=100, max_delta=1e-5), run, **{guarantee: 50.0}
-    )
 
 
 def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
@@ -162,10 +154,6 @@ def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
         assert budgets_of(policy, client_settings(run), guarantee) == runs + owners
 
 
-def test_the_names_of_the_guarantees_are_the_ones_a_policy_requires() -> None:
-    assert ClientPolicy(require=(USER, EXAMPLE, LOCAL)).require == ("user", "example", "local")
-
-
 NOISE = ("privacy.user.noise_multiplier=1.5", "privacy.user.target_epsilon=null")
 
 
@@ -184,7 +172,7 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     check_policy(owner, plain, noise_multipliers={USER: 1.5})
     with pytest.raises(Refused, match="the run plans a user-level"):
         check_policy(owner, rated, noise_multipliers={USER: 1.5})
-    assert rated.least_user_noise(1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
+    assert least_noise(rated, 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
 
 MASKED = (

@@ -7,19 +7,11 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder
 from discreet.masking.wire import Stage
 from tests.federated.masked_grid import Nodes, federated, nodes, stages_of, words_of
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def replies(folder: Path) -> list[object]:

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.client.account import Refused
 from discreet.client.app import train
 from discreet.client.secure_sum_mod import secure_sum_mod
-from discreet.federated.messages import request_items
 from discreet.federated.server_messages import encode_request, parameters_record
 from discreet.masking.wire import Stage
 from tests.client.clients import client, examples, linear, params_of
@@ -27,13 +25,6 @@ SHARED_STEP = (
 )
 PLAIN = ("privacy.user.aggregation=plain",)
 ME = NAMES[0]
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 class App:
@@ -140,5 +131,3 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], 
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
     with pytest.raises(Refused, match="asks for an update in the clear"):
         who.answer(asked, params_of(linear()))
-    with pytest.raises(Refused, match="asks for an update in the clear"):
-        who.fit([params_of(linear()).numpy()], dict(request_items(asked)))

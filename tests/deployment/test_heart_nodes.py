@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from discreet.client.node_data import load_node_data
+from discreet.client.node_data import node_table
 from discreet.client.policy import policy_from
 from discreet.deployment.heart_nodes import main
 from discreet.settings.data import DataConfig
@@ -26,7 +26,7 @@ def made(shared_data: Path, out: Path, *words: str) -> Path:
 def test_a_node_reads_the_patients_that_the_simulation_deals_to_it(shared_data: Path, tmp_path: Path) -> None:
     nodes, task = made(shared_data, tmp_path), load_task("heart", path=str(shared_data / "heart"))
     for number, name in enumerate(HOSPITALS):
-        own, dealt = load_node_data(nodes / name, "heart"), client_examples(task, BY_HOSPITAL, number)
+        own, dealt = node_table(nodes / name, "heart")[0], client_examples(task, BY_HOSPITAL, number)
         assert torch.equal(own.inputs, dealt.inputs)
         assert torch.equal(own.targets, dealt.targets)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 from pyarrow import parquet
 
 from discreet.client.account import Refused
-from discreet.client.node_data import NodeDataError, load_node_data, main
-from discreet.client.nodes import model_of, node_examples
+from discreet.client.node_data import main, node_table
+from discreet.client.nodes import model_of, node_examples, shape_of
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import client_settings
 
@@ -60,7 +59,7 @@ def idx_folder(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [csv_folder, parquet_folder, npz_folder, idx_folder])
 def test_every_format_gives_the_same_examples(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    examples = load_node_data(make(tmp_path), "digits")
+    examples = node_table(make(tmp_path), "digits")[0]
     torch.testing.assert_close(examples.inputs, EXPECTED)
     assert examples.targets.tolist() == CLASSES.tolist()
 
@@ -70,32 +69,11 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
         "kind," + ",".join(f"f{n}" for n in range(30)) + "\nmalign," + "1," * 29 + "3\nbenign," + "2," * 29 + "9\n"
     )
     text = 'format = "csv"\nfile = "a.csv"\ntarget = "kind"\nclasses = ["malign", "benign"]\nlow = 1\nhigh = 3\n'
-    examples = load_node_data(describe(tmp_path, text), "breast_cancer")
+    examples = node_table(describe(tmp_path, text), "breast_cancer")[0]
     assert examples.targets.tolist() == [0, 1]
     # breast_cancer lies in [-1, 1]: low is -1, high is 1, and what is outside is clamped.
     assert examples.inputs[0, 0] == -1
     assert examples.inputs[:, 29].tolist() == [1, 1]
-
-
-WRONG = [
-    (lambda folder: folder, "data.toml is missing"),
-    (lambda folder: describe(folder, "format csv"), "is not TOML"),
-    (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
-    (lambda folder: describe(folder, 'format = "csv"'), "must give file as a text"),
-    (lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'), "must lie in"),
-    (lambda folder: csv_folder(folder, extra="low = 1"), "low and high must be given together"),
-    (lambda folder: csv_folder(folder, extra='inputs = ["p0"]'), r"1 inputs a row, not 64 for the shape \(1, 8, 8\)"),
-    (lambda folder: csv_folder(folder, extra='inputs = ["q"]'), "has no column q"),
-    (lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)), "line 2: the column p3 is missing"),
-    (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
-    (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "line 2: the class is not in classes"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), WRONG)
-def test_what_is_wrong_is_said(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
-    with pytest.raises(NodeDataError, match=message):
-        load_node_data(make(tmp_path), "digits")
 
 
 def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +86,10 @@ def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.
 
 def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:
     run = load_config(["data.name=mnist", "data.path=/nowhere", "model.name=logistic_regression"])
-    assert sum(parameter.numel() for parameter in model_of(client_settings(run)).parameters()) == 7850
+    assert (
+        sum(parameter.numel() for parameter in model_of(run.model.name, shape_of(client_settings(run))).parameters())
+        == 7850
+    )
 
 
 def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
+from discreet.deployment.flower_fixes import unread_messages
 from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -89,13 +89,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
     for name in ("delete_messages", "start_session"):
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
-    forget_unread_messages()
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
-    """One for all small tests, which leave nothing: making one takes a second."""
-    return Link(tmp_path_factory.mktemp("link") / "superlink.db")
+    unread_messages.make()
 
 
 def round_with_losses(link: Link, nodes: list[int]) -> None:
@@ -119,12 +113,3 @@ def sizes_of(link: Link, *, rounds: int) -> list[int]:
 def test_eight_rounds_with_losses_take_no_more_room_than_five(tmp_path: Path) -> None:
     sizes = sizes_of(Link(tmp_path / "superlink.db"), rounds=8)
     assert sizes[7] <= 1.1 * sizes[4]
-
-
-def test_a_reply_to_a_message_whose_time_is_over_is_not_taken(link: Link) -> None:
-    node = link.join("late")
-    link.send(node)
-    message = link.take(node)
-    link.wait_an_hour()
-    assert link.reply(message) == ""
-    assert len(link.store) == 0

@@ -16,20 +16,22 @@ from torch import Tensor
 
 from discreet.federated.answer_sum import answer_round
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import resolve_noise, user_releases
+from discreet.federated.guarantees import resolve_noise, server_mechanism
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import ask, data_shape, statistics_noise
 from discreet.federated.query import Query
 from discreet.federated.run_context import RunContext
 from discreet.federated.session import checked
+from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.answers import Block, statistic_blocks
+from discreet.tasks.answers import Block
 from discreet.tasks.datasets import load_task
+from discreet.tasks.statistic_answers import statistic_blocks
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
@@ -43,7 +45,7 @@ def config_of(*words: str) -> RunConfig:
 
 def query(config: RunConfig, *names: str) -> Query:
     task = load_task(config.data.name)
-    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)), task.shape)
+    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)))
 
 
 def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
@@ -99,8 +101,8 @@ def test_some_client_reaches_the_bound() -> None:
 def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
-    block = Block("moments", 60, 1.0, lambda *_: torch.ones(60, dtype=torch.float64))
-    monkeypatch.setattr("discreet.tasks.answers._within", lambda answer, bound: answer)
+    block = Block("moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {})
+    monkeypatch.setattr("discreet.federated.query.within", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults
@@ -116,7 +118,7 @@ def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
 
 def test_it_costs_one_gaussian_beside_the_rounds() -> None:
     config = config_of("statistics.noise_multiplier=7", "rounds=12")
-    releases = user_releases(config, 1.0)
+    releases = releases_of(server_mechanism(config), 1.0, config.rounds)
     oracle = PLDAccountant()
     for event, count in releases:
         oracle.compose(event, count)

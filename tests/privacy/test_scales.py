@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy, l1_clipped_gradient_sum
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.rules.terms import Outer, Slot
-from discreet.simulation.batches import BatchNumbers, read_sum
-from discreet.simulation.draws import SecureDraws
+from discreet.simulation.chunk import SecureDraws
+from discreet.simulation.client_examples import BatchNumbers, read
 from discreet.training.local_training import LocalSettings
 from tests.privacy.layers_cases import HOLDERS, SEQUENCES, WEIGHTS, Case, encoder
 from tests.privacy.layers_table import inputs_of, model_of
@@ -73,7 +73,7 @@ def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(mo
     clients = Clients(model, MODELS[model], (1,))
     chunk = clients.chunk([LocalSettings(1, 1, 0.1, 0.0)], SecureDraws(secure()))
     params = chunk.model.layout.copies(clients.start, 1)
-    batch = read_sum(chunk.data, BatchNumbers(chunk.table.numbers, chunk.table.sizes))
+    batch = read(chunk.data, BatchNumbers(chunk.table.numbers, chunk.table.sizes), mean=False)
     for scale in SCALES:
         for clip in (1e-27, LEAST_NUMBER, 1.0, LARGEST_NUMBER):
             total = chunk.model.clipped_sums(params, replace(batch, weights=batch.weights * scale), clip)

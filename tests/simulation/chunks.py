@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk, chunk_updates
-from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples
-from discreet.simulation.draws import Draws, SeededDraws
+from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
+from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples, table_of
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.tasks.examples import Examples
 from discreet.tasks.models import build_model, flatten_parameters

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.simulation.batches import (
+from discreet.simulation.client_examples import (
     BatchNumbers,
+    Numbers,
+    SharedExamples,
     poisson_batch,
-    read_mean,
-    read_sum,
+    read,
     shuffled_batches,
     table_of,
 )
-from discreet.simulation.client_examples import Numbers, SharedExamples
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(lambda sizes: sorted(sizes, reverse=True))
 
@@ -69,6 +69,6 @@ def test_clients_with_more_examples_come_first() -> None:
 def test_weights_make_means_and_sums_of_what_counts() -> None:
     data = SharedExamples(torch.arange(8.0).unsqueeze(1), torch.arange(8))
     batch = BatchNumbers(np.array([[3, 4], [5, 5]]), np.array([2, 1]))
-    assert read_mean(data, batch).weights.tolist() == [[0.5, 0.5], [1.0, 0.0]]
-    assert read_sum(data, batch).weights.tolist() == [[1.0, 1.0], [1.0, 0.0]]
-    assert read_sum(data, batch).inputs.flatten().tolist() == [3.0, 4.0, 5.0, 5.0]
+    assert read(data, batch, mean=True).weights.tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert read(data, batch, mean=False).weights.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+    assert read(data, batch, mean=False).inputs.flatten().tolist() == [3.0, 4.0, 5.0, 5.0]

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.batches import table_of
-from discreet.simulation.chunk import Chunk, chunk_updates
-from discreet.simulation.client_examples import shared_examples
-from discreet.simulation.draws import SecureDraws
+from discreet.simulation.chunk import Chunk, SecureDraws, chunk_updates
+from discreet.simulation.client_examples import shared_examples, table_of
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from tests.client.clients import clipped, gradients, write
 from tests.simulation.chunks import Clients, apart

@@ -11,8 +11,8 @@ import torch
 
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.simulation.chunk import SecureDraws, SeededDraws
 from discreet.simulation.client_examples import Numbers
-from discreet.simulation.draws import SecureDraws, SeededDraws
 
 SIZES = np.array([6, 6, 3, 1])
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.simulation.chunk import dual_is_cheaper, dual_sgd
-from discreet.simulation.draws import SeededDraws
+from discreet.simulation.chunk import SeededDraws, dual_is_cheaper, dual_sgd
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from tests.simulation.chunks import Clients, apart
 

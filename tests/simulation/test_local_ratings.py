@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import LOCAL
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.accounting import pure_epsilon
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import LOCAL
 from discreet.simulation.in_process import simulate
 
 WORDS = (

@@ -11,23 +11,22 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client.answering import OwnNoise
+from discreet.client.release import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.estimates import read
-from discreet.federated.guarantees import EXAMPLE
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate
-from discreet.tasks.answers import metric_blocks
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
-ACCURACY = Query(metric_blocks(["accuracy"], CLASSES), CLASSES)
+ACCURACY = Query(metric_blocks(["accuracy"], CLASSES))
 WORDS = (
     *("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2", "rounds=3", "seed=55147"),
     *("data.num_clients=8", "training.epochs=1", "training.batch_size=50", "model.name=linear"),
@@ -113,7 +112,7 @@ def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
         for row, size in enumerate(sizes):
             sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
             total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
-        found = read(ACCURACY, total.released())["accuracy"]
+        found = ACCURACY.read(total.released())["accuracy"]
         within += abs(found.value - exact) <= 2 * found.standard_error
     assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
@@ -133,6 +132,6 @@ def test_an_answer_that_can_not_be_one_adds_zero(answer: torch.Tensor) -> None:
 
 
 def test_without_any_answer_there_is_no_number() -> None:
-    found = read(ACCURACY, NoisedAnswers(NoisedByClients(1, 2.0, 1.0)).released())["accuracy"]
+    found = ACCURACY.read(NoisedAnswers(NoisedByClients(1, 2.0, 1.0)).released())["accuracy"]
     assert math.isnan(found.value)
     assert found.standard_error == math.inf

@@ -100,11 +100,11 @@ def test_a_federation_trains_dropout_client_after_client_and_again_alike(
     monkeypatch.setitem(MODELS, "mlp", sequence)
     example, found = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1"), []
     for engine in ("auto", "one_by_one"):
-        nodes._model.cache_clear()
+        nodes.model_of.cache_clear()
         simulate(load_config([*WORDS, *example, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
         last = RunFolder(tmp_path / engine).load_checkpoint()
         assert last is not None
         found.append(last.params)
-    nodes._model.cache_clear()
+    nodes.model_of.cache_clear()
     assert torch.equal(*found)
     assert len(found[0]) == len(flatten_parameters(sequence((1, 8, 8), 10)))

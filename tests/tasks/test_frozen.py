@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.client import nodes
-from discreet.client.local_privacy import LocalPrivacy, release_step
+from discreet.client.release import LocalPrivacy, release_step
 from discreet.federated.messages import MalformedMessage, request_items, request_of
 from discreet.federated.predictions import named_parameters_of
 from discreet.federated.run_folder import RunFolder
@@ -214,7 +214,7 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    nodes._model.cache_clear()
+    nodes.model_of.cache_clear()
     data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=40", "rounds=2", "training.epochs=1"]
     return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.federated.query import Query
 from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.answers import METRICS, Block, joined_answer, metric_blocks
+from discreet.tasks.answers import Block
 from discreet.tasks.examples import TaskShape
+from discreet.tasks.metric_answers import metric_blocks, metrics_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 
 TWO = TaskShape((4,), 2)
@@ -17,9 +19,13 @@ LABELLED = TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c")))
 NUMBERED = TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0)))
 TAGGED = TaskShape((5,), 3, num_tokens=7, target=Target(SEQUENCES, length=5))
 SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED, "sequences": TAGGED}
-EACH = [(shape, name) for shape in SHAPES for name in METRICS[SHAPES[shape].target.kind]]
+EACH = [(shape, name) for shape in SHAPES for name in metrics_of(SHAPES[shape].target.kind)]
 HUGE = torch.finfo(torch.float32).max
 OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": HUGE, "-huge": -HUGE}
+
+
+def query(shape: TaskShape, *names: str) -> Query:
+    return Query(metric_blocks(names, shape))
 
 
 def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
@@ -38,19 +44,19 @@ def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
 @pytest.mark.parametrize("outputs", OUTPUTS)
 @pytest.mark.parametrize(("shape", "name"), EACH)
 def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, name: str, outputs: str) -> None:
-    blocks = metric_blocks([name], SHAPES[shape])
+    asked = query(SHAPES[shape], name)
     for kind in ("one", "both"):
         for n in (0, 1, 7):
             values = torch.full((n, *SHAPES[shape].output_shape), OUTPUTS[outputs])
-            answer = joined_answer(blocks, values, targets_of(SHAPES[shape], kind, n))
-            assert answer.shape == (sum(block.length for block in blocks),)
+            answer = asked.answer(values, targets_of(SHAPES[shape], kind, n))
+            assert answer.shape == (asked.length,)
             assert answer.isfinite().all()
             assert float(answer.norm()) <= 1 + 1e-12 * n
     names = [each for at, each in EACH if at == shape]
     odd, source = torch.tensor([*OUTPUTS.values(), 3.0, -0.1]), torch.Generator().manual_seed(58211)
     for _ in range(9):  # all that mixed, and all metrics at once
         values = odd[torch.randint(len(odd), (9, *SHAPES[shape].output_shape), generator=source)]
-        answer = joined_answer(metric_blocks(names, SHAPES[shape]), values, targets_of(SHAPES[shape], "both", 9))
+        answer = query(SHAPES[shape], *names).answer(values, targets_of(SHAPES[shape], "both", 9))
         assert float(answer.norm()) <= 1 + 1e-12
 
 
@@ -63,22 +69,22 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
         values = torch.randn(9, *SHAPES[shape].output_shape, generator=source).double() * scale
         targets = targets_of(SHAPES[shape], "both", 9)
         raw = block.answer(values, targets)
-        assert torch.allclose(joined_answer([block], values, targets), raw / block.bound, atol=1e-12)
-        assert not block.shares or (bool((raw >= 0).all()) and float(raw.sum()) <= block.most + 1e-12)
+        assert torch.allclose(Query((block,)).answer(values, targets), raw / block.bound, atol=1e-12)
+        assert float(raw.abs().sum()) <= block.l1_bound + 1e-12
+        assert not block.shares or bool((raw >= 0).all())
 
 
 def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
-    faulty = [
-        Block("long", 2, 1.0, lambda *_: torch.tensor([30.0, 40.0]).double()),
-        Block("bad", 1, 1.0, lambda *_: torch.tensor([math.nan]).double()),
-    ]
-    answer = joined_answer(faulty, torch.zeros(1, 1), torch.zeros(1))
+    faulty = (
+        Block("long", 2, 1.0, 1.0, lambda *_: torch.tensor([30.0, 40.0]).double(), read=lambda _: {}),
+        Block("bad", 1, 1.0, 1.0, lambda *_: torch.tensor([math.nan]).double(), read=lambda _: {}),
+    )
+    answer = Query(faulty).answer(torch.zeros(1, 1), torch.zeros(1))
     assert torch.allclose(answer, torch.tensor([0.6, 0.8, 0.0]).double() / math.sqrt(2))
 
 
 def test_one_example_of_ten_classes_fills_the_norm_of_auc_half_by_its_positive_and_half_by_its_negatives() -> None:
-    (block,) = metric_blocks(["auc"], TEN)
-    kinds = joined_answer([block], torch.zeros(1, 10), torch.tensor([3])).reshape(10, 2, -1)
+    kinds = query(TEN, "auc").answer(torch.zeros(1, 10), torch.tensor([3])).reshape(10, 2, -1)
     negatives, positives = kinds.sum(dim=2).unbind(dim=1)
     assert float(kinds.norm()) == pytest.approx(1, rel=1e-12)
     assert positives.tolist() == pytest.approx([0.0] * 3 + [math.sqrt(1 / 2)] + [0.0] * 6)
@@ -87,27 +93,25 @@ def test_one_example_of_ten_classes_fills_the_norm_of_auc_half_by_its_positive_a
 
 def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
     # One example of n moves the answer by at most 1 / n, however many positions it has: clients noise it for that.
-    blocks, n = metric_blocks(["accuracy", "loss"], TAGGED), 7
+    asked, n = query(TAGGED, "accuracy", "loss"), 7
     targets = targets_of(TAGGED, "both", n)
     values = torch.randn(n, 3, 5, generator=torch.Generator().manual_seed(90371)).double() * 9
-    there = joined_answer(blocks, values, targets)
+    there = asked.answer(values, targets)
     for row in range(n):
         for other in (torch.full((5,), PADDING), targets[row].clamp(max=0), torch.arange(5) % 3):
             changed = targets.clone()
             changed[row] = other
-            assert float((there - joined_answer(blocks, values, changed)).norm()) <= 2 / n
-    one = joined_answer(
-        metric_blocks(["accuracy"], TAGGED), values[:2], torch.tensor([[0, 1, *[PADDING] * 3], [2] * 5])
-    )
+            assert float((there - asked.answer(values, changed)).norm()) <= 2 / n
+    one = query(TAGGED, "accuracy").answer(values[:2], torch.tensor([[0, 1, *[PADDING] * 3], [2] * 5]))
     right = (values[:2].argmax(dim=1) == torch.tensor([[0, 1, -1, -1, -1], [2] * 5])).double()
     assert float(one) == pytest.approx(float((right[0, :2].mean() + right[1].mean()) / 2 - 0.5) * 2)
 
 
 def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
     nan, target = torch.full((3, 2), math.nan), torch.zeros(3, dtype=torch.int64)
-    assert float(joined_answer(metric_blocks(["accuracy"], TWO), nan, target)) == -1
-    assert float(joined_answer(metric_blocks(["loss"], TWO), nan, target)) == 1
-    assert float(joined_answer(metric_blocks(["mae"], NUMBERED), nan, torch.zeros(3, 2))) == 1
+    assert float(query(TWO, "accuracy").answer(nan, target)) == -1
+    assert float(query(TWO, "loss").answer(nan, target)) == 1
+    assert float(query(NUMBERED, "mae").answer(nan, torch.zeros(3, 2))) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.answers import METRICS, joined_answer, metric_blocks
+from discreet.federated.query import Query, Sums
+from discreet.tasks.answers import Estimate, quantile
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.noised_answers import Estimate, Noise, noised_blocks, quantile, read_metrics
+from discreet.tasks.metric_answers import metric_blocks, metrics_of
 from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
 KINDS = {
@@ -18,7 +19,7 @@ KINDS = {
     LABELS: TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c"))),
     NUMBERS: TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0))),
 }
-EACH = [(kind, name) for kind in KINDS for name in METRICS[kind]]
+EACH = [(kind, name) for kind in KINDS for name in metrics_of(kind)]
 DRAWS, CLIENTS = 200, 300
 Client = tuple[Tensor, Tensor]
 
@@ -78,18 +79,20 @@ def exact(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
     }
 
 
+def query_of(kind: str, *names: str) -> Query:
+    return Query(metric_blocks(names, KINDS[kind]))
+
+
 def drawn(kind: str, name: str, *, scale: float = 1.0, probability: float = 1.0, z: float = 2.0) -> dict[str, int]:
     """How often, of 200 seeded draws, each number is within 2 of its standard errors, times `scale`, of the exact."""
-    shape, clients = KINDS[kind], population(kind)
-    blocks, truth = metric_blocks([name], shape), exact(kind, name, clients)
-    answers = torch.stack([joined_answer(blocks, *client) for client in clients])
-    noise, source = Noise(z / (probability * CLIENTS), probability, CLIENTS), torch.Generator().manual_seed(90437)
+    clients, source = population(kind), torch.Generator().manual_seed(90437)
+    query, truth = query_of(kind, name), exact(kind, name, clients)
+    answers = torch.stack([query.answer(*client) for client in clients])
     hits = dict.fromkeys(truth, 0)
     for _ in range(DRAWS):
         asked = (torch.rand(CLIENTS, generator=source) < probability).double()
         drawn = torch.randn(answers.shape[1], generator=source, dtype=torch.float64) * z
-        mean = (asked @ answers + drawn) / (probability * CLIENTS)
-        read = read_metrics(blocks, mean, noise, shape=shape)
+        read = query.read(Sums((asked @ answers + drawn).tolist(), probability * CLIENTS, z, probability))
         assert read.keys() == truth.keys()
         for found, value in truth.items():
             hits[found] += abs(read[found].value - value) <= 2 * scale * read[found].standard_error
@@ -116,7 +119,7 @@ def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(kind: str, name
 
 def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less_with_other_metrics() -> None:
     alone, both = (
-        noised_blocks(metric_blocks(names, KINDS[CLASSES]), torch.zeros(len(names)), Noise(5 / (0.3 * 200)))[0].noise
+        query_of(CLASSES, *names).noised(Sums([0.0] * len(names), 0.3 * 200, 5.0))[0]
         for names in (["accuracy"], ["accuracy", "loss"])
     )
     assert alone.stddev == pytest.approx(0.0417, abs=1e-4)
@@ -125,22 +128,28 @@ def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less
 
 @pytest.mark.parametrize(("kind", "name"), EACH)
 def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
-    blocks, source = metric_blocks([name], KINDS[kind]), torch.Generator().manual_seed(31511)
-    length = sum(block.length for block in blocks)
+    query, source = query_of(kind, name), torch.Generator().manual_seed(31511)
     for _ in range(20):
-        mean = torch.randn(length, generator=source) * 5
-        for one in read_metrics(blocks, mean, Noise(5.0), shape=KINDS[kind]).values():
+        noise = torch.randn(query.length, generator=source) * 5
+        for one in query.read(Sums(noise.tolist(), 1.0, 5.0)).values():
             assert one.standard_error > 0
             assert math.isfinite(one.value) or one.standard_error == math.inf
 
 
+def test_an_auc_of_one_class_alone_is_no_number() -> None:
+    query = query_of(CLASSES, "auc")
+    mean = query.answer(torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
+    found = query.read(Sums(mean.tolist(), 1.0, 1e-3))["auc"]
+    assert math.isnan(found.value)
+    assert found.standard_error == math.inf
+
+
 def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:
-    blocks = metric_blocks(["clients"], KINDS[CLASSES])
     shares = torch.full((20,), 1 / 20, dtype=torch.float64)
-    (part,) = noised_blocks(blocks, shares, Noise(0.0))
+    (part,) = query_of(CLASSES, "clients").noised(Sums(shares.tolist(), 1.0, 0.0))
     edges = torch.linspace(0, 1, 21, dtype=torch.float64)
     assert quantile(part, 0.31, edges).value == pytest.approx(0.31)
-    louder = replace(part, noise=Noise(0.01))
+    louder = replace(part, stddev=0.01)
     # The cumulative share at 0.31 is 6.2 bins of 20: its error is 0.01 * sqrt(7 * 0.69^2 + 13 * 0.31^2).
     assert quantile(louder, 0.31, edges).standard_error == pytest.approx(
         0.01 * math.sqrt(7 * 0.69**2 + 13 * 0.31**2), rel=0.35

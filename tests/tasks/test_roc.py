@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.answers import LARGEST_LOGIT, SCORE_BINS, joined_answer, metric_blocks
+from discreet.federated.query import Query, Sums
+from discreet.federated.roc import RocPoint, roc_points
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.noised_answers import Noise, RocPoint, read_metrics, roc_points
+from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.tasks.targets import LABELS, Target
 
 SHAPES = {
@@ -45,21 +46,25 @@ def scores_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
     return (logits[:, 1:], positive[:, 1:]) if kind == "two classes" else (logits, positive)
 
 
+def query(kind: str) -> Query:
+    return Query(metric_blocks(["auc"], SHAPES[kind]))
+
+
 def answers_of(kind: str) -> Tensor:
-    blocks = metric_blocks(["auc"], SHAPES[kind])
-    return torch.stack([joined_answer(blocks, *client) for client in zip(*population(kind), strict=True)])
+    return torch.stack([query(kind).answer(*client) for client in zip(*population(kind), strict=True)])
 
 
-def points(kind: str, mean: Tensor, noise: Noise) -> dict[str, list[RocPoint]]:
+def points(kind: str, mean: Tensor, stddev: float) -> dict[str, list[RocPoint]]:
     found: dict[str, list[RocPoint]] = {}
-    for point in roc_points(metric_blocks(["auc"], SHAPES[kind]), mean, noise, shape=SHAPES[kind]):
+    (part,) = query(kind).noised(Sums(mean.tolist(), 1.0, stddev))
+    for point in roc_points(part):
         found.setdefault(point.of, []).append(point)
     return found
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_without_noise_the_points_are_those_of_the_scores_themselves(kind: str) -> None:
-    curves = points(kind, answers_of(kind).mean(dim=0), Noise(0.0))
+    curves = points(kind, answers_of(kind).mean(dim=0), 0.0)
     scores, positive = scores_of(kind)
     assert len(curves) == scores.shape[1]
     for place, curve in enumerate(curves.values()):
@@ -79,8 +84,8 @@ def test_auc_of_several_classes_is_the_macro_average_of_one_against_the_rest() -
     outputs, targets = (part.flatten(0, 1) for part in population("four classes"))
     chances = outputs.double().softmax(dim=1).numpy()
     exact = roc_auc_score(targets.numpy(), chances, multi_class="ovr", average="macro")
-    shape, mean = SHAPES["four classes"], answers_of("four classes").mean(dim=0)
-    read = read_metrics(metric_blocks(["auc"], shape), mean, Noise(0.0), shape=shape)["auc"].value
+    mean = answers_of("four classes").mean(dim=0)
+    read = query("four classes").read(Sums(mean.tolist(), 1.0, 0.0))["auc"].value
     scores, positive = scores_of("four classes")
     steps = np.floor(scores.clip(-8, 7.9) * 2)  # ties in a step of half a logit count by half
     binned = np.mean([roc_auc_score(positive[:, place], steps[:, place]) for place in range(4)])
@@ -88,14 +93,30 @@ def test_auc_of_several_classes_is_the_macro_average_of_one_against_the_rest() -
     assert read == pytest.approx(exact, abs=4e-3)
 
 
+@pytest.mark.parametrize("probability", [1.0, 0.4], ids=["everybody", "sampled"])
+def test_auc_of_several_classes_is_within_two_standard_errors_in_19_of_20_draws(probability: float) -> None:
+    answers, z = answers_of("four classes"), 0.6
+    auc, draw = query("four classes"), torch.Generator().manual_seed(70393)
+    exact = auc.read(Sums(answers.mean(dim=0).tolist(), 1.0, 0.0))["auc"].value
+    expected, within, half = probability * CLIENTS, 0, 0
+    for _ in range(DRAWS):
+        asked = (torch.rand(CLIENTS, generator=draw) < probability).double()
+        total = asked @ answers + torch.randn(answers.shape[1], generator=draw).double() * z
+        found = auc.read(Sums(total.tolist(), expected, z, probability))["auc"]
+        within += abs(found.value - exact) <= 2 * found.standard_error
+        half += abs(found.value - exact) <= found.standard_error
+    assert within >= 183  # 0.9545 of 200 is 190.9
+    assert probability < 1 or half < 170  # half the standard error would be found out
+
+
 def test_a_rate_is_within_two_standard_errors_in_19_of_20_draws() -> None:
     kind = "two classes"
     answers, z, draw = answers_of(kind), 0.5, torch.Generator().manual_seed(11903)
-    exact = points(kind, answers.mean(dim=0), Noise(0.0))["class 1"][SCORE_BINS // 2]
+    exact = points(kind, answers.mean(dim=0), 0.0)["class 1"][SCORE_BINS // 2]
     within = half = 0
     for _ in range(DRAWS):
         mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * z / CLIENTS
-        found = points(kind, mean, Noise(z / CLIENTS))["class 1"][SCORE_BINS // 2]
+        found = points(kind, mean, z / CLIENTS)["class 1"][SCORE_BINS // 2]
         off = abs(found.true_positive_rate - exact.true_positive_rate)
         within += off <= 2 * found.true_positive_rate_error
         half += off <= found.true_positive_rate_error
@@ -107,7 +128,7 @@ def test_rates_never_fall_with_the_threshold_however_much_noise_there_is() -> No
     draw, answers = torch.Generator().manual_seed(7109), answers_of("two classes")
     for _ in range(20):
         mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * 0.01
-        (curve,) = points("two classes", mean, Noise(0.01)).values()
+        (curve,) = points("two classes", mean, 0.01).values()
         for name in ("false_positive_rate", "true_positive_rate"):
             rates = [getattr(point, name) for point in curve]
             assert rates == sorted(rates)

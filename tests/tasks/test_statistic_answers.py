@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from discreet.tasks.answers import STATISTICS, DataShape, joined_answer, statistic_blocks
+from discreet.federated.query import Query, Sums
+from discreet.settings.data import STATISTICS
 from discreet.tasks.examples import TaskShape
-from discreet.tasks.noised_answers import LEAST_DEVIATION, Noise, read_normaliser, read_statistics
+from discreet.tasks.statistic_answers import LEAST_DEVIATION, DataShape, normaliser_from, statistic_blocks
 from discreet.tasks.targets import LABELS, NUMBERS, SEQUENCES, Target
 
 ROWS = DataShape(TaskShape((3,), 4), -10.0, 30.0, 50)
@@ -83,32 +83,32 @@ def _shares(row: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", STATISTICS)
 def test_no_client_passes_a_norm_of_one_whatever_its_data(shape: str, name: str) -> None:
     data, source = SHAPES[shape], torch.Generator().manual_seed(15013)
-    blocks = statistic_blocks([name], data)
+    query = Query(statistic_blocks([name], data))
     for n in (0, 1, 2, 400):
         for values in (ODD, ODD[:1], ODD[3:4]):
             drawn = values[torch.randint(len(values), (n, *data.task.input_shape), generator=source)]
             targets = torch.ones(n, 2) if data.task.target.names else torch.full((n,), 3)
-            answer = joined_answer(blocks, drawn, targets)
+            answer = query.answer(drawn, targets)
             assert answer.isfinite().all()
             assert float(answer.norm()) <= 1 + 1e-12
 
 
 def test_columns_at_the_end_of_their_range_reach_the_bound() -> None:
-    answer = joined_answer(statistic_blocks(["moments"], ROWS), torch.full((4, 3), 30.0), torch.zeros(4).long())
+    answer = Query(statistic_blocks(["moments"], ROWS)).answer(torch.full((4, 3), 30.0), torch.zeros(4).long())
     assert float(answer.norm()) == pytest.approx(1.0)
 
 
 def drawn(shape: DataShape, name: str, *, scale: float = 1.0, probability: float = 1.0) -> dict[str, int]:
     """How often, of 200 seeded draws, each number is within 2 standard errors, times `scale`, of the exact one."""
-    blocks, truth = statistic_blocks([name], shape), exact(shape, name)
-    answers = torch.stack([joined_answer(blocks, *client) for client in clients_of(shape)])
+    query, truth = Query(statistic_blocks([name], shape)), exact(shape, name)
+    answers = torch.stack([query.answer(*client) for client in clients_of(shape)])
     z = 1.0
-    noise, source = Noise(z / (probability * CLIENTS), probability, CLIENTS), torch.Generator().manual_seed(77191)
+    source = torch.Generator().manual_seed(77191)
     hits = {f"{what} {place}": 0 for what, row in truth.items() for place in range(len(row))}
     for _ in range(DRAWS):
         asked = (torch.rand(CLIENTS, generator=source) < probability).double()
         normal = torch.randn(answers.shape[1], generator=source, dtype=torch.float64) * z
-        read = read_statistics(blocks, (asked @ answers + normal) / (probability * CLIENTS), noise, shape=shape)
+        read = query.read(Sums((asked @ answers + normal).tolist(), probability * CLIENTS, z, probability))
         assert read.keys() == truth.keys()
         for what, row in truth.items():
             for place, one in enumerate(read[what].values()):
@@ -139,25 +139,14 @@ def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(shape: str, nam
 
 
 def test_a_deviation_to_divide_by_is_never_nothing() -> None:
-    blocks = statistic_blocks(["moments"], ROWS)
-    same = joined_answer(blocks, torch.full((5, 3), 7.0), torch.zeros(5).long())
-    assert read_normaliser(blocks, same, Noise(0.0), shape=ROWS).deviations == pytest.approx([20 * LEAST_DEVIATION] * 3)
-    loud = read_normaliser(blocks, same, Noise(0.01), shape=ROWS)
-    variances = read_statistics(blocks, same, Noise(0.01), shape=ROWS)["variance"].values()
-    assert loud.deviations == pytest.approx([math.sqrt(one.standard_error) for one in variances])
+    query = Query(statistic_blocks(["moments"], ROWS))
+    same = query.answer(torch.full((5, 3), 7.0), torch.zeros(5).long())
+    silent, loud = (query.read(Sums(same.tolist(), 1.0, stddev)) for stddev in (0.0, 0.01))
+    assert normaliser_from(silent, ROWS).deviations == pytest.approx([20 * LEAST_DEVIATION] * 3)
+    errors = [math.sqrt(one.standard_error) for one in loud["variance"].values()]
+    assert normaliser_from(loud, ROWS).deviations == pytest.approx(errors)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (lambda: statistic_blocks(["moments", "mode"], ROWS), "moments, quantiles, targets, examples .mode is none"),
-        (lambda: statistic_blocks([], ROWS), "list"),
-        (lambda: statistic_blocks(["targets"] * 2, ROWS), "different"),
-        (lambda: DataShape(TaskShape((80,), 98, num_tokens=98), 0.0, 1.0), "of text"),
-        (lambda: DataShape(TaskShape((3,), 2), 1.0, 1.0), "high must be above low"),
-        (lambda: DataShape(TaskShape((3,), 2), 0.0, 1.0, 0), "most_examples must be at least 1"),
-    ],
-)
-def test_what_has_no_statistics_is_refused_with_the_choices(asked: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        asked()
+def test_text_has_no_statistics() -> None:
+    with pytest.raises(ValueError, match="of text"):
+        DataShape(TaskShape((80,), 98, num_tokens=98), 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Convolutions and pooling by hand against those of PyTorch and their derivatives."""
+"""Layers by hand against those of PyTorch and their derivatives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.privacy.rules.recurrent import LSTMLayer
-from discreet.simulation.batches import Batch
-from discreet.simulation.layer_sequence import sequence_of
+from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
+from discreet.simulation.client_examples import Batch
+from discreet.simulation.layer_sequence import layout_of, sequence_of
+from discreet.tasks.models import token_lstm
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -34,10 +35,9 @@ def gradients_by_hand(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
     return layers.layout.rows(into)
 
 
-def compare(model: nn.Module, image: tuple[int, ...], classes: int) -> None:
+def compare(model: nn.Module, inputs: Tensor, classes: int) -> None:
     size = sum(parameter.numel() for parameter in model.parameters())
     rows = torch.randn(2, size, generator=GENERATOR) * 0.3
-    inputs = torch.randn(2, 3, *image, generator=GENERATOR)
     targets = torch.randint(0, classes, (2, 3), generator=GENERATOR)
     batch = Batch(inputs, targets, torch.rand(2, 3, generator=GENERATOR))
     want = gradients_by_torch(model, rows, batch)
@@ -60,7 +60,7 @@ def test_gradients_of_two_convolutions_are_those_of_torch(
         nn.LazyLinear(4),
     )  # fmt: skip
     model(torch.zeros(1, channels, *image))
-    compare(model, (channels, *image), 4)
+    compare(model, torch.randn(2, 3, channels, *image, generator=GENERATOR), 4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,7 +68,7 @@ def test_gradients_of_two_convolutions_are_those_of_torch(
 def test_gradients_through_pooling_are_those_of_torch(stride: tuple[int, int], image: tuple[int, int]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(4))
     model(torch.zeros(1, 1, *image))
-    compare(model, (1, *image), 4)
+    compare(model, torch.randn(2, 3, 1, *image, generator=GENERATOR), 4)
 
 
 def test_ties_go_to_the_first_place_row_by_row() -> None:
@@ -92,6 +92,14 @@ def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> Non
     assert sequence_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
 
 
+def test_an_activation_after_a_recurrent_layer_does_not_write_over_what_that_layer_needs() -> None:
+    model = nn.Sequential(
+        nn.Embedding(5, 3), LSTMLayer(3, 4), nn.ReLU(), nn.Linear(4, 3), LSTMLayer(3, 2), nn.ReLU(), LastStep(),
+        nn.Linear(2, 5),
+    )  # fmt: skip
+    compare(model, torch.randint(0, 5, (2, 3, 6), generator=GENERATOR), 5)
+
+
 def test_sequences_are_read_at_their_last_step_alone() -> None:
     layers = [nn.Embedding(5, 3), LSTMLayer(3, 2)]
     assert sequence_of(nn.Sequential(*layers, nn.Identity(), nn.Linear(2, 5)), (4,)) is None
@@ -103,3 +111,24 @@ def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func
     assert sequence_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
     assert sequence_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
     assert sequence_of(nn.Linear(6, 2), (6,)) is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
+    layout, params = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(8.0)
+    for values in layout.copies(params, count):
+        values.add_(1.0)
+    assert torch.equal(params, torch.arange(8.0))
+
+
+def test_rows_are_the_inverse_of_views() -> None:
+    layout, rows = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(16.0).view(2, 8)
+    assert torch.equal(layout.rows(layout.views(rows)), rows)
+
+
+@pytest.mark.parametrize("words", [{"max_norm": 0.5}, {"padding_idx": 0}, {"scale_grad_by_freq": True}])
+def test_a_table_whose_rows_or_gradients_are_not_plain_is_no_part_of_a_batched_model(words: dict[str, float]) -> None:
+    model = token_lstm(7, 3, widths=(4, 5))
+    assert sequence_of(model, (6,)) is not None
+    model.embedding = nn.Embedding(7, 4, **words)  # type: ignore[arg-type]
+    assert sequence_of(model, (6,)) is None

@@ -1,8 +1,9 @@
-"""Local privacy: a client noises what it sends, so that not even the server has to be trusted.
+"""What leaves a client with noise of its own: an update or a step at local level, an answer, and the vector that goes
+into a masked sum.
 
-The unit is all data of one client (`gaussian`, `laplace`) or one example of it (`laplace_step`); the adjacency is
-replacing that unit by any other. Source: REFERENCES of the four systems that Discreet takes in, items 3 and 4; the
-Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
+The unit at local level is all data of one client (`gaussian`, `laplace`) or one example of it (`laplace_step`); the
+adjacency is replacing that unit by any other. Source: REFERENCES of the four systems that Discreet takes in, items 3
+and 4; the Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.account import Refused
+from discreet.federated.messages import TrainRequest
+from discreet.federated.query import Query
 from discreet.privacy.calibration import epsilon_schedule
 from discreet.privacy.clipping import clip_by_norm, clip_to_grid
 from discreet.privacy.grid import grid_for
@@ -25,6 +28,7 @@ from discreet.privacy.mechanisms import (
 )
 from discreet.privacy.per_example import l1_clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PRIVACY_DRAWS
 from discreet.tasks.dropout import masks_from
@@ -34,6 +38,8 @@ from discreet.training.local_training import LocalSettings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+LAPLACE = "laplace"  # the local noise that is drawn for an L1 norm
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class LocalPrivacy:
 
     @property
     def event(self) -> DpEvent:
-        """What one release costs, whether or not the round's cohort was sampled: the server sees who sends."""
+        """The cost of one release. Sampling of cohorts does not lower it: the server sees who sends."""
         return self.mechanism.event()
 
 
@@ -135,3 +141,105 @@ def release_step(
     step = -learning_rate * trainable_part(model, total) / len(examples)
     sensitivity = laplace_step_sensitivity(learning_rate, clip_norm=privacy.clip_norm, num_examples=len(examples))
     return privacy.mechanism.add_noise(step, sensitivity, source)
+
+
+@dataclass(frozen=True)
+class OwnNoise:
+    """The noise of a client on its own answer, for one of its examples.
+
+    Guarantee (zero-out: one example contributes nothing, and how many there are stays): an answer is the mean, over m
+    held-out examples, of vectors of L2 norm at most 1 (`client_settings.MEANS`), so one of them moves it by at most
+    1 / m, and the noise is drawn for that. The release is one Gaussian of `noise_multiplier`, whoever is in the cohort:
+    the server sees who answers.
+    """
+
+    noise_multiplier: float
+    draws: int = 1
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one answer to each held-out example."""
+        return Gaussian(self.noise_multiplier, draws=self.draws).event()
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose last number is the
+        variance of the noise on each of the others. The variance follows from `held_out`, which zero-out does not hide.
+        A client that holds nothing out sends zeros, as one that is missing."""
+        if held_out == 0:
+            return torch.zeros(len(answer) + 1)
+        mechanism, sensitivity = Gaussian(self.noise_multiplier, draws=self.draws), 1 / held_out
+        noised = mechanism.add_noise(answer.double(), sensitivity, source.child("answer"))
+        return _with_variance(noised, mechanism.stddev(sensitivity) ** 2)
+
+
+@dataclass(frozen=True)
+class LocalNoise:
+    """The noise of a client on its own answer, for all of its data.
+
+    Guarantee (replace): an answer is clipped to a norm that it can't pass anyway, in L2 for Gaussian noise and in L1
+    for Laplace noise, so other data of this client move it by at most twice that norm. The noise is drawn for that
+    (`release_update`), whoever is in the cohort, and on the zeros of a client that holds nothing out too: the number of
+    examples that a client holds is hidden with the rest.
+    """
+
+    privacy: LocalPrivacy
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one answer to the client."""
+        return self.privacy.event
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """As `OwnNoise.noised`, but that the variance is a public constant, and `held_out` decides nothing."""
+        sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
+        scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
+        return _with_variance(sent.double(), 2 * scale**2 if self.privacy.kind == LAPLACE else scale**2)
+
+
+def _with_variance(noised: Tensor, variance: float) -> Tensor:
+    return torch.cat([noised, torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
+
+
+def own_noise(run: ClientSettings, query: Query | None = None) -> OwnNoise | LocalNoise | None:
+    """The noise that each client draws on its own answers; None if the server does. `query` may be left out if only the
+    event matters, which is the same for each."""
+    if not run.rates_itself:
+        return None
+    noise_multiplier, kind = run.evaluation.noise_multiplier, run.local.kind
+    if kind == "none":
+        return OwnNoise(noise_multiplier, PRIVACY_DRAWS.get(run.noise, 1))
+    norm = query.l1_norm if query is not None and kind == LAPLACE else 1.0
+    return LocalNoise(LocalPrivacy(kind, norm, noise_multiplier, run.noise))
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The exact results of a client. They have no form that travels: they go into `noised_vector` if the run is under
+    secure aggregation, and into a `TrainReply`, whose fields these are, otherwise."""
+
+    update: Tensor
+    below: bool = False
+    answer: Tensor | None = None
+
+
+def noised_vector(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """A client's vector, int64 (length,), noise included: this is masked, and nothing else.
+
+    The noise is the client's share: the shares of `vector.summands` clients are what the release is accounted with, and
+    no client's share is enough by itself.
+
+    Args:
+      values: before they are put on the grid.
+      source: the client's own, of this round.
+    """
+    if vector.largest_sum:
+        encoded = vector.encode_gradients(values.update, request.run.step_norm)
+        return encoded + vector.noise(source.child("secure", "step"))
+    trains, query = request.work.trains, request.work.query
+    encoded = vector.encode(
+        values.update if trains else None,
+        request.clip_norm,
+        below=values.below if trains and vector.bit_steps else None,
+        answer=values.answer if query else None,
+    )
+    return encoded + vector.noise(source.child("secure", "update" if trains else query))

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 import discreet.client.client
 from client_app.client_app import app
+from discreet.client.app import DPClient
 from discreet.client.nodes import share_of
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.masked_messages import MASKING, WHO, masking_record
-from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient
+from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
 from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
 from discreet.federated.simulated_clients import leave_ticket
 from discreet.privacy.events import poisson_round_event
@@ -28,19 +28,12 @@ from discreet.privacy.randomness import secure_source
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
-from tests.client.clients import EXAMPLE, OFF, config, ledger_at, request_with
+from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
 
 NODE: Node = {"partition-id": 1, "num-partitions": 4}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def run_of(*words: str) -> RunConfig:
@@ -72,6 +65,25 @@ def test_a_request_comes_back_as_a_reply_that_the_server_can_read() -> None:
     read = decode_reply(reply.content, round_number=1, num_params=SIZE)
     assert torch.allclose(read.update, update_of(run, 1), atol=1e-6)
     assert (read.below, read.epsilon_example) == (True, 0.0)
+
+
+@pytest.mark.parametrize("words", [OFF, EXAMPLE, LOCAL], ids=["off", "example", "local"])
+def test_fit_gives_the_update_the_bit_and_what_was_spent_and_no_number_of_examples(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    ledger = ledger_at(tmp_path / "ledger.db").path
+    request = request_items(TrainRequest(1, math.inf, client_settings(run_of(*words))))
+    arrays, number, said = DPClient(NODE | {"ledger": str(ledger)}).fit([np.zeros(SIZE, np.float32)], request)
+    assert [(array.shape, array.dtype.name) for array in arrays] == [((SIZE,), "float32")]
+    assert number == 1
+    assert set(said) == {"round", "below", "epsilon_example", "epsilon_local", "epsilon_local_pure"}
+    assert (said["round"], said["below"]) == (1, 1)
+
+
+def test_every_round_of_local_training_is_a_call_of_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPClient, "fit", lambda *_: ([np.full(SIZE, 2.0, np.float32)], 1, {"round": 1, "below": 0}))
+    content = send(asked(run_of(*OFF))).content
+    assert {name: value for name, value in content["reply"].items()} == {"round": 1, "below": 0}  # noqa: C416
 
 
 @pytest.mark.parametrize("node", [NODE, {}, NODE | {"ledger": "ledger.db"}], ids=["plain", "bare", "an owner's"])
