@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet import extras
 from discreet.data.folder import open_table
 from discreet.data.images import load_mnist
 from discreet.deployment import local_federation
+from discreet.settings import extras
 from discreet.settings.rules import ConfigError
 from tests.command import run
 

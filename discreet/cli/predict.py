@@ -19,7 +19,7 @@ import typer
 from typer import Option
 
 from discreet.data.datasets import DATASETS, load_task
-from discreet.federated import predictions
+from discreet.evaluation import predictions
 from discreet.server.run_folder import replace_file
 
 

@@ -26,14 +26,7 @@ from discreet.masking.wire import MalformedBytes, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import (
-    MASKING,
-    WHO,
-    Member,
-    asked_bytes,
-    masking_record,
-    terms_of,
-)
+from discreet.protocol.masked_messages import MASKING, WHO, Member, asked_bytes, masking_record, terms_of
 from discreet.protocol.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
 from discreet.server.transport import Failure, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings

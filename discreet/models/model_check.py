@@ -9,16 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 from discreet.models.dropout import dropout_layers
-from discreet.models.models import (
-    MISTAKES,
-    MODELS,
-    TEXT_MODELS,
-    frozen,
-    frozen_norms,
-    model_for,
-    to_train,
-    trainable,
-)
+from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
 from discreet.per_example.trial import two_passes, writes
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359

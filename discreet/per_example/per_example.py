@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.any_model import built_terms, check_layers, plain_gradient
+from discreet.per_example.any_model import built_terms, plain_gradient
 from discreet.per_example.convolution import CONVOLUTION_RULES
 from discreet.per_example.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
-from discreet.per_example.layer_rules import LAYER_RULES, covers_bag, covers_dimension
+from discreet.per_example.layer_rules import LAYER_RULES, check_layers, covers_bag, covers_dimension
 from discreet.per_example.linear import is_perceptron, linear, perceptron_terms
 from discreet.per_example.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.per_example.operations import Unserved

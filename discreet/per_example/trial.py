@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.any_model import check_layers
 from discreet.per_example.graph import CONFUSED, made_up
+from discreet.per_example.layer_rules import check_layers
 from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.operations import leaves
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from discreet.accounting.noise_ratio import noise_ratio
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.federated import server_optimizer
 from discreet.mechanisms.sums import Replies, Round, ServerRelease
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.queries.query import Sums
+from discreet.server import server_optimizer
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import State
 

@@ -18,14 +18,7 @@ from discreet.server.guarantees import guarantees_of, mechanisms_of, server_mech
 from discreet.server.noise_outlook import noise_outlook
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import epsilon_lines, privacy_facts
-from discreet.server.run_folder import (
-    ASKED,
-    RunFolder,
-    change_state,
-    check_output,
-    note_interruption,
-    only_writer,
-)
+from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
 from discreet.server.state import Outcome, State, initial_state
 from discreet.settings.privacy import LOCAL, USER
 from discreet.settings.run_config import RunConfig

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from discreet.client import release
 
 from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
+from discreet.node import release
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise

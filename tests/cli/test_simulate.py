@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from discreet.federated import guarantees
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
+from discreet.server import guarantees
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun

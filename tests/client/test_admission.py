@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from discreet.client import account
 
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node import account
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.protocol.messages import TrainRequest

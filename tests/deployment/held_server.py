@@ -16,13 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from discreet.federated import session
 from torch import Tensor
 
 from discreet.flower.masked_transport import MaskedTransport
 from discreet.flower.serving import serve
 from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
+from discreet.server import session
 from strategies.dp_fedavg import dp_fedavg
 
 HELD_FOLDER = "DISCREET_TEST_HELD"

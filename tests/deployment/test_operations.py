@@ -22,13 +22,7 @@ from discreet.deployment.healthy import healthy
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
 from discreet.queries.scores import SCORES
-from discreet.server.run_folder import (
-    METRICS,
-    RunFolder,
-    RunStatus,
-    only_writer,
-    write_status,
-)
+from discreet.server.run_folder import METRICS, RunFolder, RunStatus, only_writer, write_status
 from discreet.server.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.server.training_run import after_round
 from discreet.server.transport import Failure, RoundReport

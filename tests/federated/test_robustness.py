@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from discreet.tasks import models
 from torch import Tensor, nn
 
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.models import models
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
 from discreet.protocol.messages import TRAIN, TrainReply, Work

@@ -28,14 +28,7 @@ from discreet.protocol.messages import TrainReply
 from discreet.server.resuming import run_config
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import (
-    ServerAdam,
-    ServerOptimizer,
-    ServerSGD,
-    ServerYogi,
-    apply,
-    server_optimizer,
-)
+from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, apply, server_optimizer
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from discreet.federated import training_run as training
 
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server import training_run as training
 from discreet.server.progress import round_line
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.server.session import prepare, training_run

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import NOT_COVERED, Statement, expected_cohort
+from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Statement, expected_cohort
 from discreet.mechanisms.sums import CohortSum, PartialReply, Released, Replies, Round, take_all
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.client_settings import ClientSettings
@@ -62,6 +62,12 @@ class Signs:
         noise = self.run.user.noise_multiplier
         assert noise is not None
         return SignRelease(noise, self.event(noise), math.sqrt(sizes.num_params))
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> None:
+        """It is asked for no answers."""
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         return updates.sign(), torch.zeros(len(updates), dtype=torch.bool)

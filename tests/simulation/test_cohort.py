@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from discreet.client import nodes
 from torch import nn
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
 from discreet.models.models import MODELS
+from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
 from discreet.protocol.messages import TrainRequest

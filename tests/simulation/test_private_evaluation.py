@@ -179,7 +179,7 @@ def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
 
 
 def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from discreet.client import client as own
+    from discreet.node import client as own
 
     seen: list[torch.Tensor] = []
     plain, outputs = own.local_update, own.outputs_of

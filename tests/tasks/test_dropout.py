@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from discreet.client import nodes
 from torch import Tensor, nn
 
 from discreet.models.dropout import dropout_layers, masks_from
 from discreet.models.models import MODELS, flatten_parameters
+from discreet.node import nodes
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from discreet.client import nodes
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from discreet.mechanisms.laplace_step import release_step
 from discreet.mechanisms.local_noise import LocalPrivacy
 from discreet.models.model_check import check_model
 from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
+from discreet.node import nodes
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.server.run_folder import RunFolder
