@@ -1,4 +1,4 @@
-"""Runs whose clients noise their ratings themselves: both engines, the ledger, what is published, standard errors."""
+"""Runs whose clients noise their ratings themselves: the ledger, what is published, standard errors."""
 
 from __future__ import annotations
 
@@ -38,24 +38,6 @@ WORDS = (
 def run(folder: Path, *words: str) -> RunFolder:
     simulate(load_config([*WORDS, *words, f"output_dir={folder}"]))
     return RunFolder(folder)
-
-
-@pytest.mark.parametrize("cohort", ["own", "same"])
-def test_both_engines_give_the_same_ratings_and_charge_the_same(tmp_path: Path, cohort: str) -> None:
-    words = (f"evaluation.cohort={cohort}",)
-    found = [run(tmp_path / engine, f"engine={engine}", *words) for engine in ("one_by_one", "batched")]
-    one, many = ([(row["accuracy"], row["accuracy_error"]) for row in each.read_metrics()] for each in found)
-    assert [value is not None for value, _ in one] == [False, False, True, True][-len(one) :]
-    for (value, error), (other, its_error) in zip(one, many, strict=True):
-        assert value == (None if other is None else pytest.approx(other, rel=1e-6))
-        assert error == (None if its_error is None else pytest.approx(its_error, rel=1e-6))
-    charged = [
-        sorted(
-            (row.round, row.holder, row.event, row.count) for row in DurableLedger(each.clients_ledger_path).releases()
-        )
-        for each in found
-    ]
-    assert charged[0] == charged[1]
 
 
 def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_path: Path) -> None:

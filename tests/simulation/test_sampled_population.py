@@ -40,15 +40,6 @@ def run(folder: Path, *words: str) -> RunFolder:
     return RunFolder(folder)
 
 
-def test_both_engines_train_the_same_million_clients(tmp_path: Path) -> None:
-    alone, together = (run(tmp_path / engine, f"engine={engine}") for engine in ("one_by_one", "batched"))
-    first, second = alone.load_checkpoint(), together.load_checkpoint()
-    assert first is not None
-    assert second is not None
-    assert torch.allclose(first.params, second.params, atol=1e-5)
-    assert 20 < (alone.read_metrics()[0]["cohort"] or 0) < 100
-
-
 def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
     config = load_config(WORDS)
     task = load_task("digits")

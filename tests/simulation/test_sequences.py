@@ -1,4 +1,4 @@
-"""Padded sequences in the federation: from a folder through both engines to predictions, and at nodes of their own."""
+"""Padded sequences in the federation: from a folder to predictions, and at nodes of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shlex
-import signal
 import tomllib
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from discreet.tasks.targets import SEQUENCES, FolderError, Target
 from tests.client.clients import request
 from tests.command import predict
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
-from tests.simulation.crash import crash
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("data.name=folder", "data.num_clients=8", "data.partition=natural", "rounds=2", "seed=40127")
@@ -45,27 +43,6 @@ def words(path: Path, *more: str, model: str = LAYERS) -> list[str]:
 def run(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, float | None]]:
     simulate(load_config(words(path, *more, model=model)))
     return RunFolder(path / "run").read_metrics()
-
-
-RUNS = {
-    "SGD": (),
-    "DP-SGD": BY_EXAMPLE,
-    "Adam, class weights": (*USER_OFF, "training.optimizer=adam", "task.class_weights=[1,2,0.5,3]"),
-    "rated by clients": RATED,
-    "rated by clients that noise their answers": (*BY_EXAMPLE, *RATED),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_both_engines_give_the_same_numbers(name: str, tmp_path: Path) -> None:
-    found = []
-    for engine in ("one_by_one", "batched"):
-        folder(tmp_path / engine / "data")
-        found.append(run(tmp_path / engine, f"engine={engine}", *RUNS[name]))
-    for row, other in zip(*found, strict=True):
-        known = {key for key, value in row.items() if value is not None and key != "seconds"}
-        assert {"accuracy", "loss"} <= row.keys()
-        assert {key: row[key] for key in known} == pytest.approx({key: other[key] for key in known}, rel=1e-4)
 
 
 def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,16 +122,6 @@ def test_with_next_token_inputs_are_their_own_targets(tmp_path: Path) -> None:
     assert predict([str(tmp_path / "run"), "--data", str(data / "test.npz"), "--out", str(tmp_path / "out.csv")]) == 0
     (head, *_) = (tmp_path / "out.csv").read_text().splitlines()
     assert head.split(",")[-1] == f"prediction_{LENGTH - 2}"
-
-
-def test_a_killed_run_on_sequences_is_resumed_to_the_same_model(tmp_path: Path) -> None:
-    for name in ("whole", "killed"):
-        folder(tmp_path / name / "data")
-    whole = simulate(load_config(words(tmp_path / "whole", *BY_EXAMPLE)))
-    again = words(tmp_path / "killed", *BY_EXAMPLE)
-    assert crash("before_checkpoint", 2, again) == -signal.SIGKILL
-    resumed = simulate(load_config([*again, "resume=true"]))
-    assert torch.equal(resumed.checkpoint.params, whole.checkpoint.params)
 
 
 @pytest.mark.parametrize("model", [LAYERS, GRU])
