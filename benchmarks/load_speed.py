@@ -20,11 +20,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.empty_app.empty_client import answer_to
-from discreet.cli.benchmark import table_of
-from discreet.deployment.local_federation import Federation, make_secrets, wait_until
+from discreet.cli.console import print_table
+from discreet.deployment.local_federation import Federation, empty_federation, wait_until
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import server_apps
 from discreet.federated.run_folder import RunFolder
@@ -124,9 +122,7 @@ def _floor_rounds(federation: Federation, watch: ServerWatch, *, nodes: int, rou
 @contextmanager
 def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     names = [f"node-{number}" for number in range(nodes)]
-    federation = Federation(folder, make_secrets(folder / "secrets", names), pause=PAUSE_SECONDS)
-    try:
-        federation.start_superlink()
+    with empty_federation(folder, names, pause=PAUSE_SECONDS) as federation:
         ready, keys = folder / "nodes-ready", [federation.secrets / "nodes" / f"{name}.key" for name in names]
         command = [
             *(sys.executable, "-m", "benchmarks.load_speed", "--light", f"127.0.0.1:{federation.gate_port}"),
@@ -135,8 +131,6 @@ def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
         process = federation.start("nodes", [str(word) for word in command])
         wait_until(lambda: ready.exists() or process.poll() is not None, PATIENCE_SECONDS, "all nodes are let in")
         yield federation
-    finally:
-        federation.stop()
 
 
 def _light_nodes(address: str, authority: Path, ready: Path, keys: Sequence[Path]) -> None:
@@ -167,7 +161,8 @@ def main(words: Sequence[str]) -> int:
         _light_nodes(arguments.light, arguments.authority, arguments.ready, arguments.keys)
     else:
         started = time.strftime("%Y-%m-%d %H:%M")
-        Console().print(started, table_of(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds)))
+        print(started)
+        print_table(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds))
     return 0
 
 

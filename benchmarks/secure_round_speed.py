@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.load_speed import MEBIBYTE, PATIENCE_SECONDS, ServerWatch, finish
-from discreet.cli.benchmark import table_of
+from discreet.cli.console import print_table
 from discreet.deployment.local_federation import Federation, federation_of
 from discreet.masking.masks import KEY_BYTES, add_mask
 from examples.million import million
@@ -91,7 +90,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, default=20, help="SuperNode processes; each takes about 300 MB")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind, after a first one that is not counted")
     arguments = parser.parse_args(words)
-    Console().print(table_of(rows(arguments.nodes, arguments.rounds)))
+    print_table(rows(arguments.nodes, arguments.rounds))
     return 0
 
 

@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TextIO, cast
-
-from discreet.json_numbers import json_ready
+from typing import Any, TextIO
 
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
 FIELDS = "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
 
 
-class JsonLines:
-    """A formatter: a record as one JSON object with time (UTC), level, logger, message, and its `fields`.
+def json_ready(value: Any) -> Any:
+    """The same value with infinity and NaN, which JSON has no numbers for, as the strings "inf", "-inf" and "nan".
+
+    >>> json_ready({"epsilon": [math.inf, 2.5]})
+    {'epsilon': ['inf', 2.5]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): json_ready(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_line(record: logging.LogRecord) -> str:
+    """A record as one JSON object with time (UTC), level, logger, message, and its `fields`.
 
     >>> record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO", "name": "discreet", FIELDS: {"round": 1}})
-    >>> sorted(json.loads(JsonLines().format(record)))
+    >>> sorted(json.loads(json_line(record)))
     ['level', 'logger', 'message', 'round', 'time']
     """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line. Infinity and NaN, which JSON has no numbers for, are the strings "inf" and "nan"."""
-        entry: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        fields: Mapping[str, object] = getattr(record, FIELDS, {})
-        entry |= {name: json_ready(value) for name, value in fields.items() if name not in entry}
-        if record.exc_info:
-            entry["exception"] = logging.Formatter().formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+    entry: dict[str, object] = {
+        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        "level": record.levelname,
+        "logger": record.name,
+        "message": record.getMessage(),
+    }
+    entry = json_ready(getattr(record, FIELDS, {})) | entry
+    if record.exc_info:
+        entry["exception"] = logging.Formatter().formatException(record.exc_info)
+    return json.dumps(entry, default=str)
 
 
 def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discreet") -> None:
@@ -59,7 +67,8 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
     if chosen not in LOG_FORMATS:
         raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)} (got {chosen})")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(cast(logging.Formatter, JsonLines()) if chosen == "json" else logging.Formatter("%(message)s"))
+    if chosen == "json":
+        handler.format = json_line  # type: ignore[method-assign]
     handler.handleError = partial(_handle_error, handler)  # type: ignore[method-assign]
     logger = logging.getLogger(name)
     logger.handlers = [handler]

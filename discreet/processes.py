@@ -1,11 +1,9 @@
 """Processes that end, and folders that are removed, with the process that started them, even by kill -9.
 
-Run as a program this does one of three things, until its parent ends:
+Run as a program this does one of two things:
 
 - `tied` becomes a command, which Linux kills when its parent ends.
-- `keep` runs a command, and ends every process that came of it when the command ends or the keeper is asked to end. On
-  Linux that includes those that have left its session, as Ray's do: a keeper is the subreaper of all of them.
-- `remove` waits, ends what was started with a folder, and removes the folder.
+- `remove` waits until its parent ends, ends what was started with a folder, and removes the folder.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
 STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, and the loss of the terminal
-DIE_WITH_PARENT, SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 END_SECONDS, LOOK_SECONDS = 10.0, 0.02
 WATCH_SECONDS = 0.5
 
@@ -62,16 +59,6 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
         yield pid
 
 
-def _end(living: Callable[[], list[int]]) -> None:
-    """Kills all processes that there are, and those that they start in the meantime."""
-    deadline = time.monotonic() + END_SECONDS
-    while (left := living()) and time.monotonic() < deadline:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)
-
-
 def listens(ancestor: int, port: int) -> bool:
     """True if a process, or one below it, listens on a TCP port; also if the system has no /proc to say so."""
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
@@ -87,11 +74,6 @@ def listens(ancestor: int, port: int) -> bool:
 def tied(command: Sequence[str]) -> list[str]:
     """The command line that runs a command, which Linux kills when the thread that starts it ends."""
     return _starts("tied", command)
-
-
-def kept(command: Sequence[str]) -> list[str]:
-    """The command line that runs a command below a keeper, which is to be started by this process."""
-    return _starts("keep", command)
 
 
 def _starts(what: str, words: Sequence[str]) -> list[str]:
@@ -143,59 +125,27 @@ def carrying(name: str, value: str) -> list[int]:
 
 
 def _remove(folder: Path) -> None:
-    _end(lambda: carrying(SCRATCH, str(folder)))
+    deadline = time.monotonic() + END_SECONDS
+    while (left := carrying(SCRATCH, str(folder))) and time.monotonic() < deadline:  # also what they start meanwhile
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_with(parent: int, number: signal.Signals) -> None:
-    """Has Linux send this process a signal when its parent ends; ends it if the parent has ended already."""
-    _prctl(DIE_WITH_PARENT, number)
-    if os.getppid() != parent:
-        signal.raise_signal(number)
-
-
-def _prctl(option: int, value: int) -> None:
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:  # of Linux alone
-        prctl(option, value)
-
-
-def _keep(command: Sequence[str]) -> int:
-    _prctl(SUBREAPER, 1)
-    process = None
-    try:
-        process = subprocess.Popen(tied(command))
-        code = process.wait()
-        return code if code >= 0 else 128 - code
-    finally:
-        if process is not None:
-            process.kill()  # all that there is to end where the system has no /proc
-        _end(lambda: below(os.getpid()))
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def _leave(number: int, _: object) -> NoReturn:
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
-    raise SystemExit(128 + number)
-
-
-def _main(what: str, parent: int, words: Sequence[str]) -> int:
+def _main(what: str, parent: int, words: Sequence[str]) -> None:
     if what == "remove":
         while os.getppid() == parent:
             time.sleep(WATCH_SECONDS)
         _remove(Path(words[0]))
-        return 0
-    if what == "tied":
-        _end_with(parent, signal.SIGKILL)
+        return
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # of Linux alone
+        prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() == parent:  # else it has ended already
         os.execvp(words[0], list(words))
-    for number in ENDING:
-        signal.signal(number, _leave)
-    _end_with(parent, signal.SIGTERM)
-    return _keep(words)
 
 
 if __name__ == "__main__":
-    raise SystemExit(_main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    _main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

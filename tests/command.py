@@ -14,6 +14,6 @@ def _run(verb: str, words: list[str]) -> int:
 audit, calibrate, ledger, new, predict = (
     partial(_run, verb) for verb in ("audit", "calibrate", "ledger", "new", "predict")
 )
-report, simulate, statistics, status, tune = (
-    partial(_run, verb) for verb in ("report", "simulate", "statistics", "status", "tune")
+report, run, simulate, statistics, status, tune = (
+    partial(_run, verb) for verb in ("report", "run", "simulate", "statistics", "status", "tune")
 )

@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "a trial that the account ended early is published",
-        "discreet.cli.tune:require_whole",
+        "discreet.simulation.tuning:require_whole",
         always(None),
         "cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",
     ),
@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "a table that clips its rows has a rule",
-        "discreet.privacy.rules.linear:check_table",
+        "discreet.privacy.rules.layer_rules:check_table",
         always(None),
         "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),

@@ -183,9 +183,9 @@ def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: di
     assert "\n" not in outcome
 
 
-@pytest.mark.parametrize("entry", ["discreet simulate", "discreet.deployment.flower_run"])
+@pytest.mark.parametrize("entry", ["simulate", "run"])
 def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", *entry.split(), "privacy.delta=1", f"output_dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "discreet", entry, "privacy.delta=1", f"output_dir={tmp_path / 'run'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from discreet import extras
-from discreet.deployment import flower_run, local_federation
+from discreet.deployment import local_federation
 from discreet.settings.rules import ConfigError
 from discreet.tasks.folder import open_table
 from discreet.tasks.images import load_mnist
+from tests.command import run
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -33,7 +34,7 @@ def test_a_table_and_a_data_set_of_the_hub_name_the_extra(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize(("command", "extra"), [(flower_run.main, "simulation"), (local_federation.main, "deployment")])
+@pytest.mark.parametrize(("command", "extra"), [(run, "simulation"), (local_federation.main, "deployment")])
 def test_a_command_ends_with_one_line(command: object, extra: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(command)
     assert command(["rounds=1"]) == 2

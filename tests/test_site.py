@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import discreet
-from discreet.cli.calibrate import Question, answer, sampled_choices
+from discreet.federated.prices import sampled_prices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -63,6 +63,5 @@ def prices() -> list[list[str]]:
 @pytest.mark.parametrize("row", prices())
 def test_calibrate_gives_the_prices_of_the_first_page(row: list[str]) -> None:
     clients, cohort, rounds, delta, noise = int(row[0]), int(row[1]), int(row[2]), float(row[3]), row[5]
-    poisson, _, _, everyone = sampled_choices(clients, cohort)
-    asked = Question(delta, None, 2.0, rounds)
-    assert [f"{answer(choice, asked):.5g}" for choice in (poisson, everyone)] == [noise, row[7]]
+    poisson, _, _, everyone = sampled_prices(clients, cohort)
+    assert [f"{price.noise(2.0, rounds, delta):.5g}" for price in (poisson, everyone)] == [noise, row[7]]

@@ -13,8 +13,8 @@ from discreet import __version__
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Judgement, Verdict
 from discreet.federated.run_folder import replace_file
-from discreet.json_numbers import json_ready
-from discreet.reporting.drawing import INK, SERIES, Picture, alone, canvas, to_svg
+from discreet.logs import json_ready
+from discreet.reporting.drawing import INK, SERIES, Picture, canvas, to_svg
 
 RECORD, PICTURE = "audit.json", "audit.svg"
 BINS = 40
@@ -75,4 +75,4 @@ def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(json_ready(record_of(experiment, verdict)), indent=2, allow_nan=False)
     replace_file(folder / RECORD, f"{text}\n".encode())
-    replace_file(folder / PICTURE, alone(score_picture(experiment, verdict.judgements[-1])).encode())
+    replace_file(folder / PICTURE, score_picture(experiment, verdict.judgements[-1]).svg.encode())

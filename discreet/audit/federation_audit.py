@@ -27,7 +27,7 @@ from flwr.app import Message, RecordDict
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment, Scores
 from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said_first
-from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, make_secrets
+from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger
@@ -70,16 +70,13 @@ def audit_federation(config: RunConfig, *, canaries: int = 40, runs: int = 1) ->
     num_params = num_params_of(resolved.model.name, task)
     require(*SERVERS, extra="deployment", why="the gate of a federation")
     releases = said_first(resolved, canaries * runs)
-    with tempfile.TemporaryDirectory(prefix="discreet-audit-") as name:
-        folder = Path(name)
-        keys = make_secrets(folder / "secrets", map(str, range(canaries)))
-        federation = Federation(folder, keys)
-        try:
-            federation.start_superlink()
-            drawn = [draw_canaries(canaries, num_params, secure_source()) for _ in range(runs)]
-            seen = [_one_run(federation, config, resolved, f"audited-{n}", each) for n, each in enumerate(drawn, 1)]
-        finally:
-            federation.stop()
+    names = [str(number) for number in range(canaries)]
+    with (
+        tempfile.TemporaryDirectory(prefix="discreet-audit-") as folder,
+        empty_federation(Path(folder), names) as started,
+    ):
+        drawn = [draw_canaries(canaries, num_params, secure_source()) for _ in range(runs)]
+        seen = [_one_run(started, config, resolved, f"audited-{n}", each) for n, each in enumerate(drawn, 1)]
     facts = {"canaries": canaries, "runs": runs, "honest clients": 0}
     return experiment_of("a federation of processes", resolved, releases, seen, facts)
 

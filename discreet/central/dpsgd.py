@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from discreet.central.poisson_batches import Batch, Collate, MapDataset, PoissonBatches, size_of
-from discreet.central.step_account import LoopPrivacy, StepAccount, check_whole, spent_in
+from discreet.central.step_account import LoopPrivacy, StepAccount, spent_in
 from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.privacy.calibration import noise_multiplier_for_releases
+from discreet.privacy.calibration import check_whole, noise_multiplier_for_releases
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
@@ -29,6 +29,7 @@ from discreet.tasks.dropout import torch_draws_from
 from discreet.tasks.models import parts_of, trainable, trainable_part
 from discreet.training.local_training import (
     ExamplePrivacy,
+    LocalSettings,
     counted_examples,
     example_event,
     noised_means,
@@ -44,13 +45,6 @@ DEFAULT = LoopPrivacy()
 
 class BatchError(RuntimeError):
     """A batch that was not drawn here, was skipped or was stepped before: what is charged would not be what ran."""
-
-
-@dataclass(frozen=True)
-class _Settings:  # a `local_training.Stepping`
-    epochs: int
-    batch_size: int
-    example: ExamplePrivacy
 
 
 class DPSGD:
@@ -122,10 +116,11 @@ class DPSGD:
 
         declared, self._size = privacy.public_num_examples, size_of(dataset)
 
-        def settings_of(noise: float) -> _Settings:
-            return _Settings(epochs, batch_size, ExamplePrivacy(clip_norm, noise, public_num_examples=declared))
+        def private(noise: float) -> ExamplePrivacy:
+            return ExamplePrivacy(clip_norm, noise, public_num_examples=declared)
 
-        settings = settings_of(privacy.noise_multiplier or 0.0)
+        # The loop's own optimizer has the learning rate and the momentum.
+        settings = LocalSettings(epochs, batch_size, 0.0, 0.0, private(privacy.noise_multiplier or 0.0))
         counted, steps = counted_examples(self._size, settings), steps_of(self._size, settings)
         if batch_size > counted:
             name = "the number of examples" if declared is None else "public_num_examples"
@@ -138,15 +133,19 @@ class DPSGD:
             spent = spent_in(ledger, privacy.data_owner).entries
             noise = noise_multiplier_for_releases(
                 target_epsilon,
-                releases=lambda noise: (*spent, (example_event(self._size, settings_of(noise)), steps)),
+                releases=lambda noise: (
+                    *spent,
+                    (example_event(self._size, replace(settings, example=private(noise))), steps),
+                ),
                 delta=delta,
                 accountant=privacy.accountant,
             )
-            settings = settings_of(noise)
+            settings = replace(settings, example=private(noise))
         most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
         budget = ServerBudget(most, delta, privacy.accountant, name="max_epsilon", guarantee=EXAMPLE)
 
-        self._model, self._optimizer, self._settings = model, optimizer, settings
+        assert settings.example is not None
+        self._model, self._optimizer, self._settings, self._private = model, optimizer, settings, settings.example
         event = example_event(self._size, settings)
         self._account = StepAccount(event, steps, budget, ledger, privacy.data_owner)
         self._source = secure_source() if privacy.seed is None else seeded_source(privacy.seed)
@@ -169,7 +168,7 @@ class DPSGD:
     @property
     def noise_multiplier(self) -> float:
         """The noise's standard deviation over the clip norm."""
-        return self._settings.example.noise_multiplier
+        return self._private.noise_multiplier
 
     @property
     def sampling_probability(self) -> float:
@@ -179,7 +178,7 @@ class DPSGD:
     @property
     def adjacency(self) -> str:
         """The data sets that are neighbours, in words."""
-        return ZERO_OUT if self._settings.example.public_num_examples is None else ADD_OR_REMOVE
+        return ZERO_OUT if self._private.public_num_examples is None else ADD_OR_REMOVE
 
     @property
     def steps_taken(self) -> int:
@@ -258,7 +257,7 @@ class DPSGD:
 
     def _add_noise(self, total: Tensor, clip_norm: float, source: RandomSource) -> Tensor:
         self._account.charge()
-        return self._settings.example.mechanism.add_noise(total, clip_norm, source)
+        return self._private.mechanism.add_noise(total, clip_norm, source)
 
     def _check_drawn(self, batch: Batch) -> None:
         if self._drawn is None or self._drawn[0] != self.steps_taken:

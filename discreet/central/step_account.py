@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, Mark
+from discreet.privacy.calibration import check_whole
 from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.privacy_ledger import PrivacyLedger, passes
@@ -54,11 +55,6 @@ class LoopPrivacy:
             raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
         if self.public_num_examples is not None:
             check_whole("public_num_examples", self.public_num_examples)
-
-
-def check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:

@@ -28,14 +28,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from discreet.cli.console import print_table
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
 SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "secure_round")
-Rows = list[dict[str, Any]]
 
 
 def command(
@@ -46,36 +44,13 @@ def command(
     if unknown := [name for name in sections or () if name not in SECTIONS]:
         raise ConfigError(f"no section {unknown[0]}; known are {', '.join(SECTIONS)}")
     sys.path.append(str(own_files()))  # a wheel brings the folder benchmarks there
-    console, results = Console(), dict[str, Any](machine=machine())
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    cores = {"cores": os.cpu_count(), "torch_threads": torch.get_num_threads(), "load": os.getloadavg()}
+    results: dict[str, Any] = {"machine": machine | cores}
     print(json.dumps(results["machine"]))
     for name in sections or SECTIONS:
-        console.rule(name)
+        print(name)
         results[name] = import_module(f"benchmarks.{name}_speed").rows()
-        console.print(table_of(results[name]))
+        print_table(results[name])
     if json_file:
         json_file.write_text(json.dumps(results, indent=2) + "\n")
-
-
-def table_of(rows: Rows) -> Table:
-    """Rows as a table, one column for each name that any of them has."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
-    return table
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def machine() -> dict[str, Any]:
-    """The machine that it was measured on."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load": os.getloadavg(),
-    }

@@ -24,7 +24,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Option
@@ -34,7 +34,7 @@ from discreet.federated.guarantees import GUARANTEES, USER
 from discreet.federated.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
 from discreet.federated.run_folder import CONFIG, RunFolder
 from discreet.privacy.accounting import pure_epsilon
-from discreet.privacy.events import ACCOUNTANTS, event_to_json
+from discreet.privacy.events import ACCOUNTANTS
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings.rules import ConfigError
 
@@ -67,46 +67,34 @@ def command(
             ledger, whose = create_account(run, people, max_epsilon=max_epsilon), f" account of {population},"
         print(f"{run}:{whose} nothing is spent yet; head {ledger.mark().head}")
         return 0
-    if action == "show":
-        show(run, delta=_delta(run) if delta is None else delta)
-        return 0
-    return max({"verify": verify, "export": export, "adopt": adopt}[action](ledger) for ledger in ledgers_of(run))
-
-
-def ledgers_of(run: Path) -> list[DurableLedger]:
-    """The ledger files of a run folder, or the one file that `run` is.
-
-    Raises:
-      LedgerError: there is none.
-    """
     files = [run] if run.is_file() else [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
-    paths = [path for path in files if path.exists()]
-    if not paths:
+    ledgers = [DurableLedger(path) for path in files if path.exists()]
+    if not ledgers:
         raise LedgerError(f"{run} holds no ledger")
-    return [DurableLedger(path) for path in paths]
+    if action == "show":
+        delta = _delta(run, ledgers[0]) if delta is None else delta
+        print(f"epsilon at delta {delta:g}")
+        for ledger in ledgers:
+            (_show_account if is_account(ledger.facts()) else _show)(ledger, delta)
+        return 0
+    return max([{"verify": _verify, "export": _export, "adopt": _adopt}[action](ledger) for ledger in ledgers])
 
 
-def _delta(run: Path) -> float:
+def _delta(run: Path, ledger: DurableLedger) -> float:
     """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
-    if run.is_file() and is_account(facts := DurableLedger(run).facts()):
-        return float(facts["delta"])
-    return RunFolder(run).read_config().privacy.delta if (run / CONFIG).exists() else DEFAULT_DELTA
+    if (run / CONFIG).exists():
+        return RunFolder(run).read_config().privacy.delta
+    return float(ledger.facts()["delta"]) if is_account(ledger.facts()) else DEFAULT_DELTA
 
 
-def show(run: Path, *, delta: float) -> None:
-    """Prints the spending, two lines for each guarantee and holder."""
-    print(f"epsilon at delta {delta:g}")
-    for ledger in ledgers_of(run):
-        if is_account(ledger.facts()):
-            show_account(ledger, delta=delta)
-            continue
-        for guarantee in GUARANTEES:
-            for holder in ledger.holders(guarantee):
-                spent = ledger.spent(guarantee, holder=holder)
-                print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_spent(spent, delta)}")
+def _show(ledger: DurableLedger, delta: float) -> None:
+    for guarantee in GUARANTEES:
+        for holder in ledger.holders(guarantee):
+            spent = ledger.spent(guarantee, holder=holder)
+            print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_spent(spent, delta)}")
 
 
-def show_account(ledger: DurableLedger, *, delta: float) -> None:
+def _show_account(ledger: DurableLedger, delta: float) -> None:
     """Prints the spending of each run over a population, and of all of them together."""
     facts = ledger.facts()
     print(f"population {facts['name']}: {facts['size']} clients, {facts['adjacency']}, delta {facts['delta']:g}")
@@ -120,34 +108,8 @@ def show_account(ledger: DurableLedger, *, delta: float) -> None:
 
 
 def _spent(spent: PrivacyLedger, delta: float) -> str:
-    events = "; ".join(f"{count} x {in_words(json.loads(event_to_json(event)))}" for event, count in spent.entries)
+    events = "; ".join(f"{count} x {event}" for event, count in spent.entries)
     return f"{events}\n  {_epsilons(spent, delta)}"
-
-
-def in_words(event: dict[str, Any]) -> str:
-    """An event as a person says it.
-
-    >>> in_words({"kind": "poisson_sampled", "sampling_probability": 0.3, "event": {"kind": "no_op"}})
-    'nothing, Poisson-sampled with probability 0.3'
-    """
-    inner = in_words(event["event"]) if "event" in event else ""
-    match event["kind"]:
-        case "poisson_sampled":
-            return f"{inner}, Poisson-sampled with probability {event['sampling_probability']:.4g}"
-        case "sampled_without_replacement":
-            return f"{inner}, {event['sample_size']} of {event['source_dataset_size']} sampled without replacement"
-        case "self_composed":
-            return f"{event['count']} times ({inner})"
-        case "composed":
-            return " and ".join(map(in_words, event["events"]))
-        case "repeat_and_select":
-            return f"one chosen from {event['mean']:g} on average of ({inner})"
-        case "non_private":
-            return "a release without noise"
-        case "no_op":
-            return "nothing"
-        case kind:
-            return f"{kind.capitalize()} of noise multiplier {event['noise_multiplier']:.4g}"
 
 
 def _epsilons(spent: PrivacyLedger, delta: float) -> str:
@@ -161,24 +123,21 @@ def _epsilons(spent: PrivacyLedger, delta: float) -> str:
     return ", ".join([*said, *([f"pure epsilon {pure:.4g}"] if math.isfinite(pure) else [])])
 
 
-def verify(ledger: DurableLedger) -> int:
-    """Says if a ledger's chain holds; 1 if it does not."""
+def _verify(ledger: DurableLedger) -> int:
     faults = ledger.verify()
     print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
     print(f"  head {ledger.mark().head}")
     return 1 if faults else 0
 
 
-def export(ledger: DurableLedger) -> int:
-    """Prints every row as JSON."""
+def _export(ledger: DurableLedger) -> int:
     for release in ledger.releases():
         row = dataclasses.asdict(release) | {"event": json.loads(release.event), "ledger": ledger.path.name}
         print(json.dumps(row, sort_keys=True))
     return 0
 
 
-def adopt(ledger: DurableLedger) -> int:
-    """Lets this machine go on with a ledger."""
+def _adopt(ledger: DurableLedger) -> int:
     ledger.adopt()
     print(f"{ledger.path}: goes on here after {ledger.mark().rows} rows")
     return 0

@@ -20,7 +20,7 @@ import typer
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
-# What differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
+# Differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.
 SETTINGS = {
     ("data", "name"): "folder",
     ("data", "path"): "data",
@@ -29,41 +29,39 @@ SETTINGS = {
     ("model", "name"): "model:build",
 }
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
-IGNORED = shutil.ignore_patterns("__pycache__")
 
 
-def make_project(folder: Path, *, source: Path) -> None:
-    """Fills a folder from Discreet's own files, which are in `source`: see `discreet.settings.places.own_files`.
-
-    Raises:
-      ConfigError: there is something in the folder already, its name is none for an app, or it can't be made.
-    """
-    project = project_name(folder)
+def command(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
+    """Makes the project."""
+    folder = folder.expanduser().resolve()
+    if not NAME.fullmatch(folder.name):
+        raise ConfigError(
+            f"the name of the folder must begin with a letter and hold letters, digits and hyphens alone, at most 32, "
+            f"for Flower takes it as the app's name (got {folder.name!r})"
+        )
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
-        shutil.copytree(source / "examples" / "project", folder, ignore=IGNORED, dirs_exist_ok=True)
-        (folder / "gitignore").rename(folder / ".gitignore")
-        shutil.copytree(source / "strategies", folder / "strategies", ignore=IGNORED)
-        shutil.copy(source / "constraints.txt", folder)
-        _copy_example(source / "examples" / "own", folder)
-        settings = (source / "conf" / "config.yaml").read_text()
-        (folder / "conf" / "config.yaml").write_text(_with_settings(settings))
-        for name in ("pyproject.toml", "README.md"):
-            path = folder / name
-            path.write_text(path.read_text().replace("my-project", project))
+        _fill(folder, own_files())
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
+    print(f"made {folder}: cd there, then: discreet simulate experiment=quick")
 
 
-def _copy_example(example: Path, folder: Path) -> None:
-    """The model and the data of the example."""
+def _fill(folder: Path, source: Path) -> None:
+    ignore, example = shutil.ignore_patterns("__pycache__"), source / "examples" / "own"
+    shutil.copytree(source / "examples" / "project", folder, ignore=ignore, dirs_exist_ok=True)
+    (folder / "gitignore").rename(folder / ".gitignore")
+    shutil.copytree(source / "strategies", folder / "strategies", ignore=ignore)
+    shutil.copy(source / "constraints.txt", folder)
     (folder / "data").mkdir()
-    for name in ("train.csv", "test.csv"):
-        shutil.copy(example / name, folder / "data" / name)
-    shutil.copy(example / "model.py", folder / "model.py")
-    for name, place in (("data.toml", folder / "data" / "data.toml"), ("model.py", folder / "model.py")):
-        place.write_text((example / name).read_text().replace("examples.own.model:build", "model:build"))
+    for name in ("train.csv", "test.csv", "data.toml"):
+        shutil.copy(example / name, folder / "data")
+    shutil.copy(example / "model.py", folder)
+    for name in ("pyproject.toml", "README.md", "data/data.toml", "model.py"):
+        text = (folder / name).read_text().replace("examples.own.model:build", "model:build")
+        (folder / name).write_text(text.replace("my-project", folder.name))
+    (folder / "conf" / "config.yaml").write_text(_with_settings((source / "conf" / "config.yaml").read_text()))
 
 
 def _with_settings(text: str) -> str:
@@ -74,27 +72,3 @@ def _with_settings(text: str) -> str:
         start, end = setting.span(1)
         text = f"{text[:start]}{value.ljust(end - start - 1)} {text[end:]}"
     return text
-
-
-def project_name(folder: Path) -> str:
-    """A project's name, which is that of its folder.
-
-    >>> project_name(Path("work/my-trial"))
-    'my-trial'
-
-    Raises:
-      ConfigError: Flower takes no such name for an app.
-    """
-    name = folder.resolve().name
-    if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"the name of the folder must begin with a letter and hold letters, digits and hyphens alone, at most 32, "
-            f"for Flower takes it as the app's name (got {name!r})"
-        )
-    return name
-
-
-def command(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
-    """Makes the project."""
-    make_project(folder.expanduser(), source=own_files())
-    print(f"made {folder.expanduser().resolve()}: cd there, then: discreet simulate experiment=quick")

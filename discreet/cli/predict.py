@@ -19,12 +19,8 @@ import typer
 from typer import Option
 
 from discreet.federated import predictions
-from discreet.federated.prediction_tables import indicators_of, predictions_csv
-from discreet.federated.predictions import Inputs, SavedModel, class_names, load_model, own_test_set, read_inputs
 from discreet.federated.run_folder import replace_file
-from discreet.settings.rules import ConfigError
 from discreet.tasks.datasets import DATASETS, load_task
-from discreet.tasks.folder import open_table
 
 
 def command(
@@ -41,44 +37,20 @@ def command(
     ] = False,
 ) -> None:
     """Predicts and writes."""
-    saved = load_model(run)
-    given = _inputs(run, data, saved, data_path=data_path, id_column=id_column)
-    said = predictions.predict(saved, given.inputs)
-    ids = None if id_column is None else (id_column, ids_of(data, id_column))
-    text = predictions_csv(said, given.targets, classes=class_names(saved), target=saved.target, ids=ids)
+    saved, ids = predictions.load_model(run), None
+    if data is None or data in DATASETS:
+        task = predictions.task_of(run) if data is None else load_task(data, path=data_path)
+        same = (task.shape.num_classes, task.shape.target) == (saved.shape.num_classes, saved.shape.target)
+        inputs, targets = task.test.inputs, task.test.targets if same else None
+    else:
+        inputs, targets, cells = predictions.read_inputs(Path(data), saved, id_column=id_column)
+        ids = None if id_column is None or cells is None else (id_column, cells.tolist())
+    said = predictions.predict(saved, inputs)
     out = out or run / predictions.PREDICTIONS_FILE
-    replace_file(out, text.encode())
+    replace_file(out, predictions.predictions_csv(saved, said, targets, ids=ids).encode())
     print(f"{len(said)} predictions: {out.resolve()}")
-    if given.targets is not None and len(given.targets):
-        found = indicators_of(said, given.targets, saved.target).items()
+    if targets is not None and len(targets):
+        found = predictions.indicators_of(said, targets, saved.shape.target).items()
         print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
     if indicators or train_indicators:
         print(f"indicators: {predictions.write_indicators(run, train=train_indicators).resolve()}")
-
-
-def _inputs(run: Path, data: str | None, saved: SavedModel, *, data_path: str | None, id_column: str | None) -> Inputs:
-    """The inputs in a file, of the test set of a named data set, or of the run's own test set."""
-    if data is None:
-        table = own_test_set(run)
-        return Inputs(table.inputs, table.targets)
-    if data in DATASETS:
-        task = load_task(data, path=data_path)
-        same = (task.shape.num_classes, task.shape.target) == (saved.num_classes, saved.target)
-        return Inputs(task.test.inputs, task.test.targets if same else None)
-    return read_inputs(Path(data), saved, id_column=id_column)
-
-
-def ids_of(data: str | None, column: str) -> list[object]:
-    """A column of a .csv or .parquet file, a value for each row.
-
-    Raises:
-      ConfigError: the file is of another kind, or has no such column.
-      FolderError: it can't be read.
-    """
-    kind = Path(data or "").suffix.lower().removeprefix(".")
-    if data is None or kind not in ("csv", "parquet"):
-        raise ConfigError("--id names a column of the .csv or .parquet file that --data gives")
-    table = open_table(Path(data), kind)
-    if column not in table:
-        raise ConfigError(f"{data} has no column {column} for --id: it has {', '.join(table)}")
-    return list(table[column].to_pylist())

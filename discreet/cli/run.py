@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from discreet.deployment.flower_run import main as flower_run
+from discreet.deployment.flower_run import run_app
 
 
 def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> int:
     """DISCREET_PROGRAM is what a person types to run it again, if that is not `discreet run`."""
-    return flower_run(overrides or [], program=os.environ.get("DISCREET_PROGRAM", "discreet run"))
+    return run_app(overrides or [], program=os.environ.get("DISCREET_PROGRAM", "discreet run"))

@@ -8,6 +8,7 @@ examples:
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.settings.run_config import RunConfig
 from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
@@ -50,18 +51,31 @@ def status_facts(folder: RunFolder) -> Facts:
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
     facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else config.rounds}
     if status:
-        facts["seconds_since_update"] = round(
-            (datetime.now(UTC) - datetime.fromisoformat(status.updated)).total_seconds()
-        )
-        facts |= {"reason": status.reason, "nodes": status.nodes, "failures": dict(status.failures)}
-        facts |= {"last_failure": status.last_failure, "last_failure_round": status.last_failure_round}
+        since = datetime.now(UTC) - datetime.fromisoformat(status.updated)
+        facts |= {"seconds_since_update": round(since.total_seconds()), "failures": dict(status.failures)}
+        for name in ("reason", "nodes", "last_failure", "last_failure_round"):
+            facts[name] = getattr(status, name)
     facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
-    facts["epsilon"] = {
-        name: _epsilon(name, folder, config, row.get(f"epsilon_{name}")) for name in (USER, EXAMPLE, LOCAL)
-    }
+    facts["epsilon"] = _epsilons(folder, config, row)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
     ratings = ({"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found)
     return facts | {"account": _account(config), "rating": next(ratings, None)}
+
+
+def _epsilons(folder: RunFolder, config: RunConfig, row: Any) -> dict[str, Facts | None]:
+    """The spending of each guarantee; None if it is off."""
+    privacy, user, example, local = config.privacy, config.privacy.user, config.privacy.example, config.privacy.local
+    found: dict[str, Facts | None] = {USER: None, EXAMPLE: None, LOCAL: None}
+    if user.enabled:
+        spent = row.get("epsilon_user") or 0.0
+        if folder.ledger_path.exists():
+            spent = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
+        found[USER] = _spending(spent, None if user.account else user.max_epsilon)
+    if example.enabled:
+        found[EXAMPLE] = _spending(row.get("epsilon_example") or 0.0, example.max_epsilon or example.target_epsilon)
+    if local.kind != "none":
+        found[LOCAL] = _spending(row.get("epsilon_local") or 0.0, local.max_epsilon or local.epsilon)
+    return found
 
 
 def _account(config: RunConfig) -> Facts | None:
@@ -69,60 +83,41 @@ def _account(config: RunConfig) -> Facts | None:
     account = PopulationAccount.of(config)
     if account is None:
         return None
-    spent = account.budget.epsilon(account.total())
     whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}
-    return whose | _spending(spent, account.budget.max_epsilon)
-
-
-def _epsilon(name: str, folder: RunFolder, config: RunConfig, reported: float | None) -> Facts | None:
-    """The spending of a guarantee; None if it is off."""
-    privacy = config.privacy
-    on, budget = {
-        USER: (privacy.user.enabled, None if privacy.user.account else privacy.user.max_epsilon),
-        EXAMPLE: (privacy.example.enabled, privacy.example.max_epsilon or privacy.example.target_epsilon),
-        LOCAL: (privacy.local.kind != "none", privacy.local.max_epsilon or privacy.local.epsilon),
-    }[name]
-    if on and name == USER and folder.ledger_path.exists():
-        reported = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
-    return _spending(reported or 0.0, budget) if on else None
+    return whose | _spending(account.budget.epsilon(account.total()), account.budget.max_epsilon)
 
 
 def _spending(spent: float, budget: float | None) -> Facts:
     return {"spent": spent, "budget": budget, "left": None if budget is None else max(0.0, budget - spent)}
 
 
-def status_lines(folder: RunFolder) -> list[str]:
+def status_lines(folder: RunFolder) -> Iterator[str]:
     """`status_facts` as text, a line for each fact."""
     facts = status_facts(folder)
     since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
-    why = f": {facts['reason']}" if facts.get("reason") else ""
-    lines = [f"run        {facts['run']}", f"state      {facts['state']}{why}"]
-    lines.append(f"round      {facts['round']} of {facts['rounds']}{since}")
+    yield f"run        {facts['run']}"
+    yield f"state      {facts['state']}{': ' if facts.get('reason') else ''}{facts.get('reason') or ''}"
+    yield f"round      {facts['round']} of {facts['rounds']}{since}"
     known = [(name, f"{facts[name]:.4f}") for name in (*SCORES, "loss") if facts.get(name) is not None]
     if rating := facts["rating"]:
         numbers = ", ".join(str(Rated(**each)) for each in rating["numbers"])
-        lines.append(f"rated      after round {rating['round']} by clients: {numbers}")
+        yield f"rated      after round {rating['round']} by clients: {numbers}"
     elif known:
-        lines.append(f"{known[0][0]:10} " + ", ".join([known[0][1], *map(" ".join, known[1:])]))
+        yield f"{known[0][0]:10} " + ", ".join([known[0][1], *map(" ".join, known[1:])])
     account = facts["account"]
-    unlimited = "; its budget is that of all runs" if account else ", no budget"
     for name, spending in facts["epsilon"].items():
-        lines.append(f"epsilon    {name} {_spent(spending, unlimited)}")
+        unlimited = "; its budget is that of all runs" if account else ", no budget"
+        yield f"epsilon    {name} {_spent(spending, unlimited) if spending else 'none (off)'}"
     if account:
-        lines.append(
-            f"account    all runs on {account['population']} ({account['runs']}) {_spent(account, ', no budget')}"
-        )
+        yield f"account    all runs on {account['population']} ({account['runs']}) {_spent(account, ', no budget')}"
     if facts.get("nodes") is not None:
         asked, replied = facts["cohort"] or 0, facts["replies"] or 0
-        lines.append(f"nodes      {facts['nodes']} connected, {asked:.0f} asked, {replied:.0f} replied")
+        yield f"nodes      {facts['nodes']} connected, {asked:.0f} asked, {replied:.0f} replied"
     if failures := facts.get("failures"):
         counted = ", ".join(f"{kind} {count}" for kind, count in failures.items())
-        lines.append(f"failures   {counted}; in round {facts['last_failure_round']}: {facts['last_failure']}")
-    return lines
+        yield f"failures   {counted}; in round {facts['last_failure_round']}: {facts['last_failure']}"
 
 
-def _spent(spending: Facts | None, unlimited: str) -> str:
-    if spending is None:
-        return "none (off)"
+def _spent(spending: Facts, unlimited: str) -> str:
     left = unlimited if spending["budget"] is None else ", {left:.4g} of {budget:g} left".format(**spending)
     return f"{spending['spent']:.4g} spent{left}"

@@ -148,14 +148,10 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
         before, _ = composed([*plan.hydra.overrides.hydra, *plan.hydra.overrides.task])
     except (OmegaConfBaseException, YAMLError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
-    cluster = tuple(word for word in asked.settings if word.startswith(RAY))
-    if len(cluster) < len(asked.settings) and _elsewhere(asked.runs) != _elsewhere(before.runs):
+    if not all(word.startswith(RAY) for word in asked.settings):
         given = " ".join(before.settings)
-        raise ConfigError(f"the sweep in {asked.folder} was started with {given}: give the same settings or none")
-    runs = tuple((*run, *cluster) for run in (_elsewhere(before.runs) if cluster else before.runs))
+        raise ConfigError(f"the sweep in {asked.folder} was started with {given}: give no settings but ray.address")
+    runs = before.runs
+    if asked.settings:
+        runs = tuple((*(word for word in run if not word.startswith(RAY)), *asked.settings) for run in runs)
     return replace(before, folder=asked.folder, runs=runs)
-
-
-def _elsewhere(runs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Runs without the settings of the cluster that they are computed on, which is not part of what they are."""
-    return [tuple(word for word in run if not word.startswith(RAY)) for run in runs]

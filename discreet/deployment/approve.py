@@ -19,9 +19,9 @@ from discreet.settings.places import app_folder
 from discreet.settings.rules import ConfigError
 
 
-def build_app(folder: Path, *, source: Path | None = None) -> Path:
-    """An app (None: that of `app_folder()`) as one file (a FAB) in `folder`, as `flwr run` would send it."""
-    command = ["flwr", "build", "--app", str(source or app_folder())]
+def build_app(folder: Path, *, source: Path) -> Path:
+    """An app as one file (a FAB) in `folder`, as `flwr run` would send it."""
+    command = ["flwr", "build", "--app", str(source)]
     subprocess.run(command, cwd=folder, env=flower_environment(folder), check=True, stdout=subprocess.DEVNULL)
     (built,) = folder.glob("*.fab")
     return built
@@ -36,7 +36,7 @@ def approve(app: Path, folder: Path) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Approves, and prints the hash to compare with the server's people."""
+    """Approves, and prints the hash to compare with the server's people; 2 if it can't."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.approve", description=__doc__)
     parser.add_argument("app", type=Path, nargs="?", help="a .fab file of the server's people (default: this folder's)")
     parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
@@ -44,9 +44,9 @@ def main(words: Sequence[str]) -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            app = arguments.app or build_app(Path(scratch))
+            app = arguments.app or build_app(Path(scratch), source=app_folder())
             digest = approve(app, arguments.folder)
-            print(f"approved {app.name}, SHA-256 {digest}, in {arguments.folder.resolve() / 'apps'}")
+        print(f"approved {app.name}, SHA-256 {digest}, in {arguments.folder.resolve() / 'apps'}")
     except (subprocess.CalledProcessError, OSError, ConfigError) as error:
         print(f"discreet: the app can't be approved: {error}", file=sys.stderr)
         return 2

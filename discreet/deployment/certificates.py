@@ -1,14 +1,14 @@
-"""Certificates and node keys of a federation: what `scripts/certs` makes.
+"""Certificates and node keys of a federation: `scripts/certs COMMAND NAMES...`, below the folder `secrets`.
 
-A private certificate authority signs the server's certificate; every node has a key of its own, which the SuperLink
-must know before it lets the node in. Nothing that exists is ever overwritten: a lost key can't be made again.
+    all             authority, server, node-0 to node-3, and peers: for one machine
+    authority       ca.crt, by which nodes and flwr check the server, and its private key ca.key: keep it off the server
+    server NAME ... server.crt and server.key, for every name and address that nodes and flwr connect to
+    node NAME ...   nodes/NAME.key for the node alone, and public/NAME.pub for the server; run it where the node is
+    peers           public/peers.json, all public/NAME.pub, for secure aggregation: a copy at each node, of which people
+                    compare the fingerprints that are printed
+    register CONNECTION NAME ...    makes public/NAME.pub known to the running SuperLink of a Flower connection
 
-    secrets/ca.key      the authority's private key: keep it off the server
-    secrets/ca.crt      what nodes and `flwr` check the server by
-    secrets/server.key  secrets/server.crt
-    secrets/nodes/NAME.key    for the node alone
-    secrets/public/NAME.pub   for the server: only nodes with a key that it knows are let in
-    secrets/public/peers.json for secure aggregation: all nodes' public keys, a copy at each node, compared by people
+Nothing that exists is ever overwritten: a lost key can't be made again.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from discreet.settings.rules import ConfigError
+
 CA_DAYS, SERVER_DAYS = 1826, 397
 CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
@@ -43,17 +45,14 @@ PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
 # Always in the server's certificate: how it is reached on its own host, and inside docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
-
-
-class CertificateError(ValueError):
-    """A file is in the way, missing, or a name can't be used. The message says which."""
+NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0, "register": 2}  # how many a command needs
 
 
 def make_authority(folder: Path) -> None:
     """`ca.key` and `ca.crt`: a P-384 authority that may sign servers and nothing below it.
 
     Raises:
-      CertificateError: one of the files is there.
+      ConfigError: one of the files is there.
     """
     _refuse_existing(folder / "ca.key", folder / "ca.crt")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
@@ -68,10 +67,15 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr` connect to.
 
     Raises:
-      CertificateError: one of the files is there, or the authority is not.
+      ConfigError: one of the files is there, or the authority is not.
     """
     _refuse_existing(folder / "server.key", folder / "server.crt")
-    authority, signer = _authority(folder)
+    try:
+        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        signer = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"scripts/certs authority makes what signs a server's certificate: {error}") from error
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
     names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = x509.CertificateBuilder().subject_name(_name(hosts[0][:64])).issuer_name(authority.subject)
@@ -86,10 +90,10 @@ def make_node(folder: Path, name: str) -> None:
     """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them.
 
     Raises:
-      CertificateError: one of the files is there, or the name is not a plain file name.
+      ConfigError: one of the files is there, or the name is not a plain file name.
     """
     if not name or name != Path(name).name or name.startswith("."):
-        raise CertificateError(f"a node's name must be a plain file name (got {name!r})")
+        raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
     key_path, public_path = folder / "nodes" / f"{name}.key", folder / "public" / f"{name}.pub"
     _refuse_existing(key_path, public_path)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -102,14 +106,25 @@ def make_peers(folder: Path) -> Path:
     """`public/peers.json`: each node's name and public key, of the files beside it; made anew if nodes have come.
 
     Raises:
-      CertificateError: there is no public key.
+      ConfigError: there is no public key.
     """
     keys = {path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))}
     if not keys:
-        raise CertificateError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
+        raise ConfigError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
     path = folder / "public" / PEERS_FILE
     path.write_text(json.dumps(keys, indent=1) + "\n")
     return path
+
+
+def make_secrets(folder: Path, nodes: Sequence[str]) -> Path:
+    """An authority, a certificate for a server on this machine, keys of nodes, and the list of these."""
+    make_authority(folder)
+    make_server(folder, OWN_HOSTS)
+    for name in nodes:
+        make_node(folder, name)
+    if nodes:
+        make_peers(folder)
+    return folder
 
 
 def fingerprint(public_key: str) -> str:
@@ -122,10 +137,10 @@ def register_node(public_key: Path, *, connection: str) -> bool:
     """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known already.
 
     Raises:
-      CertificateError: the file is missing, or the SuperLink refuses.
+      ConfigError: the file is missing, or the SuperLink refuses.
     """
     if not public_key.is_file():
-        raise CertificateError(f"{public_key} is missing: scripts/certs node {public_key.stem} makes it")
+        raise ConfigError(f"{public_key} is missing: scripts/certs node {public_key.stem} makes it")
     # Flower's command line in this process: importing it takes a second, and a federation may have many nodes.
     import click
     from flwr.cli.app import app
@@ -136,9 +151,9 @@ def register_node(public_key: Path, *, connection: str) -> bool:
     except click.ClickException as error:
         if ALREADY_KNOWN in error.message:
             return False
-        raise CertificateError(f"{public_key} can't be registered: {error.message}") from error
+        raise ConfigError(f"{public_key} can't be registered: {error.message}") from error
     except SystemExit as error:
-        raise CertificateError(f"{public_key} can't be registered: it is not a public key that Flower takes") from error
+        raise ConfigError(f"{public_key} can't be registered: it is not a public key that Flower takes") from error
     return True
 
 
@@ -181,23 +196,10 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    except FileNotFoundError as error:
-        raise CertificateError(f"{error.filename} is missing: scripts/certs authority makes it") from error
-    except ValueError as error:
-        raise CertificateError(f"the authority in {folder} can't be read: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{folder / 'ca.key'} is not an elliptic curve key")
-    return certificate, key
-
-
 def _refuse_existing(*paths: Path) -> None:
     there = [str(path) for path in paths if path.exists()]
     if there:
-        raise CertificateError(f"{' and '.join(there)} exist already and are never overwritten: move them away first")
+        raise ConfigError(f"{' and '.join(there)} exist already and are never overwritten: move them away first")
 
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
@@ -207,55 +209,46 @@ def _write(path: Path, content: bytes, *, private: bool) -> None:
         file.write(content)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("secrets"), help="where the files are (default: secrets)")
-    parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("all", help="an authority, a server certificate and keys of node-0 to node-3, for one machine")
-    commands.add_parser("authority", help="ca.key and ca.crt")
-    server = commands.add_parser("server", help="server.key and server.crt")
-    server.add_argument("names", nargs="+", help="every name and address that nodes and flwr connect to")
-    node = commands.add_parser("node", help="nodes/NAME.key and public/NAME.pub; run it where the node is")
-    node.add_argument("names", nargs="+")
-    commands.add_parser("peers", help="public/peers.json of all public/NAME.pub, and their fingerprints to compare")
-    register = commands.add_parser("register", help="make node keys known to a running SuperLink")
-    register.add_argument("connection", help="the Flower connection, for instance deployment")
-    register.add_argument("names", nargs="+")
-    return parser
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    folder, command = arguments.folder, arguments.command
-    if command == "peers":
-        for name, key in json.loads(make_peers(folder).read_text()).items():
-            print(f"{name}  {fingerprint(key)}")
-        return
+def _run(command: str, names: Sequence[str], folder: Path) -> None:
     if command == "register":
-        for name in arguments.names:
-            new = register_node(folder / "public" / f"{name}.pub", connection=arguments.connection)
+        connection, *nodes = names
+        for name in nodes:
+            new = register_node(folder / "public" / f"{name}.pub", connection=connection)
             print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if command in ("all", "authority"):
-        make_authority(folder)
-    if command in ("all", "server"):
-        make_server(folder, OWN_HOSTS if command == "all" else arguments.names)
-    if command in ("all", "node"):
-        for name in DEMONSTRATION_NODES if command == "all" else arguments.names:
-            make_node(folder, name)
     if command == "all":
-        make_peers(folder)
-    if arguments.owner is not None:
-        give_to(folder, arguments.owner)
+        make_secrets(folder, DEMONSTRATION_NODES)
+    elif command == "authority":
+        make_authority(folder)
+    elif command == "server":
+        make_server(folder, names)
+    elif command == "node":
+        for name in names:
+            make_node(folder, name)
+    else:
+        for name, key in json.loads(make_peers(folder).read_text()).items():
+            print(f"{name}  {fingerprint(key)}")
     print(f"scripts/certs: made in {folder.resolve()}")
 
 
 def main(words: Sequence[str]) -> int:
     """Runs one command; 2 if something is in the way."""
+    parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--folder", type=Path, default=Path("secrets"), help="where the files are (default: secrets)")
+    parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
+    parser.add_argument("command", choices=NAMES)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args(words)
+    needed = NAMES[arguments.command]
+    if len(arguments.names) < needed or (arguments.names and not needed):
+        parser.error(f"{arguments.command} takes {f'{needed} names or more' if needed else 'no name'}")
     try:
-        _run(_parser().parse_args(words))
-    except (CertificateError, PermissionError) as error:
+        _run(arguments.command, arguments.names, arguments.folder)
+        if arguments.owner is not None:
+            give_to(arguments.folder, arguments.owner)
+    except (ConfigError, PermissionError) as error:
         print(f"scripts/certs: {error}", file=sys.stderr)
         return 2
     return 0

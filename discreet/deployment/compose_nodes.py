@@ -29,14 +29,13 @@ def more_nodes(count: int) -> dict[str, Any]:
     """The override for `count` nodes in all; empty sections for no more than are there."""
     compose = yaml.safe_load(COMPOSE.read_text())
     numbers = range(THERE, count)
-    # The policy stays that of node-0: one more file for each node would be the same.
-    template = json.dumps(compose["services"]["node-0"]).replace("policies/node-0.json", "policies/POLICY")
+    template = json.dumps(compose["services"]["node-0"])
     services = {}
     for number in numbers:
         text = template
         for name in (*VOLUMES, "node"):
             text = text.replace(f"{name}-0", f"{name}-{number}")
-        services[f"node-{number}"] = json.loads(text.replace("policies/POLICY", "policies/node-0.json"))
+        services[f"node-{number}"] = json.loads(text)
         services[f"node-{number}"]["environment"]["PARTITION"] = str(number)
     secret = compose["secrets"]["node-0.key"]["file"]
     return {
@@ -48,8 +47,7 @@ def more_nodes(count: int) -> dict[str, Any]:
 
 def main(words: Sequence[str]) -> int:
     """Prints the override."""
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.compose_nodes", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.compose_nodes")
     parser.add_argument("count", type=int, help="the number of nodes in all")
     print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")
     return 0

@@ -18,7 +18,6 @@ from discreet.deployment.flower_home import flower_environment, flwr_run_command
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.extras import require
-from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import (
     OVER,
@@ -32,9 +31,7 @@ from discreet.federated.run_folder import (
 from discreet.federated.run_lost import RunLostError
 from discreet.federated.session import checked
 from discreet.logs import log_to
-from discreet.processes import kept, ray_environment, scratch_folder
-from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.processes import ray_environment, scratch_folder, tied
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
@@ -42,7 +39,7 @@ START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
 
 @contextmanager
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and what keeps its processes.
+    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process.
 
     Every process that came of it ends with the block, or with this process, however that ends, and so does FLWR_HOME.
 
@@ -51,7 +48,7 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
     """
     port = free_port()
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with scratch_folder() as home, _kept(command, home / "superlink.log", folder=folder) as process:
+    with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
         deadline = time.monotonic() + START_SECONDS
         while not healthy(f"http://127.0.0.1:{port}/health", authority=None):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -62,38 +59,19 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
 
 
 @contextmanager
-def _kept(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower's below a keeper, in a session of its own: a Ctrl-C comes to this process alone. FLWR_HOME is
-    the folder of its log."""
+def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Flower's, in a session of its own: a Ctrl-C comes to this process alone. FLWR_HOME is the folder of
+    its log."""
     environment = flower_environment(log.parent) | ray_environment(log.parent)
     with log.open("w") as output:
         process = subprocess.Popen(
-            kept(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+            tied(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
             yield process
         finally:
-            process.terminate()
+            process.kill()
             process.wait()
-
-
-def flwr_run(config: RunConfig, overrides: Sequence[str], *, folder: Path) -> int:
-    """Runs the app of `app_folder()` on a SuperLink and a FLWR_HOME of its own; streams its log.
-
-    Returns:
-      The exit code of `flwr`.
-
-    Raises:
-      RunLostError: the SuperLink did not start, or ended before the run.
-    """
-    nodes = min(config.data.num_clients, MOST_NODES)
-    with simulation_superlink(folder) as (address, home, superlink):
-        write_connection(home, address=address, authority=None)
-        command = flwr_run_command(home / "run.toml", overrides)
-        command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-        with _kept(command, home / "run.log", folder=folder) as run:
-            follow(run, home / "run.log", superlink=superlink)
-            return int(run.returncode)
 
 
 def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess.Popen[bytes]) -> None:
@@ -128,30 +106,30 @@ def exit_code(run: RunFolder, before: RunStatus | None) -> int:
     return 0 if state_of(run) in OVER and read_status(run) != before else 1
 
 
-def main(words: Sequence[str], *, program: str = "scripts/run") -> int:
-    """Checks the overrides and runs. Exit code 0: the run folder is complete; 2: a setting is wrong.
+def run_app(words: Sequence[str], *, program: str) -> int:
+    """Checks overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is complete.
 
     Args:
       words: Hydra overrides.
       program: what a person types to run it again.
+
+    Raises:
+      ConfigError, LedgerError: a setting is wrong, or a ledger of the run that goes on.
     """
     log_to(sys.stderr)
-    try:
-        require("ray", extra="simulation", why="Flower's simulation")
-        config = with_output_folder(run_config(words))
-        folder = check_output(config)
-        resolved, _ = checked(config)
-        if config.resume:
-            folder.check_ledgers(resolved, simulated=True)
-    except (ConfigError, LedgerError) as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {folder.path}", file=sys.stderr)
-    before = read_status(folder)
-    with resumable(folder, *program.split()):
-        flwr_run(config, [*words, override("output_dir", folder.path)], folder=Path.cwd())
-        return exit_code(folder, before)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    require("ray", extra="simulation", why="Flower's simulation")
+    config = with_output_folder(run_config(words))
+    run = check_output(config)
+    resolved, _ = checked(config)
+    if config.resume:
+        run.check_ledgers(resolved, simulated=True)
+    print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}", file=sys.stderr)
+    before, folder, nodes = read_status(run), Path.cwd(), min(config.data.num_clients, MOST_NODES)
+    with resumable(run, *program.split()):
+        with simulation_superlink(folder) as (address, home, superlink):
+            write_connection(home, address=address, authority=None)
+            command = flwr_run_command(home / "run.toml", [*words, override("output_dir", run.path)])
+            command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+            with _started(command, home / "run.log", folder=folder) as process:
+                follow(process, home / "run.log", superlink=superlink)
+        return exit_code(run, before)

@@ -200,10 +200,8 @@ def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
 
 def _open_many_files() -> None:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        with suppress(ValueError, OSError):  # a system that allows less than it says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    with suppress(ValueError, OSError):  # a system that allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_FILES)), most))
 
 
 def main(words: Sequence[str]) -> int:

@@ -62,27 +62,25 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
-        if not isinstance(error, AskedToEnd | OSError | RunLostError):
-            raise
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, AskedToEnd):
+            reason, code = str(error), 128 + error.number
+        elif isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-        gone = isinstance(error, BrokenPipeError)
-        logger.warning("%s", tell("nobody reads the output any more" if gone else str(error) or type(error).__name__))
+            reason, code = "nobody reads the output any more", 128 + signal.SIGPIPE
+        elif isinstance(error, OSError | RunLostError):
+            reason, code = str(error) or type(error).__name__, 1
+        else:
+            raise
+        logger.warning("%s", tell(reason))
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except OSError:  # output that nobody can read would make a traceback of its own when Python ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise SystemExit(_exit_code(error)) from None
+        raise SystemExit(code) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, AskedToEnd):
-        return 128 + error.number
-    return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else 1
 
 
 @contextmanager

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from discreet.deployment.certificates import PEERS_FILE, make_authority, make_node, make_peers, make_server
+from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
@@ -63,29 +62,16 @@ def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every:
         time.sleep(every)
 
 
-def make_secrets(folder: Path, nodes: Iterable[str]) -> Path:
-    """An authority, a server certificate for loopback, keys of nodes, and the list of these."""
-    make_authority(folder)
-    make_server(folder, ["localhost", "127.0.0.1"])
-    for name in nodes:
-        make_node(folder, name)
-    if (folder / "public").exists():
-        make_peers(folder)
-    return folder
-
-
 @dataclass
 class Federation:
     """Starts processes, knows their logs, and ends every one of them. They end with this process, even by kill -9.
 
     Attributes:
-      folder: everything that is written lies in it.
-      secrets: the folder that `make_secrets` made; the keys under `nodes/` are registered.
+      folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes are registered.
       pause: seconds between two looks of each node for work.
     """
 
     folder: Path
-    secrets: Path
     pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -93,7 +79,7 @@ class Federation:
     gate_port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
-        self.home = self.folder / "home"
+        self.home, self.secrets = self.folder / "home", self.folder / "secrets"
         self.environment = flower_environment(self.home) | {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
@@ -166,17 +152,16 @@ class Federation:
           RunLostError: one has ended.
         """
         seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
-        for name in names:
-            wait_until(partial(self._is_let_in, name), seconds, f"{name} is connected")
 
-    def _is_let_in(self, name: str) -> bool:
-        code, said = self.processes[name].poll(), self.says(name)
-        if "SuperNode ID" in said:
-            return True
-        if code is not None:
-            last = said.strip().splitlines()[-1:]
-            raise RunLostError(f"{name} has ended with {code} before it was connected; it said last: {' '.join(last)}")
-        return False
+        def is_let_in(name: str) -> bool:
+            code, said = self.processes[name].poll(), self.says(name)
+            if code is not None and "SuperNode ID" not in said:
+                last = " ".join(said.strip().splitlines()[-1:])
+                raise RunLostError(f"{name} has ended with {code} before it was connected; it said last: {last}")
+            return "SuperNode ID" in said
+
+        for name in names:
+            wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
 
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
@@ -196,7 +181,8 @@ class Federation:
         process = self.processes.pop(name)
         children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         for pid in (process.pid, *children):
-            _signal(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def end(self, name: str) -> None:
@@ -214,7 +200,8 @@ class Federation:
             # Flower starts some processes in sessions of their own.
             while (left := carrying("FLWR_HOME", str(self.home))) and time.monotonic() < deadline:
                 for pid in left:
-                    _signal(pid, number)
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
                 time.sleep(LOOK_SECONDS)
         for process in self.started:
             process.wait(timeout=END_SECONDS)
@@ -224,13 +211,6 @@ def _module(name: str, **options: object) -> list[str]:
     """The command line of a command beside this one."""
     words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
     return [sys.executable, "-m", f"{__package__}.{name}", *words]
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def demonstration(count: int) -> list[list[str]]:
@@ -254,25 +234,33 @@ def owned(parent: Path) -> list[list[str]]:
 
 
 @contextmanager
+def empty_federation(folder: Path, names: Sequence[str], *, pause: float = SHORTEST_PAUSE) -> Iterator[Federation]:
+    """A federation with a SuperLink, its gate, and keys of nodes that are still to be started; every process ends with
+    the block."""
+    make_secrets(folder / "secrets", names)
+    federation = Federation(folder, pause)
+    try:
+        federation.start_superlink()
+        yield federation
+    finally:
+        federation.stop()
+
+
+@contextmanager
 def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None) -> Iterator[Federation]:
-    """A started federation; every process ends with the block.
+    """A federation whose nodes are connected; every process ends with the block.
 
     `nodes` tell each node of its data, as `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there
     instead, and outlive the federation.
     """
     names = [f"node-{number}" for number in range(len(nodes))]
-    pause = max(1, len(nodes)) * SHORTEST_PAUSE
-    federation = Federation(folder, make_secrets(folder / "secrets", names), pause=pause)
-    try:
-        federation.start_superlink()
+    with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
         federation.start_warm_clients()
         for name, data in zip(names, nodes, strict=True):
             ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
             federation.start_node(name, *data, *ledger)
         federation.wait_for_nodes(names)
         yield federation
-    finally:
-        federation.stop()
 
 
 def node_ledgers(run: RunFolder, count: int) -> list[Path]:
@@ -307,20 +295,17 @@ def main(words: Sequence[str]) -> int:
         return 2
     print(f"discreet: starting {len(nodes)} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     which = ("--nodes", str(len(nodes))) if arguments.data is None else ("--data", str(arguments.data.resolve()))
+    overrides = arguments.overrides if config.resume else [*defaults, *arguments.overrides]
     with resumable(run, *PROGRAM, *which):
-        return _train(nodes, arguments.overrides if config.resume else [*defaults, *arguments.overrides], run)
-
-
-def _train(nodes: Sequence[Sequence[str]], overrides: Sequence[str], run: RunFolder) -> int:
-    before = read_status(run)
-    for ledger in node_ledgers(run, len(nodes)):
-        if not ledger.exists():  # they are there if the run goes on, or an earlier try ended before it began
-            DurableLedger.create(ledger)
-    with scratch_folder() as folder, federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
-        federation.run("run", *overrides, output=run.path)
-        processes = federation.processes
-        follow(processes["run-run"], federation.log("run-run"), superlink=processes["superlink"])
-    return exit_code(run, before)
+        before = read_status(run)
+        for ledger in node_ledgers(run, len(nodes)):
+            if not ledger.exists():  # they are there if the run goes on, or an earlier try ended before it began
+                DurableLedger.create(ledger)
+        with scratch_folder() as folder, federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
+            federation.run("run", *overrides, output=run.path)
+            processes = federation.processes
+            follow(processes["run-run"], federation.log("run-run"), superlink=processes["superlink"])
+        return exit_code(run, before)
 
 
 if __name__ == "__main__":

@@ -38,23 +38,25 @@ RETURNED_FROM = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which docker-compose.yml ends the container
 
 
-def superlink_command(secrets: Path, state: Path, *, host: str, port: int) -> list[str]:
-    """The command line: nothing insecure, nothing installed at run time."""
-    return [
+def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Flower's SuperLink: nothing insecure, nothing installed at run time, and its state is its owner's alone."""
+    secrets, database = arguments.secrets, arguments.state / DATABASE
+    arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database.touch()
+    for path in arguments.state.glob(f"{DATABASE}*"):  # SQLite gives what it makes beside it the same rights
+        path.chmod(0o600)
+    command = [
         *commands.command("superlink"),
         *("--ssl-ca-certfile", str(secrets / "ca.crt")),
         *("--ssl-certfile", str(secrets / "server.crt")),
         *("--ssl-keyfile", str(secrets / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--database", str(state / DATABASE)),
-        *("--host", host, "--port", str(port)),
+        *("--database", str(database), "--host", arguments.host, "--port", str(arguments.port)),
     ]
-
-
-def environment() -> dict[str, str]:
-    """Of the SuperLink's process, and of the ServerApps that it starts: this one's, which wins over `RETURNED_FROM`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return RETURNED_FROM | os.environ | {"PATH": path}
+    environment = RETURNED_FROM | os.environ | {"PATH": path}  # what this process has wins over RETURNED_FROM
+    # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
+    return subprocess.Popen(tied(command), start_new_session=True, env=environment)
 
 
 def server_apps(ancestor: int) -> list[int]:
@@ -96,18 +98,12 @@ def main(words: Sequence[str]) -> int:
     """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
-    arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (arguments.state / DATABASE).touch()
-    for path in arguments.state.glob(f"{DATABASE}*"):  # SQLite gives what it makes beside it the same rights
-        path.chmod(0o600)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)
     asked = threading.Event()
     for number in heard():
         signal.signal(number, lambda *_: asked.set())
-    command = superlink_command(arguments.secrets, arguments.state, host=arguments.host, port=arguments.port)
-    # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
-    process = subprocess.Popen(tied(command), start_new_session=True, env=environment())
+    process = _start(arguments)
     try:
         if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
             _register(arguments)

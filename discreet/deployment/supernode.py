@@ -22,46 +22,38 @@ from discreet.client.account import Refused
 from discreet.client.node_data import node_table
 from discreet.client.policy import policy_from
 from discreet.client.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
-from discreet.deployment.flower_fixes import commands, hand_over
-from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.simulation_keys import MembershipFiles
 from discreet.logs import log_to
 from discreet.processes import tied
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.node")
 
 LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
-class NodeError(ValueError):
-    """The node can't be started like this. The message says why."""
-
-
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
     """The node configuration, which Flower passes on to each ClientApp of this node.
 
     Raises:
-      NodeError: no data, or two kinds of them.
+      ConfigError: no data, or two kinds of them.
     """
-    config: dict[str, str | int] = {"ledger": str(arguments.ledger.resolve())}
-    if (arguments.data is None) == (arguments.partition is None):
-        raise NodeError("give either --data FOLDER or --partition NUMBER --of COUNT")
-    if arguments.data is not None:
-        config["data"] = str(arguments.data.resolve())
-    else:
-        if arguments.of is None or not 0 <= arguments.partition < arguments.of:
-            raise NodeError(f"--partition must be within 0 and --of ({arguments.partition} of {arguments.of})")
-        config |= {"partition-id": arguments.partition, "num-partitions": arguments.of}
-    if arguments.policy is not None:
-        config["policy"] = str(arguments.policy.resolve())
-    if arguments.peers is not None:
-        state = arguments.masking_state or arguments.ledger.with_suffix(".masking")
-        paths = {KEY: arguments.key, PEERS: arguments.peers, STATE: state}
-        config |= {NAME: arguments.name or arguments.key.stem}
-        config |= {key: str(path.resolve()) for key, path in paths.items()}
-    return config
+    given, config = arguments, dict[str, str | int]()
+    if (given.data is None) == (given.partition is None):
+        raise ConfigError("give either --data FOLDER or --partition NUMBER --of COUNT")
+    if given.partition is not None:
+        if given.of is None or not 0 <= given.partition < given.of:
+            raise ConfigError(f"--partition must be within 0 and --of ({given.partition} of {given.of})")
+        config = {"partition-id": given.partition, "num-partitions": given.of}
+    paths = {"ledger": given.ledger, "data": given.data, "policy": given.policy}
+    if given.peers is not None:
+        config[NAME] = given.name or given.key.stem
+        state = given.masking_state or given.ledger.with_suffix(".masking")
+        paths |= {KEY: given.key, PEERS: given.peers, STATE: state}
+    return config | {name: str(path.resolve()) for name, path in paths.items() if path is not None}
 
 
 @contextmanager
@@ -70,19 +62,19 @@ def _about(option: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, Refused) as error:
-        raise NodeError(f"{option}: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     """Everything that can be wrong on the node itself.
 
     Raises:
-      NodeError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a key that
-        is not in the list of peers, a pause that is too short or too long.
+      ConfigError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a key
+        that is not in the list of peers, a pause that is too short or too long.
     """
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
-        raise NodeError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+        raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
     with _about("--policy"):
         declared = policy_from(config).public_num_examples
     if declared is not None:
@@ -104,9 +96,9 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
     """The command line. Values of the configuration are quoted as Flower reads them."""
     for name, value in config.items():
         if '"' in str(value):
-            raise NodeError(f"{name}: a path must not hold a quotation mark ({value})")
+            raise ConfigError(f"{name}: a path must not hold a quotation mark ({value})")
     words = " ".join(
-        f"{name}={value}" if isinstance(value, int) else f'{name}="{value}"' for name, value in config.items()
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in config.items()
     )
     command = [
         *commands.command("supernode"),
@@ -134,9 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
-    parser.add_argument(
-        "--ledger", type=Path, required=True, help="what this node has spent: made by discreet ledger create"
-    )
+    parser.add_argument("--ledger", type=Path, required=True, help="its account, made by discreet ledger create")
     parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
     parser.add_argument("--peers", type=Path, help="for secure aggregation: all nodes' public keys, as people compared")
     parser.add_argument("--name", help="this node's name in that list (default: the file name of its key)")
@@ -145,19 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--task", help="the task that the data are checked for at start")
     parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")
     parser.add_argument("--of", type=int, help="how many shares there are")
-    parser.add_argument(
-        "--port", type=int, default=9094, help="of the loopback interface, for this node's own processes"
+    parser.add_argument("--port", type=int, default=9094, help="on loopback, for this node's own processes")
+    pause = (
+        "seconds between two looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)"
     )
-    parser.add_argument(
-        "--cold", action="store_true", help="start each ClientApp from nothing: slower, and 400 MB less at rest"
-    )
-    parser.add_argument(
-        "--longest-pause",
-        type=float,
-        metavar="SECONDS",
-        default=FLOWERS_SECONDS,
-        help="between two looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)",
-    )
+    parser.add_argument("--longest-pause", type=float, default=FLOWERS_SECONDS, help=pause)
     parser.add_argument("--max-retries", type=int, help="give up after so many attempts to connect (default: never)")
     return parser
 
@@ -170,13 +152,12 @@ def main(words: Sequence[str]) -> int:
         config = node_config(arguments)
         check(arguments, config)
         command = supernode_command(arguments, config)
-    except NodeError as error:
+    except ConfigError as error:
         logger.error("discreet: %s", error)
         return 2
     logger.info("starting %s", shlex.join(command))
     os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
-    if not arguments.cold:
-        start_warm_clients()
+    start_warm_clients()
     sys.stdout.flush()
     return os.execvp(command[0], command)
 

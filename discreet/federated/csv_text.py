@@ -1,4 +1,4 @@
-"""Rows as the text of a CSV file, in which a spreadsheet finds no formula."""
+"""CSV text in which a spreadsheet finds no formula."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def _plain(cell: object) -> object:
 
 def _is_number(text: str) -> bool:
     try:
-        return bool(text) and float(text) == float(text)
+        return float(text) == float(text)
     except ValueError:
         return False

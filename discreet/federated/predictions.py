@@ -9,37 +9,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from discreet.federated.prediction_tables import indicators_of, predictions_csv
+from discreet.federated.csv_text import csv_text
 from discreet.federated.run_folder import RunFolder, replace_file
+from discreet.privacy.rules.objective import PADDING, cross_entropy
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
 from discreet.tasks.datasets import BREAST_CANCER_RANGES, load_task
-from discreet.tasks.description import read_description
-from discreet.tasks.examples import Examples, TaskShape, to_unit_box
-from discreet.tasks.folder import (
-    FOLDER,
-    SCALE,
-    lines_of,
-    open_table,
-    read_more,
-    stack_columns,
-)
+from discreet.tasks.description import DataDescription, read_description
+from discreet.tasks.examples import Task, TaskShape
+from discreet.tasks.folder import FOLDER, SCALE, read_file, with_inputs
+from discreet.tasks.metrics import class_indicators, label_indicators, number_scores
 from discreet.tasks.models import model_for, parts_of
 from discreet.tasks.normalising import Normaliser
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, FolderError, RowError, Target, targets_of
+from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
-TARGET = "target"
-NAMES_SHOWN = 5  # of columns in a message
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +38,6 @@ class SavedModel:
 
     Attributes:
       model: with its parameters, in evaluation mode.
-      name: of the architecture.
       data: the name of the data set it was trained on.
       shape: what it expects of an input, and what it predicts.
       folder: where the data are described, with data.name=folder.
@@ -56,26 +45,10 @@ class SavedModel:
     """
 
     model: nn.Module
-    name: str
     data: str
     shape: TaskShape
     folder: Path | None = None
     normaliser: Normaliser = field(default_factory=Normaliser)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one input, without the batch."""
-        return self.shape.input_shape
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes it tells apart; 0 if it predicts labels or numbers."""
-        return self.shape.num_classes
-
-    @property
-    def target(self) -> Target:
-        """What it predicts."""
-        return self.shape.target
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
@@ -116,7 +89,7 @@ def load_model(run: Path) -> SavedModel:
     folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
     described = None if folder is None else Path(folder).expanduser().resolve()
     by = {name: tuple(values) for name, values in json.loads(facts.get("normaliser", "{}")).items()}
-    return SavedModel(model.eval(), facts["model"], facts["data"], shape, described, Normaliser(**by))
+    return SavedModel(model.eval(), facts["data"], shape, described, Normaliser(**by))
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
@@ -128,124 +101,42 @@ def _shape_of(facts: Mapping[str, str]) -> TaskShape:
     return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, tokens, target)
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """Inputs (n, *input_shape) as the model reads them, and their targets, as examples have them, if they are there."""
-
-    inputs: Tensor
-    targets: Tensor | None
-
-
-def read_inputs(path: Path, saved: SavedModel, *, id_column: str | None = None) -> Inputs:
-    """The inputs in a file, by its ending. A column `id_column` is none of the inputs.
+def read_inputs(
+    path: Path, saved: SavedModel, *, id_column: str | None = None
+) -> tuple[Tensor, Tensor | None, Array | None]:
+    """The inputs in a file by its ending, as the model reads them; targets and the cells of `id_column` if it has them.
 
     .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their names in
-    scikit-learn, in any order; for other data as many columns as an input has numbers, in their order. A column
+    scikit-learn; for other data all columns but those of the targets and `id_column`, in their order. A column
     `target` with class numbers may be there, or columns with the names of the labels or numbers.
     .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or (n, k) may be there.
-    Bytes are pixels, divided by 255.
     With data.name=folder the names, classes and ranges of the folder's data.toml hold.
 
     Raises:
-      FolderError: the file is missing or of another kind, columns are missing, unknown or too many, a value is missing,
-        not a number, not finite or out of the model's range, or a shape does not fit.
+      FolderError: the file is missing or of another kind, a column is missing, a value is missing, not a number, not
+        finite or out of the model's range, or a shape does not fit.
     """
+    inputs, targets, ids = read_file(path, _description_of(path, saved), saved.shape, id_column=id_column)
+    images = saved.folder is None and len(saved.shape.input_shape) == 3
+    if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
+        raise FolderError(f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one")
+    return inputs, targets, ids
+
+
+def _description_of(path: Path, saved: SavedModel) -> DataDescription:
     if saved.folder is not None:
-        return Inputs(*read_more(saved.folder, path, shape=saved.shape))
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "parquet", "npz"):
-        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet or .npz")
-    if not path.is_file():
-        raise FolderError(f"{path} does not exist")
-    found = open_table(path, kind)
-    with lines_of(path, kind):
-        if kind == "npz":
-            values, targets = _array(path, found, saved), found.get("targets")
-        else:
-            told = (*_target_columns(saved), id_column)
-            names = _columns(path, [name for name in found if name not in told], saved)
-            values, targets = stack_columns(found, names).reshape(-1, *saved.input_shape), _targets(found, saved)
-        if targets is not None and len(targets) != len(values):
-            raise FolderError(f"{path} has {len(values)} inputs and {len(targets)} targets")
-        if targets is not None:
-            targets = targets_of(targets, saved.target, num_classes=saved.num_classes, what=str(path))
-    return Inputs(_to_model(path, values, saved), targets)
-
-
-def feature_names(data: str) -> tuple[str, ...] | None:
-    """The names of the columns of a data set that has names for them, or None."""
-    if data != "breast_cancer":
-        return None
-    from sklearn.datasets import load_breast_cancer
-
-    return tuple(str(name) for name in load_breast_cancer().feature_names)
-
-
-def _columns(path: Path, given: Sequence[str], saved: SavedModel) -> Sequence[str]:
-    """The columns of the inputs in their order."""
-    names, expected = feature_names(saved.data), math.prod(saved.input_shape)
-    if names is None:
-        if len(given) != expected:
-            raise FolderError(
-                f"{path} has {len(given)} columns besides {TARGET}; {saved.data} has {expected} numbers an input, "
-                f"of shape {saved.input_shape}"
-            )
-        return given
-    missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
-    if missing or unknown:
-        faults = [
-            f"{what} columns: {_some(found)}" for what, found in (("missing", missing), ("unknown", unknown)) if found
-        ]
-        raise FolderError(f"{path} does not have the columns of {saved.data}; {'; '.join(faults)}")
-    return names
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
-
-
-def _target_columns(saved: SavedModel) -> tuple[str, ...]:
-    return saved.target.names or (TARGET,)
-
-
-def _targets(found: dict[str, Any], saved: SavedModel) -> Array | None:
-    names = _target_columns(saved)
-    if not all(name in found for name in names):
-        return None
-    columns = stack_columns(found, names)
-    return columns[:, 0] if saved.target.kind == CLASSES else columns
-
-
-def _array(path: Path, found: dict[str, Array], saved: SavedModel) -> Array:
-    if "inputs" not in found:
-        raise FolderError(f"{path} has no array 'inputs'; it has {', '.join(found) or 'none'}")
-    values = found["inputs"]
-    if values.shape[1:] != saved.input_shape:
-        wanted = ", ".join(map(str, ("n", *saved.input_shape)))
-        raise FolderError(f"{path}: inputs have shape {values.shape}, the model reads ({wanted})")
-    if values.dtype.kind not in "fiu":
-        raise FolderError(f"{path}: inputs must be numbers, not {values.dtype}")
-    if not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise RowError(row, "an input is missing or not finite")
-    return values / 255.0 if values.dtype == np.uint8 and len(saved.input_shape) == 3 else values
-
-
-def _to_model(path: Path, values: Array, saved: SavedModel) -> Tensor:
-    """The values as the model was trained on them."""
+        return with_inputs(saved.folder, read_description(saved.folder))
+    names, arrays = saved.shape.target.names, path.suffix.lower() == ".npz"
+    facts: dict[str, Any] = {"target": "targets" if arrays else "target"}
+    if names and not arrays:
+        facts = {"targets": names}
     if saved.data == "breast_cancer":
-        return torch.from_numpy(to_unit_box(values, BREAST_CANCER_RANGES)).float()
-    if saved.name == "lstm":
-        if not ((values >= 0) & (values < saved.num_classes) & (values == np.floor(values))).all():
-            raise FolderError(f"{path}: inputs must be whole numbers in [0, {saved.num_classes})")
-        return torch.from_numpy(values.astype(np.int64))
-    if len(saved.input_shape) == 3 and values.size and not (values.min() >= 0 and values.max() <= 1):
-        raise FolderError(
-            f"{path}: images of {saved.data} have values in [0, 1], not in [{values.min():g}, {values.max():g}]: "
-            "divide them by the largest possible one"
-        )
-    return torch.from_numpy(np.array(values, dtype=np.float32))
+        from sklearn.datasets import load_breast_cancer
+
+        low, high = zip(*BREAST_CANCER_RANGES, strict=True)
+        facts |= {"low": low, "high": high}
+        facts |= {} if arrays else {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
+    return DataDescription(format="csv", file=path.name, **facts)
 
 
 _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
@@ -265,17 +156,78 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     Raises:
       ValueError: inputs of another shape.
     """
-    if tuple(inputs.shape[1:]) != saved.input_shape:
-        raise ValueError(f"the model reads inputs of shape {saved.input_shape}, not {tuple(inputs.shape[1:])}")
-    say, read = _SAY[saved.target.kind], saved.normaliser.inputs
-    parts = [say(saved.target, saved.model(read(part)).double()) for part in torch.split(inputs, BATCH) if len(part)]
+    if tuple(inputs.shape[1:]) != saved.shape.input_shape:
+        raise ValueError(f"the model reads inputs of shape {saved.shape.input_shape}, not {tuple(inputs.shape[1:])}")
+    target, read = saved.shape.target, saved.normaliser.inputs
+    say, filled = _SAY[target.kind], [part for part in torch.split(inputs, BATCH) if len(part)]
+    parts = [say(target, saved.model(read(part)).double()) for part in filled]
     return torch.cat([torch.empty(0, *saved.shape.output_shape, dtype=torch.float64), *parts])
 
 
-def class_names(saved: SavedModel) -> tuple[str, ...]:
+def predictions_csv(
+    saved: SavedModel, said: Tensor, targets: Tensor | None = None, *, ids: tuple[str, Sequence[object]] | None = None
+) -> str:
+    """A line for each input: its row from 0, its target where known, and what was said: the likeliest class and the
+    probability of each; the probability of each label; or each number. Of sequences, position by position from 0: the
+    target, empty where it is padding, and the likeliest class, also where it is.
+
+    Args:
+      said: as `predict` gives it.
+      targets: as examples have them.
+      ids: the name of a column that tells the rows apart, and its value in each.
+    """
+    target, columns = saved.shape.target, dict[str, Sequence[object]](row=range(len(said)))
+    if ids is not None:
+        columns[ids[0]] = [str(value) for value in ids[1]]
+    if target.kind in (CLASSES, SEQUENCES):
+        names = dict(enumerate(_class_names(saved))) | {PADDING: ""}
+        for title, values in (("target", targets), ("prediction", said.argmax(dim=1))):
+            if values is not None and target.kind == CLASSES:
+                columns[title] = [names[int(value)] for value in values]
+            elif values is not None:
+                columns |= {f"{title}_{i}": [names[int(v)] for v in values[:, i]] for i in range(said.shape[2])}
+        if target.kind == CLASSES:
+            columns |= {f"probability_{names[i]}": _written(said[:, i]) for i in range(said.shape[1])}
+    else:
+        known = targets if targets is None or target.kind == LABELS else target.in_units(targets)
+        for title, values in (("target", known), ("probability" if target.kind == LABELS else "prediction", said)):
+            if values is not None:
+                columns |= {f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)}
+    return csv_text([columns, *zip(*columns.values(), strict=True)])
+
+
+def _class_names(saved: SavedModel) -> tuple[str, ...]:
     """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
     named = read_description(saved.folder).classes if saved.folder is not None else ()
-    return named or tuple(map(str, range(saved.num_classes)))
+    return named or tuple(map(str, range(saved.shape.num_classes)))
+
+
+def _written(values: Tensor) -> list[str]:
+    return [f"{float(value):.6g}" for value in values]
+
+
+def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
+    """How right `said`, (n, k) as `predict` gives it, is about targets; n at least 1. None for no value.
+
+    Classes: see `discreet.tasks.metrics.class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
+    and the mean r2 if there are several. Sequences: those of classes, over all positions that are not padding, but that
+    the loss is the mean over examples of their own mean, as a run has it; nothing if all is padding.
+    """
+    if target.kind == LABELS:
+        found = label_indicators(said, targets)
+    elif target.kind == NUMBERS:
+        each = number_scores(said, target.in_units(targets))
+        named = {f"{score}_{name}": one[score] for name, one in zip(target.names, each, strict=True) for score in one}
+        found = each[0] if len(each) == 1 else {"r2": sum(one["r2"] for one in each) / len(each), **named}
+    elif target.kind == CLASSES:
+        found = class_indicators(said, targets)
+    elif (counted := targets != PADDING).any():
+        logits = said.clamp_min(torch.finfo(torch.float64).tiny).log()
+        found = class_indicators(said.movedim(1, 2)[counted], targets[counted])
+        found["loss"] = float(cross_entropy(logits, targets).mean())
+    else:
+        found = {}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 NOTES = {
@@ -293,10 +245,10 @@ def write_indicators(run: Path, *, train: bool = False) -> Path:
     Raises:
       ConfigError: the run or its data can't be read.
     """
-    saved = load_model(run)
-    parts = {"test": own_test_set(run)} | ({"train": _own_training_set(run)} if train else {})
+    saved, task = load_model(run), task_of(run)
+    parts = {"test": task.test} | ({"train": task.train} if train else {})
     found = {
-        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.target)}
+        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.shape.target)}
         for part, table in parts.items()
     }
     replace_file(run / INDICATORS_FILE, (json.dumps(found, indent=2) + "\n").encode())
@@ -309,30 +261,16 @@ def write_predictions(run: Path) -> Path:
     Raises:
       ConfigError: the run or its data can't be read.
     """
-    saved, table = load_model(run), own_test_set(run)
-    said = predict(saved, table.inputs)
-    text = predictions_csv(said, table.targets, classes=class_names(saved), target=saved.target)
+    saved, test = load_model(run), task_of(run).test
+    text = predictions_csv(saved, predict(saved, test.inputs), test.targets)
     replace_file(run / PREDICTIONS_FILE, text.encode())
     return run / PREDICTIONS_FILE
 
 
-def own_test_set(run: Path) -> Examples:
-    """The public test set of a run's data.
-
-    Raises:
-      ConfigError: the run's configuration or its data can't be read.
-    """
-    return _task_tables(run)[1]
-
-
-def _own_training_set(run: Path) -> Examples:
-    return _task_tables(run)[0]
-
-
-def _task_tables(run: Path) -> tuple[Examples, Examples]:
+def task_of(run: Path) -> Task:
+    """The data of a run. Raises ConfigError if its configuration or they can't be read."""
     data = RunFolder(run).read_config().data
     try:
-        task = load_task(data.name, path=data.path)
+        return load_task(data.name, path=data.path)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    return task.train, task.test

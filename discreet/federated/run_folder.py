@@ -39,7 +39,7 @@ from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Led
 from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import flush_folder
 from discreet.federated.state import State
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.settings.compose import parse_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings, described

@@ -13,7 +13,7 @@ from discreet.federated.private_statistics import ask, data_query
 from discreet.federated.query import STATISTICS
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import replace_file
-from discreet.json_numbers import json_ready
+from discreet.logs import json_ready
 from discreet.tasks.answers import Estimate
 from discreet.tasks.examples import Task
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -43,7 +43,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
 from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.privacy.events import ACCOUNTANTS, PLD, RDP
+from discreet.privacy.events import ACCOUNTANTS, PLD
 from discreet.privacy.loss_distribution import composed_epsilon
 
 Entries = Sequence[tuple[DpEvent, int]]
@@ -81,7 +81,7 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     counts = merged(entries)
     if NonPrivateDpEvent() in counts:
         return math.inf
-    return _BY_NAME[accountant](counts, delta)
+    return _pld(counts, delta) if accountant == PLD else rdp_epsilon(entries, delta=delta)
 
 
 def pure_epsilon(entries: Entries) -> float:
@@ -124,11 +124,7 @@ def rdp_epsilon(
 
 def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
     """The Renyi divergence of all releases together at each order; infinite if there is no noise, or at an order that
-    was given up.
-
-    Raises:
-        ValueError: as ``epsilon_spent``.
-    """
+    was given up. Errors are those of ``epsilon_spent``."""
     counts = merged(entries)
     return np.full(len(orders), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, orders)
 
@@ -167,7 +163,7 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
     match event:
         case NoOpDpEvent():
             return []
-        case NonPrivateDpEvent():
+        case NonPrivateDpEvent() | DistributedDiscreteGaussianDpEvent():
             return [(event, 1)]
         case SelfComposedDpEvent():
             return _times(_parts(event.event), event.count)
@@ -175,8 +171,6 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
             return [part for inner in event.events for part in _parts(inner)]
         case GaussianDpEvent() | LaplaceDpEvent():
             return [(_noise(event), 1)]
-        case DistributedDiscreteGaussianDpEvent():
-            return [(event, 1)]
         case PoissonSampledDpEvent(event=GaussianDpEvent() | LaplaceDpEvent()):
             return _poisson_parts(float(event.sampling_probability), _noise(event.event))
         case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
@@ -221,16 +215,17 @@ def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tupl
     return [(noise if plain else SampledWithoutReplacementDpEvent(population, cohort, noise), 1)]
 
 
+_RDP_ALONE: dict[type[DpEvent], str] = {
+    SampledWithoutReplacementDpEvent: "sampling of a fixed size without replacement",
+    RepeatAndSelectDpEvent: "the choice among trials",
+    DistributedDiscreteGaussianDpEvent: "the discrete Gaussians of secure aggregation",
+}
+
+
 def _pld(counts: Counts, delta: float) -> float:
-    if any(isinstance(event, SampledWithoutReplacementDpEvent) for event in counts):
-        raise ValueError("accountant 'pld' does not know sampling of a fixed size without replacement: choose 'rdp'")
-    if any(isinstance(event, RepeatAndSelectDpEvent) for event in counts):
-        raise ValueError("accountant 'pld' does not know the choice among trials: choose 'rdp'")
-    if any(isinstance(event, DistributedDiscreteGaussianDpEvent) for event in counts):
-        raise ValueError(
-            "accountant 'pld' does not know the discrete Gaussians of secure aggregation: choose 'rdp' "
-            "(privacy.accountant=rdp)"
-        )
+    for kind, words in _RDP_ALONE.items():
+        if any(isinstance(event, kind) for event in counts):
+            raise ValueError(f"accountant 'pld' does not know {words}: choose 'rdp' (privacy.accountant=rdp)")
     precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
     others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
     if not precision:
@@ -244,13 +239,6 @@ def _gaussian(noise: float, delta: float) -> float:
     with np.errstate(divide="ignore"):
         epsilon = float(get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
     return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
-
-
-def _rdp(counts: Counts, delta: float) -> float:
-    return float(compute_epsilon(RDP_ORDERS, _summed_rdp(counts, RDP_ORDERS), delta)[0])
-
-
-_BY_NAME: dict[str, Callable[[Counts, float], float]] = {PLD: _pld, RDP: _rdp}
 
 
 def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:

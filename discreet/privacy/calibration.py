@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
 MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
-_NOTHING_SPENT = PrivacyLedger()
+_SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
 _ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
 
 
@@ -44,7 +44,7 @@ def noise_multiplier_for_epsilon(
     >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
     3.0
     """
-    _require_whole("count", count)
+    check_whole("count", count)
     return noise_multiplier_for_releases(
         target_epsilon, releases=lambda noise: ((make_event(noise), count),), delta=delta, accountant=accountant
     )
@@ -96,11 +96,9 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
     return noise
 
 
-def rounds_within(
-    max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD, spent: PrivacyLedger = _NOTHING_SPENT
-) -> int:
-    """The number of further releases of ``event`` that fit after ``spent`` before the epsilon at ``delta`` passes
-    ``max_epsilon``: 0 if not one fits. The adjacency is that of the events.
+def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD) -> int:
+    """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not one
+    fits. The adjacency is that of the event.
 
     Raises:
         ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as ``epsilon_spent``.
@@ -113,7 +111,7 @@ def rounds_within(
         raise ValueError(f"max_epsilon must be at least 0, not {max_epsilon}")
 
     def epsilon(count: int) -> float:
-        return spent.record(event, count).epsilon(delta, accountant)
+        return PrivacyLedger(((event, count),)).epsilon(delta, accountant)
 
     high = 1
     while epsilon(high) <= max_epsilon:
@@ -123,30 +121,27 @@ def rounds_within(
     return bisect_right(range(high), max_epsilon, lo=high // 2 + 1, key=epsilon) - 1
 
 
-def epsilon_schedule(
-    total_epsilon: float, *, kind: str | Sequence[float], rounds: int, ratio: float = 0.9
-) -> tuple[float, ...]:
+def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], rounds: int) -> tuple[float, ...]:
     """Per-round pure epsilons that add up to a total.
 
-    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets ``ratio`` times that of the round before it), or a list
-    of the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
+    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets 0.9 times that of the round before it), or a list of
+    the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
     never pass the total by rounding.
 
     Raises:
-        ValueError: a total, a ratio or a share that is not finite and positive, rounds below 1, a list of
+        ValueError: a total or a share that is not finite and positive, rounds below 1, a list of
             another length, or an unknown kind.
 
-    >>> [round(e, 6) for e in epsilon_schedule(7.0, kind="geometric", rounds=3, ratio=2.0)]
-    [1.0, 2.0, 4.0]
+    >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
+    [1.0, 0.9, 0.81]
     """
-    _require_whole("rounds", rounds)
-    for name, value in (("total_epsilon", total_epsilon), ("ratio", ratio)):
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, not {value}")
+    check_whole("rounds", rounds)
+    if not 0.0 < total_epsilon < math.inf:
+        raise ValueError(f"total_epsilon must be finite and above 0, not {total_epsilon}")
     if kind == "uniform":
         shares = [1.0] * rounds
     elif kind == "geometric":
-        shares = [math.exp((t - (rounds - 1) * (ratio > 1)) * math.log(ratio)) for t in range(rounds)]
+        shares = [math.exp(t * math.log(_SCHEDULE_RATIO)) for t in range(rounds)]
     elif isinstance(kind, str):
         raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
     else:
@@ -159,6 +154,7 @@ def epsilon_schedule(
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 
 
-def _require_whole(name: str, value: int) -> None:
+def check_whole(name: str, value: int) -> None:
+    """Raises ValueError unless a setting is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")

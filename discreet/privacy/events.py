@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +29,12 @@ def exceeds(epsilon: float, budget: float) -> bool:
     return epsilon > budget * (1 + _ROUNDING)
 
 
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Raises ValueError unless it is finite and at least 0."""
+    if not 0.0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
+
+
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
     """The event of one round whose cohort takes each member with a probability, independently.
 
@@ -47,7 +52,7 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
 
     if not 0.0 <= sampling_probability <= 1.0:
         raise ValueError(f"sampling_probability must be in 0 .. 1, not {sampling_probability}")
-    _require_noise(noise_multiplier)
+    check_noise_multiplier(noise_multiplier)
     if sampling_probability == 0.0:
         return NoOpDpEvent()
     if noise_multiplier == 0.0:
@@ -75,7 +80,7 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
         raise ValueError(f"population_size must be at least 1, not {population_size}")
     if not 0 <= cohort_size <= population_size:
         raise ValueError(f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}")
-    _require_noise(noise_multiplier)
+    check_noise_multiplier(noise_multiplier)
     if cohort_size == 0:
         return NoOpDpEvent()
     if noise_multiplier == 0.0:
@@ -96,8 +101,8 @@ def joined_noise_multiplier(first: float, second: float) -> float:
     >>> round(joined_noise_multiplier(3.0, 4.0), 6)
     2.4
     """
-    _require_noise(first)
-    _require_noise(second)
+    check_noise_multiplier(first)
+    check_noise_multiplier(second)
     return first * second / math.hypot(first, second) if first and second else 0.0
 
 
@@ -129,11 +134,6 @@ def event_from_json(text: str) -> DpEvent:
         raise ValueError("the text of an event is nested too deeply") from None
 
 
-def _require_noise(noise_multiplier: float) -> None:
-    if not 0.0 <= noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
-
-
 def releases_in(event: DpEvent) -> float:
     """The number of noised releases in an event: of a choice among trials, on average over the number of trials."""
     from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
@@ -149,24 +149,32 @@ def releases_in(event: DpEvent) -> float:
     return 1
 
 
-def _real(name: str, value: Any, largest: float = sys.float_info.max) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= largest:
-        raise ValueError(f"{name} of an event must be a number in 0 .. {largest:g}, not {value!r}")
-    return float(value) + 0.0  # the sum has no negative zero
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} of an event must be a whole number of at least 0, not {value!r}")
-    return value
+def _number(name: str, value: Any) -> int | float:
+    """The value of a field that is a number, checked, in the one form in which it is written."""
+    whole, largest = name in _WHOLE, 1.0 if name == "sampling_probability" else sys.float_info.max
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= largest:
+        kind = "whole number of at least 0" if whole else f"number in 0 .. {largest:g}"
+        raise ValueError(f"{name} of an event must be a {kind}, not {value!r}")
+    return value if whole else float(value) + 0.0  # the sum has no negative zero
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    for kind, (event_type, fields) in _kinds().items():
+    for kind, (event_type, *names) in _kinds().items():
         if type(event) is event_type:
-            values = {name: to_json(name, getattr(event, name)) for name, (to_json, _) in fields.items()}
-            return {"kind": kind, **values}
+            return {"kind": kind, **{name: _to_json(name, getattr(event, name)) for name in names}}
     raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
+
+
+def _to_json(name: str, value: Any) -> Any:
+    match name:
+        case "event":
+            return _encode(value)
+        case "events":
+            return [_encode(part) for part in value]
+        case "shape" if value == math.inf:
+            return "inf"
+    return _number(name, value)
 
 
 def _decode(value: Any) -> DpEvent:
@@ -174,51 +182,46 @@ def _decode(value: Any) -> DpEvent:
     kinds = _kinds()
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"an event must have one of the kinds {', '.join(kinds)}, not {kind!r}")
-    event_type, fields = kinds[kind]
+    event_type, *names = kinds[kind]
     given = value.keys() - {"kind"}
-    if given != fields.keys():
-        raise ValueError(f"an event of kind {kind} has the fields {sorted(fields)}, not {sorted(given)}")
-    return event_type(**{name: from_json(name, value[name]) for name, (_, from_json) in fields.items()})
+    if given != set(names):
+        raise ValueError(f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}")
+    return event_type(**{name: _from_json(name, value[name]) for name in names})
 
 
-def _decode_list(name: str, value: Any) -> list[DpEvent]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} of an event must be a list, not {value!r}")
-    return [_decode(part) for part in value]
+def _from_json(name: str, value: Any) -> Any:
+    match name:
+        case "event":
+            return _decode(value)
+        case "events" if isinstance(value, list):
+            return [_decode(part) for part in value]
+        case "shape" if value == "inf":
+            return math.inf
+    return _number(name, value)
 
 
-_Change = Callable[[str, Any], Any]  # of the value of a field of this name
-_Codec = tuple[_Change, _Change]  # to JSON and back
-_NOISE: dict[str, _Codec] = {"noise_multiplier": (_real, _real)}
-_EVENT: dict[str, _Codec] = {"event": (lambda _, event: _encode(event), lambda _, value: _decode(value))}
-_PROBABILITY: _Codec = (partial(_real, largest=1.0),) * 2
-_WHOLE: _Codec = (_whole, _whole)
-_SHAPE: _Codec = (
-    lambda name, value: "inf" if value == math.inf else _real(name, value),
-    lambda name, value: math.inf if value == "inf" else _real(name, value),
-)
-_EVENTS: _Codec = (lambda _, events: [_encode(event) for event in events], _decode_list)
+_WHOLE = {"variance", "summands", "sensitivity_squared", "dimension", "source_dataset_size", "sample_size", "count"}
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> dict[str, tuple[type[DpEvent], dict[str, _Codec]]]:
-    """The events that are known, by name. dp_accounting takes most of a second to import: not before it is needed."""
+def _kinds() -> dict[str, tuple[Any, ...]]:
+    """The type and the fields of each event that is known, by name. dp_accounting takes most of a second to import: not
+    before it is needed."""
     import dp_accounting as dp
+    from dp_accounting import SampledWithoutReplacementDpEvent as FixedSize
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent as Distributed
 
-    distributed = dict.fromkeys(("variance", "summands", "sensitivity_squared", "dimension"), _WHOLE)
-    sampled = {"source_dataset_size": _WHOLE, "sample_size": _WHOLE, **_EVENT}
     return {
-        "gaussian": (dp.GaussianDpEvent, _NOISE),
-        "laplace": (dp.LaplaceDpEvent, _NOISE),
-        "distributed_discrete_gaussian": (Distributed, distributed),
-        "poisson_sampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _PROBABILITY, **_EVENT}),
-        "sampled_without_replacement": (dp.SampledWithoutReplacementDpEvent, sampled),
-        "self_composed": (dp.SelfComposedDpEvent, {"count": _WHOLE, **_EVENT}),
-        "composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
-        "repeat_and_select": (RepeatAndSelectDpEvent, {**_EVENT, "mean": (_real, _real), "shape": _SHAPE}),
-        "non_private": (dp.NonPrivateDpEvent, {}),
-        "no_op": (dp.NoOpDpEvent, {}),
+        "gaussian": (dp.GaussianDpEvent, "noise_multiplier"),
+        "laplace": (dp.LaplaceDpEvent, "noise_multiplier"),
+        "distributed_discrete_gaussian": (Distributed, "variance", "summands", "sensitivity_squared", "dimension"),
+        "poisson_sampled": (dp.PoissonSampledDpEvent, "sampling_probability", "event"),
+        "sampled_without_replacement": (FixedSize, "source_dataset_size", "sample_size", "event"),
+        "self_composed": (dp.SelfComposedDpEvent, "count", "event"),
+        "composed": (dp.ComposedDpEvent, "events"),
+        "repeat_and_select": (RepeatAndSelectDpEvent, "event", "mean", "shape"),
+        "non_private": (dp.NonPrivateDpEvent,),
+        "no_op": (dp.NoOpDpEvent,),
     }

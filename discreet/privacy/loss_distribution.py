@@ -141,8 +141,7 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
 
 
 def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float:
-    outer = np.array([edges[0], -edges[-1]])
-    return float(cdf(outer).sum())
+    return float(cdf(np.array([edges[0], -edges[-1]])).sum())
 
 
 def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
@@ -239,44 +238,32 @@ _short_transform = lru_cache(maxsize=256)(_transform)  # half a megabyte each
 _long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
 
 
-class _LogSum(NamedTuple):
-    """Sums over several releases: of log modulus and phase of their transforms, and of step 6's bound on the errors."""
-
-    length: int
-    log_modulus: FloatArray
-    phase: FloatArray
-    relative: FloatArray
-
-    def with_event(self, event: DpEvent, count: int, frame: _Frame) -> _LogSum:
-        """With `count` releases of an event."""
-        length = self.length
-        transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
+def _log_sum(counts: Items, frame: _Frame, length: int) -> FloatArray:
+    """Sums over releases (3, length / 2 + 1): of log modulus and phase of their transforms, and of step 6's bound on
+    the errors."""
+    total = np.zeros((3, length // 2 + 1))
+    transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
+    for event, count in counts:
         log_modulus, phase = transform(event, frame, length)
         with np.errstate(over="ignore"):
-            relative = self.relative + count * (math.log2(length) * np.exp(-log_modulus) + 10)
-        return _LogSum(length, self.log_modulus + count * log_modulus, self.phase + count * phase, relative)
-
-
-@lru_cache(maxsize=4)  # up to twelve megabytes each
-def _settled_sum(counts: Items, frame: _Frame, length: int) -> _LogSum:
-    total = _LogSum(length, *np.zeros((3, length // 2 + 1)))
-    for event, count in counts:
-        total = total.with_event(event, count, frame)
+            total += np.multiply(count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10])
     return total
+
+
+_settled_sum = lru_cache(maxsize=4)(_log_sum)  # up to twelve megabytes each
 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound on their errors."""
     # Of an account over many runs only the events of the runs that go on change: they come last.
     items = tuple(counts.items())
-    total = _settled_sum(items[:-_GROWING], frame, length)
-    for event, count in items[-_GROWING:]:
-        total = total.with_event(event, count, frame)
-    spectrum = np.zeros(len(total.phase), dtype=np.complex128)
-    heard = total.log_modulus > _SMALLEST_EXPONENT
-    spectrum[heard] = np.exp(total.log_modulus[heard] + 1j * total.phase[heard])
+    settled = _settled_sum(items[:-_GROWING], frame, length)
+    log_modulus, phase, relative = settled + _log_sum(items[-_GROWING:], frame, length)
+    spectrum = np.zeros(len(phase), dtype=np.complex128)
+    heard = log_modulus > _SMALLEST_EXPONENT
+    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
     masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
-    return masses, _error_norm(masses, np.abs(spectrum[heard]), total.relative[heard])
+    return masses, _error_norm(masses, np.abs(spectrum[heard]), relative[heard])
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from discreet.privacy.events import check_noise_multiplier, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+Draw = Callable[[int, float], Tensor]  # so many values of this stddev or scale
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,8 @@ class Gaussian:
                 too small or too large for total's type.
             TypeError: total is of another type.
         """
-        stddev = self.stddev(sensitivity)
-        _check_total(total, stddev)
-        normal = partial(source.normal, stddev=stddev, draws=self.draws, dtype=total.dtype)
-        return _noised(total, normal if stddev else None)
+        normal = partial(source.normal, draws=self.draws, dtype=total.dtype)
+        return _noised(total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev))
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data.
@@ -66,16 +67,11 @@ class Gaussian:
             ValueError: there is noise and sensitivity is not finite and > 0, or the noise is too large for grid.
             TypeError: total is not int64.
         """
-        stddev = self.stddev(sensitivity)
-        _check_grid_total(total)
-        rounded = partial(grid.gaussian, stddev=math.nextafter(stddev, math.inf), source=source)
-        return _noised(total, rounded if stddev else None)
+        return _noised_on_grid(total, self.stddev(sensitivity), partial(grid.gaussian, source=source))
 
     def event(self) -> DpEvent:
         """The event of one release."""
-        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
-
-        return GaussianDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
+        return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -104,16 +100,13 @@ class Laplace:
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for an L1 `sensitivity`; otherwise as `Gaussian.add_noise`."""
-        scale = self.scale(sensitivity)
-        _check_total(total, scale)
-        return _noised(total, (lambda count: source.laplace(count).mul_(scale).to(total.dtype)) if scale else None)
+        return _noised(
+            total, self.scale(sensitivity), lambda count, scale: source.laplace(count).mul_(scale).to(total.dtype)
+        )
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
         """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as `Gaussian.add_grid_noise`."""
-        scale = self.scale(sensitivity)
-        _check_grid_total(total)
-        rounded = partial(grid.laplace, scale=math.nextafter(scale, math.inf), source=source)
-        return _noised(total, rounded if scale else None)
+        return _noised_on_grid(total, self.scale(sensitivity), partial(grid.laplace, source=source))
 
     def event(self) -> DpEvent:
         """The event of one release."""
@@ -177,11 +170,6 @@ def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     return -math.exp(above) * math.expm1(min(epsilon + below - above, 0.0))
 
 
-def check_noise_multiplier(noise_multiplier: float) -> None:
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier must be finite and >= 0, not {noise_multiplier}")
-
-
 def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
     if noise_multiplier == 0:
         return 0.0
@@ -190,21 +178,25 @@ def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
     return noise_multiplier * sensitivity
 
 
-def _check_total(total: Tensor, noise: float) -> None:
+def _noised(total: Tensor, scale: float, draw: Draw) -> Tensor:
     if total.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"total must be float32 or float64, not {total.dtype}")
     span = torch.finfo(total.dtype)
-    if noise != 0 and not span.tiny < noise < span.max / 64:
-        raise ValueError(f"noise of size {noise} is out of range for {total.dtype}: it would vanish or overflow")
+    if scale != 0 and not span.tiny < scale < span.max / 64:
+        raise ValueError(f"noise of size {scale} is out of range for {total.dtype}: it would vanish or overflow")
     # A sum is not finite if a value is not, and is fifty times faster than a look at each; it may overflow.
     if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
         raise ValueError("total must be finite")
+    return _added(total, scale, draw)
 
 
-def _check_grid_total(total: Tensor) -> None:
+def _noised_on_grid(total: Tensor, scale: float, draw: Draw) -> Tensor:
     if total.dtype != torch.int64:
         raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
+    return _added(total, scale and math.nextafter(scale, math.inf), draw)
 
 
-def _noised(total: Tensor, draw: Callable[[int], Tensor] | None) -> Tensor:
-    return total.clone() if draw is None else draw(total.numel()).reshape(total.shape).to(total.device).add_(total)
+def _added(total: Tensor, scale: float, draw: Draw) -> Tensor:
+    if scale == 0:
+        return total.clone()
+    return draw(total.numel(), scale).reshape(total.shape).to(total.device).add_(total)

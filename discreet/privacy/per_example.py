@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from discreet.privacy.clipping import check_clip, clip_factors
 from discreet.privacy.rules.any_model import built_terms, check_layers, plain_gradient
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
-from discreet.privacy.rules.free_layers import FREE_RULES, covers_dimension
 from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
-from discreet.privacy.rules.linear import LINEAR_RULES, covers_bag, is_perceptron, perceptron_terms
-from discreet.privacy.rules.normalisation import NORMALISATION_RULES
+from discreet.privacy.rules.layer_rules import LAYER_RULES, covers_bag, covers_dimension
+from discreet.privacy.rules.linear import is_perceptron, linear, perceptron_terms
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.privacy.rules.operations import Unserved
 from discreet.privacy.rules.recurrent import SEQUENCE_RULES, covers_encoder
@@ -35,13 +34,12 @@ from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmove
 __all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
 
 RULES: dict[type[nn.Module], Rule] = {
-    **FREE_RULES,
-    **LINEAR_RULES,
+    nn.Linear: linear,
+    **LAYER_RULES,
     **CONVOLUTION_RULES,
-    **NORMALISATION_RULES,
     **SEQUENCE_RULES,
 }
-# Whether a layer of a class with a rule is one that the rule covers, if that is not so for all of them.
+# For classes of layers that a rule does not cover with all settings: True if it covers this layer.
 _COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.TransformerEncoderLayer: covers_encoder,
     nn.EmbeddingBag: covers_bag,
@@ -182,20 +180,13 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
     terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
     if not terms:
         return terms, objective.parameters[0].new_zeros(len(batch[0]))
-    norms = _norms(terms, objective.order)
+    # A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
+    total = reduce(add, (term.mass(objective.order) for term in terms))
+    norms = total if objective.order == 1 else total.sqrt()
     if math.isfinite(norms.sum()):
         return terms, norms
     lost = ~norms.isfinite()
     return [without(term, lost) for term in terms], norms.masked_fill(lost, math.inf)
-
-
-def _norms(terms: list[Term], order: int) -> Tensor:
-    """Norms (n,) of the gradients that the terms, one at least, make up together.
-
-    A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
-    """
-    total = reduce(add, (term.mass(order) for term in terms))
-    return total if order == 1 else total.sqrt()
 
 
 def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
@@ -236,7 +227,12 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
 
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
-    objective, targets = objective_of(model, _mixed), inputs.new_zeros(3)
+
+    def every_output_counts_otherwise(outputs: Tensor, targets: Tensor) -> Tensor:
+        rows = outputs.reshape(len(targets), -1)
+        return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+
+    objective, targets = objective_of(model, every_output_counts_otherwise), inputs.new_zeros(3)
     try:
         with same_chance(inputs):  # the program first: a model that it can't serve may change itself
             terms = one_pass(objective, program, made_up(model, inputs), targets)
@@ -250,12 +246,6 @@ def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
     margin = max(float(value.norm()) for value in wanted) * AGREEMENT
     pairs = zip(objective.slots.values(), wanted, strict=True)
     return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
-
-
-def _mixed(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A number of each example, in which every output counts otherwise; for any model's outputs."""
-    rows = outputs.reshape(len(targets), -1)
-    return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
 
 def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from discreet.privacy.events import check_noise_multiplier
+
 # Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
 # `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
 LEAST_NUMBER, LARGEST_NUMBER = 1e-9, 1e9
@@ -91,9 +93,6 @@ def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> f
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038
     """
-    # Imported here, with torch: who only reads settings starts without it, in a third of the time.
-    from discreet.privacy.mechanisms import check_noise_multiplier
-
     check_noise_multiplier(noise_multiplier)
     share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
     if not share < 1:

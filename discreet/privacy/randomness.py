@@ -7,7 +7,6 @@ import hmac
 import math
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -88,13 +87,8 @@ class RandomSource:
         return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
 
     def words(self, count: int) -> Words:
-        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,).
-
-        However a stream is cut into calls, it gives the same words in the same order.
-
-        Raises:
-            ValueError: for a negative count.
-            RuntimeError: in another process than the one that built the source.
+        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
+        calls. RuntimeError in another process than the one that built the source.
         """
         _check_count(count)
         words = np.empty(count, dtype=np.uint64)
@@ -103,11 +97,7 @@ class RandomSource:
 
     def uniform(self, count: int) -> Tensor:
         """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
-        _check_count(count)
-        values = torch.empty(count, dtype=torch.float64)
-        for part in _chunks(values):
-            part.copy_(signed(self.words(len(part)) >> np.uint64(11)))
-        return values.mul_(2.0**-53)
+        return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
 
     def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
         """`count` independent normal values of mean 0, shape (count,).
@@ -147,7 +137,7 @@ class RandomSource:
         """
         _check_count(count)
         values = torch.empty(count, dtype=dtype)
-        for part in _chunks(values):
+        for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)
             for index in ((words & LOW_63_BITS) < _FEW_BITS).nonzero().flatten().tolist():
@@ -215,7 +205,7 @@ def seeded_source(seed: int) -> RandomSource:
 
 
 def signed(words: Words) -> Tensor:
-    """The same bits as an int64 tensor, without a copy: PyTorch does little arithmetic on unsigned words."""
+    """The same bits as an int64 tensor, without a copy."""
     return torch.from_numpy(words.view(np.int64))
 
 
@@ -260,10 +250,6 @@ def laplace_values(words: Tensor) -> Tensor:
 def _check_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"count must be >= 0, not {count}")
-
-
-def _chunks(values: Tensor) -> Iterator[Tensor]:
-    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
 
 
 def _derive(key: bytes, *labels: str | int) -> bytes:

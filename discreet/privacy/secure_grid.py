@@ -16,8 +16,8 @@ from torch import Tensor
 
 from discreet.privacy.clipping import clip_to_grid
 from discreet.privacy.discrete_gaussian import discrete_gaussian
+from discreet.privacy.events import check_noise_multiplier
 from discreet.privacy.grid import Grid
-from discreet.privacy.mechanisms import check_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:

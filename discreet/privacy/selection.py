@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from numpy.typing import NDArray
 
 from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
 from discreet.privacy.events import RDP
@@ -55,13 +54,9 @@ class TrialCount:
             return int(stats.poisson.ppf(first, self.mean))
         if self.mean == 1:
             return 1
-        if self.distribution == "geometric":
-            return _geometric(first, 1 - 1 / self.mean)
-        return _geometric(first, -math.expm1(-second * _log_inverse_gamma(self.mean)))
-
-
-def _geometric(uniform: float, going_on: float) -> int:
-    return 1 + math.floor(math.log(uniform) / math.log(going_on))
+        geometric = self.distribution == "geometric"
+        going_on = 1 - 1 / self.mean if geometric else -math.expm1(-second * _log_inverse_gamma(self.mean))
+        return 1 + math.floor(math.log(first) / math.log(going_on))
 
 
 def _log_inverse_gamma(mean: float) -> float:
@@ -92,7 +87,14 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
     curves = np.array([np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates])
     if not curves.any():
         return NoOpDpEvent()
-    parts = [SelfComposedDpEvent(event, count) for event, count in candidates[_costliest(curves)] if count]
+    pairs = zip(candidates, (curves == curves.max(axis=0)).all(axis=1), strict=True)
+    costliest = next((entries for entries, is_highest in pairs if is_highest), None)
+    if costliest is None:
+        raise ValueError(
+            "the candidates differ in more than how much noise they draw, and none costs most at every Renyi order: "
+            "give all of them the same rounds and sampling"
+        )
+    parts = [SelfComposedDpEvent(event, count) for event, count in costliest if count]
     whole = parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
     return RepeatAndSelectDpEvent(whole, float(trials.mean), SHAPES[trials.distribution])
 
@@ -110,14 +112,3 @@ def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delt
     1.645
     """
     return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant=RDP)
-
-
-def _costliest(curves: NDArray[np.float64]) -> int:
-    highest = curves.max(axis=0)
-    for number, curve in enumerate(curves):
-        if np.array_equal(curve, highest):
-            return number
-    raise ValueError(
-        "the candidates differ in more than how much noise they draw, and none costs most at every Renyi order: "
-        "give all of them the same rounds and sampling"
-    )

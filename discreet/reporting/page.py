@@ -1,4 +1,4 @@
-"""Run folders to a report: one HTML page, a CSV table, pictures. `discreet report` is the command for it."""
+"""Run folders to a report: rows of a table, pictures, one HTML page. `discreet report` is the command for it."""
 
 from __future__ import annotations
 
@@ -12,77 +12,53 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
-from discreet.reporting.drawing import THEMES, Picture, alone
+from discreet.reporting.drawing import Picture
 from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import RunRecord, find_runs, read_runs
-from discreet.reporting.spending import (
-    ChoiceCost,
-    choice_costs,
-    epsilons,
-    ratings_cost,
-    spent_by_holder,
-    worst_holder,
-)
-from discreet.reporting.table import Table, ratings_table, repetitions_table, runs_table, swept_line
+from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_holder, worst_epsilons
+from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
 from discreet.settings.training import FLOWER_APP
 
 REPORT_FILE = "report.html"
-MOST_MECHANISMS = 3  # written out in a card
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Runs with their pictures, and the costs of choosing among them."""
+    """Runs with a row of the table for each, their pictures, and sentences on the cost of choosing among them."""
 
-    records: tuple[RunRecord, ...]
-    pictures: tuple[Picture, ...]
-    costs: tuple[ChoiceCost, ...]
-
-    @property
-    def table(self) -> Table:
-        """A row for each run."""
-        return runs_table(self.records)
+    records: Sequence[RunRecord]
+    rows: Sequence[Row]
+    pictures: Sequence[Picture]
+    costs: Sequence[str]
 
     def write_page(self, path: Path) -> None:
         """One HTML file with everything in it."""
-        jinja = Environment(
-            loader=FileSystemLoader(Path(__file__).parent),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        loader = FileSystemLoader(Path(__file__).parent)
+        jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
         single = self.records[0] if len(self.records) == 1 else None
+        same, rows = split_same(self.rows)
         text = jinja.get_template(f"{REPORT_FILE}.j2").render(
             title=_title(self.records),
             now=datetime.now(UTC),
             records=self.records,
             warnings=list(_warnings(self.records)),
-            table=self.table,
-            swept=swept_line(self.records),
+            same=same,
+            rows=rows,
             repetitions=repetitions_table(self.records),
-            ratings=single and ratings_table(single),
-            ratings_cost=list(ratings_cost(single)) if single else [],
+            ratings=ratings_table(single) if single else [],
+            ratings_cost=list(ratings_cost(single)) if single and single.ratings else [],
             cards=list(_cards(self.records)),
             pictures=self.pictures,
             costs=self.costs,
-            themes=THEMES,
         )
         replace_file(path, text.encode())
 
-    def write_table(self, path: Path) -> None:
-        """A CSV file."""
-        replace_file(path, self.table.to_csv().encode())
-
-    def write_pictures(self, folder: Path) -> list[Path]:
+    def write_pictures(self, folder: Path) -> None:
         """Each picture as an SVG file of its own, named by its title."""
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
         for picture in self.pictures:
             name = "".join(letter if letter.isalnum() else "_" for letter in picture.title.lower())
-            paths.append(folder / f"{name}.svg")
-            replace_file(paths[-1], alone(picture).encode())
-        return paths
+            replace_file(folder / f"{name}.svg", picture.svg.encode())
 
 
 def report_of(paths: Sequence[Path]) -> Report:
@@ -94,7 +70,7 @@ def report_of(paths: Sequence[Path]) -> Report:
     # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))
-    return Report(tuple(records), tuple(pictures_of(records)), tuple(choice_costs(records)))
+    return Report(records, runs_table(records), pictures_of(records), choice_costs(records))
 
 
 def _title(records: Sequence[RunRecord]) -> str:
@@ -106,7 +82,7 @@ def _title(records: Sequence[RunRecord]) -> str:
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
     number = len(records)
-    if seeded := sum(record.protects_nobody for record in records):
+    if seeded := sum(record.config.seed is not None for record in records):
         yield (
             f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn again: it protects nobody, "
             "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
@@ -129,8 +105,6 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
         facts += [("all runs", said) for said in _account_words([record for _, record in pairs]) if name == USER]
         facts += zip(("protects", "adjacency", "trusted"), words, strict=False)
         mechanisms = list(dict.fromkeys(each.mechanism for each, _ in pairs))
-        if more := len(mechanisms[MOST_MECHANISMS:]):
-            mechanisms[MOST_MECHANISMS:] = [f"{more} more: see the settings of the runs"]
         folded = [("mechanism", "; or ".join(mechanisms)), ("not covered", "; ".join(pairs[0][0].not_covered))]
         yield {"title": f"{name}-level{some}", "facts": facts, "more": folded}
 
@@ -145,16 +119,14 @@ def _account_words(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
-    deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
+    deltas = ", ".join(sorted({f"{each.config.privacy.delta:g}" for each in records}))
     if len(records) > 1:
         values = [record.epsilon(guarantee) for record in records]
         ends = dict.fromkeys((f"{min(values):.4g}", f"{max(values):.4g}"))
         return f"{' to '.join(ends)} at delta {deltas}"
-    spent, privacy = spent_by_holder(records[0], guarantee), records[0].config.privacy
-    worst = worst_holder(spent, privacy.delta)
-    if worst is None:
-        return f"at delta {deltas}: {records[0].epsilon(guarantee):.4g} ({privacy.accountant})"
-    return f"at delta {deltas}: {_each(epsilons(spent[worst], privacy.delta))}"
+    privacy = records[0].config.privacy
+    found = worst_epsilons(spent_by_holder(records[0], guarantee), privacy.delta)
+    return f"at delta {deltas}: {_each(found or {privacy.accountant: records[0].epsilon(guarantee)})}"
 
 
 def _each(found: Mapping[str, float]) -> str:

@@ -1,5 +1,5 @@
-"""The pictures of a set of runs: score and epsilon over rounds, the clip norm, and the score against epsilon and
-against each number that was tried."""
+"""The four pictures of a set of runs: the score, epsilon and the clip norm over the rounds, and the score against
+epsilon."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, log_axis, to_svg
-from discreet.reporting.records import (
-    SCORE,
-    Group,
-    RunRecord,
-    group_runs,
-    matters,
-    score_word,
-    setting_text,
-    short_names,
-    tried_settings,
-)
+from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, to_svg
+from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 
-MOST_EFFECTS = 6  # pictures of what a setting does
-WIDE = 10.0  # largest over smallest value from which an axis is logarithmic
+WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
 _MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
 _RATED = "Bars are one standard error of what clients said, by the noise and the chance of who was asked."
 _CLIPPING = (
@@ -37,13 +26,12 @@ _FRONTIER = (
 
 
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
-    """Every picture that the runs have numbers for, in the order of the page."""
+    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for each guarantee."""
     groups, guarantees = coloured(records), guarantee_names(records)
     return [
-        _score(groups),
-        *(_epsilon(groups, name) for name in guarantees),
+        _score(groups, records),
+        *(_epsilon(groups, records, name) for name in guarantees),
         *(_trade_off(groups, name) for name in guarantees),
-        *_effects(records, groups),
         *_clip_norm(groups),
     ]
 
@@ -51,21 +39,18 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
 def coloured(records: Sequence[RunRecord]) -> list[Group]:
     """The groups of these runs, in order; if there are more than colours, those with the best scores come first."""
     groups = group_runs(records)
-    if len(groups) <= len(SERIES):
-        return groups
-    best = sorted(groups, key=lambda group: group.score, reverse=True)[: len(SERIES)]
-    return [*(group for group in groups if group in best), *(group for group in groups if group not in best)]
+    best = sorted(groups, key=lambda group: -group.score)[: len(SERIES)]
+    return sorted(groups, key=lambda group: group not in best)
 
 
 def _picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
     """A picture that a function draws on its axes; the function gives the note."""
     with canvas(rows=rows) as (figure, axes):
         note = draw(*axes)
-        return Picture(title, to_svg(figure, title), note)
+        return Picture(title, to_svg(figure, title), note.strip())
 
 
-def _score(groups: Sequence[Group]) -> Picture:
-    records = [record for group in groups for record in group.records]
+def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
     word, rated = score_word(records), {record.is_rated for record in records}
 
     def draw(axes: Any) -> str:
@@ -103,9 +88,8 @@ def _count_rounds(axes: Any, records: Sequence[RunRecord]) -> None:
     axes.set_xticks([*ticks, last], [f"{tick:g}" for tick in (*ticks, last)])
 
 
-def _epsilon(groups: Sequence[Group], guarantee: str) -> Picture:
+def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
     """Epsilon by every accountant if there is one setting; by the runs' own accountants if there are several."""
-    records = [record for group in groups for record in group.records]
     by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
     curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
     if len(groups) == 1:
@@ -120,27 +104,6 @@ def _epsilon(groups: Sequence[Group], guarantee: str) -> Picture:
         return f"At delta {', '.join(sorted({f'{record.config.privacy.delta:g}' for record in records}))}, by {by}."
 
     return _picture(f"Epsilon after each round: {guarantee}-level", draw)
-
-
-def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
-    shown = [group for group in groups if group.records[0].config.privacy.user.enabled]
-
-    def draw(upper: Any, lower: Any) -> str:
-        _draw_groups(upper, shown, "clip_norm")
-        _draw_groups(lower, shown, "fraction_below")
-        norms = [norm for group in shown for record in group.records for _, norm in record.series("clip_norm")]
-        if norms and 0 < WIDE * min(norms) < max(norms):
-            log_axis(upper, "y", norms)
-        upper.set_ylabel("clip norm")
-        lower.set_ylabel("fraction below")
-        clips = [group.records[0].config.privacy.user.clip for group in shown]
-        for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
-            lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
-        _count_rounds(lower, [record for group in groups for record in group.records])
-        return _CLIPPING
-
-    if shown:
-        yield _picture("Clip norm, and the fraction of updates below it", draw, rows=2)
 
 
 def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
@@ -158,37 +121,33 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
             if math.isfinite(point[0]):
                 draw_line(axes, [point], number, group.label, linestyle="none")
                 _draw_spread(axes, point[0], group)
-        best = [points[index] for index in frontier(points)]
         ringed = {"color": INK, "linewidth": 0.9, "marker": "o", "fillstyle": "none", "drawstyle": "steps-post"}
-        axes.plot(*zip(*best, strict=True), **ringed)
-        return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}".strip()
+        axes.plot(*zip(*frontier(points), strict=True), **ringed)
+        return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}"
 
     return _picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
 
 
 def _draw_spread(axes: Any, place: float, group: Group) -> None:
     """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
-    values = group.scores
-    if len(values) > 1:
-        spread = statistics.stdev(values)
-        axes.errorbar([place], [group.score], yerr=[spread], color=INK, linewidth=0.9, capsize=3, fmt="none", zorder=3)
+    if len(group.scores) > 1:
+        look = {"color": INK, "linewidth": 0.9, "capsize": 3, "fmt": "none", "zorder": 3}
+        axes.errorbar([place], [group.score], yerr=[statistics.stdev(group.scores)], **look)
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The indices of the (cost, value) points that no other point beats, by rising cost.
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (cost, value) points that no other point beats, by rising cost.
 
     A point is beaten by one that costs no more and is worth no less, and is better in one of the two. Equal points
     are both kept; points with a cost or a value that is not finite are left out.
 
     >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9), (math.inf, 1.0), (0.5, math.nan)])
-    [0, 2]
+    [(1.0, 0.7), (3.0, 0.9)]
     """
-    usable = [index for index, point in enumerate(points) if all(map(math.isfinite, point))]
-    kept: list[int] = []
-    for index in sorted(usable, key=lambda index: (points[index][0], -points[index][1])):
-        if not kept or points[index][1] > points[kept[-1]][1] or points[index] == points[kept[-1]]:
-            kept.append(index)
-    return kept
+    usable = [point for point in points if all(map(math.isfinite, point))]
+    return sorted(
+        point for point in usable if not any(e <= point[0] and v >= point[1] and (e, v) != point for e, v in usable)
+    )
 
 
 def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
@@ -201,45 +160,23 @@ def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
     return f"Dashed: without privacy, {best.score:.4f} ({best.label})."
 
 
-def _effects(records: Sequence[RunRecord], groups: Sequence[Group]) -> Iterator[Picture]:
-    """A picture for each number that was tried, privacy settings first."""
-    tried = tried_settings(records)
-    numeric = [name for name in tried if len({_number(group, name) for group in groups} - {None}) > 1]
-    numeric.sort(key=lambda name: not name.startswith(("privacy", "sampling", "data")))
-    for name in numeric[:MOST_EFFECTS]:
-        yield _effect(groups, name, tried)
+def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
+    shown = [group for group in groups if group.records[0].config.privacy.user.enabled]
 
+    def draw(upper: Any, lower: Any) -> str:
+        _draw_groups(upper, shown, "clip_norm")
+        _draw_groups(lower, shown, "fraction_below")
+        norms = [norm for group in shown for _, norm in group.mean_series("clip_norm")]
+        if norms and 0 < WIDE * min(norms) < max(norms):
+            upper.set_yscale("log")
+            upper.yaxis.set_major_formatter("{x:g}")
+        upper.set_ylabel("clip norm")
+        lower.set_ylabel("fraction below")
+        clips = [group.records[0].config.privacy.user.clip for group in shown]
+        for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
+            lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
+        _count_rounds(lower, [record for group in groups for record in group.records])
+        return _CLIPPING
 
-def _number(group: Group, name: str) -> float | None:
-    """A group's value of a setting; None if the setting is no number, or decides nothing in these runs."""
-    value = group.records[0].settings.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not matters(group.records[0], name):
-        return None
-    return float(value)
-
-
-def _effect(groups: Sequence[Group], name: str, tried: Sequence[str]) -> Picture:
-    """A line joins groups that are alike in everything else that was tried."""
-    score, short = score_word(record for group in groups for record in group.records), short_names(tried)
-    numbers = [(group, value) for group in groups if (value := _number(group, name)) is not None]
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for group, value in numbers:
-        settings = group.records[0].settings
-        same = [other for other in tried if other != name and matters(group.records[0], other)]
-        label = ", ".join(f"{short[other]} {setting_text(settings.get(other))}" for other in same)
-        lines.setdefault(label, []).append((value, group.score))
-
-    def draw(axes: Any) -> str:
-        for number, (label, pairs) in enumerate(lines.items()):
-            draw_line(axes, sorted(pairs), number if len(lines) <= len(SERIES) else len(SERIES), label)
-        for group, value in numbers:
-            _draw_spread(axes, value, group)
-        values = sorted(value for _, value in numbers)
-        if 0 < WIDE * values[0] <= values[-1]:
-            log_axis(axes, "x", values)
-        axes.set_xlabel(short[name])
-        axes.set_ylabel(score)
-        note = f"A line joins runs that are alike in everything else that was tried. {_draw_baseline(axes, groups)}"
-        return note.strip()
-
-    return _picture(f"{score.capitalize()} against {short[name]}", draw)
+    if shown:
+        yield _picture("Clip norm, and the fraction of updates below it", draw, rows=2)

@@ -52,11 +52,6 @@ class RunRecord:
         return guarantees_of(self.config)
 
     @property
-    def protects_nobody(self) -> bool:
-        """True if its noise can be drawn again from a seed."""
-        return self.config.seed is not None
-
-    @property
     def ratings(self) -> list[tuple[int, Rated]]:
         """(round, number) of every number that clients gave of its models."""
         return [(int(row["round"] or 0), each) for row in self.rounds for each in rated_in(row)]
@@ -80,10 +75,6 @@ class RunRecord:
     def of_model(self, name: str) -> float | None:
         """The value of a column after the round that the run's model is of; None if that is the untrained one."""
         return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
-
-    def total(self, name: str) -> float:
-        """The sum of a column."""
-        return math.fsum(row.get(name) or 0.0 for row in self.rounds)
 
     def epsilon(self, guarantee: str) -> float:
         """After the last round, by the run's own accountant; infinity if the guarantee is off."""
@@ -123,7 +114,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs that have finished a round, named by where they are below their common folder.
 
     Raises:
-      ConfigError: a folder's configuration can't be read, or no run has finished a round.
+      ConfigError: a file of a run is damaged, or no run has finished a round.
     """
     shared = os.path.commonpath([folder.parent for folder in folders])
     records = [record for folder in folders if (record := _read(folder, folder.relative_to(shared).as_posix()))]
@@ -162,33 +153,31 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
     return [name for name in names if name not in NOT_TRIED and len(values(name)) > 1]
 
 
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Each dotted name cut to its last parts, as long as it stays unique and clear.
-
-    >>> short_names(["privacy.user.noise_multiplier", "privacy.user.clip.kind"])
-    {'privacy.user.noise_multiplier': 'noise_multiplier', 'privacy.user.clip.kind': 'clip.kind'}
-    >>> list(short_names(["privacy.user.noise_multiplier", "privacy.local.noise_multiplier"]).values())
-    ['user.noise_multiplier', 'local.noise_multiplier']
-    """
-    short = {}
-    for name in names:
-        parts = name.split(".")
-        least = 2 if parts[-1] in _SAY_LITTLE else 1
-        tails = [".".join(parts[-length:]) for length in range(min(least, len(parts)), len(parts) + 1)]
-        others = [other for other in names if other != name]
-        short[name] = next(tail for tail in tails if not any(f".{other}".endswith(f".{tail}") for other in others))
-    return short
+def matters(record: RunRecord, name: str) -> bool:
+    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
+    privacy, last = record.config.privacy, name.split(".")[-1]
+    if name.startswith("privacy.user.") and last != "enabled":
+        adaptive = last in ("target_quantile", "learning_rate", "count_stddev")
+        return privacy.user.enabled and not (adaptive and privacy.user.clip.kind == "fixed")
+    if name.startswith("privacy.example.") and last != "enabled":
+        return privacy.example.enabled
+    if name.startswith("privacy.local.") and last != "kind":
+        return privacy.local.kind != "none"
+    return name != "data.alpha" or record.config.data.partition == "dirichlet"
 
 
-_SAY_LITTLE = ("kind", "name", "norm", "enabled", "path", "epsilon", "schedule", "momentum", "learning_rate", "noise")
+def tried_values(record: RunRecord, tried: Sequence[str]) -> dict[str, str]:
+    """The value of each tried setting in a run as a person writes it, by the last two parts of its name; empty if it
+    decides nothing there."""
+    return {
+        ".".join(name.split(".")[-2:]): _text(record.settings.get(name)) if matters(record, name) else ""
+        for name in tried
+    }
 
 
-def setting_text(value: object) -> str:
-    """A setting's value as a person writes it."""
+def _text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(setting_text, value)) + "]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -223,25 +212,10 @@ class Group:
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     """The runs by their settings, in order; a group's label says how it differs from the others."""
     tried = tried_settings(records)
-    names = short_names(tried)
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        values = [f"{names[name]} {setting_text(record.settings.get(name))}" for name in tried if matters(record, name)]
-        groups.setdefault(", ".join(values) or record.name, []).append(record)
     if not tried and len(records) > 1:
         return [Group("all runs", tuple(records))]
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        label = ", ".join(f"{name} {value}" for name, value in tried_values(record, tried).items() if value)
+        groups.setdefault(label or record.name, []).append(record)
     return [Group(label, tuple(members)) for label, members in groups.items()]
-
-
-def matters(record: RunRecord, name: str) -> bool:
-    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
-    privacy = record.config.privacy
-    if name.startswith("privacy.user.") and name != "privacy.user.enabled":
-        adaptive = ("target_quantile", "learning_rate", "count_stddev")
-        fixed = privacy.user.clip.kind == "fixed" and name.split(".")[-1] in adaptive
-        return privacy.user.enabled and not fixed
-    if name.startswith("privacy.example.") and name != "privacy.example.enabled":
-        return privacy.example.enabled
-    if name.startswith("privacy.local.") and name != "privacy.local.kind":
-        return privacy.local.kind != "none"
-    return name != "data.alpha" or record.config.data.partition == "dirichlet"

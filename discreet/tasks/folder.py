@@ -72,7 +72,7 @@ def load_folder(path: str | None) -> Task:
     if path is None:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
-    description = _with_inputs(folder, read_description(folder))
+    description = with_inputs(folder, read_description(folder))
     train, shape, owners = _load(folder, description)
     test = train.subset(torch.zeros(0, dtype=torch.int64))
     if description.test is not None:
@@ -116,21 +116,25 @@ def _load(
     return Examples(*read), shape, numbers
 
 
-def read_more(folder: Path, file: Path, *, shape: TaskShape) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Inputs (n, *input_shape) of another file as the task of `folder` reads them, and targets if it has them.
-    The file ends in .csv, .parquet or .npz. Columns are found by the names that they have in the training table.
+def read_file(
+    path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
+    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet or .npz, its targets if it has them, and the cells
+    of a column that tells the rows apart. The description says which columns or arrays they are, and their range.
 
     Raises:
       FolderError: what is wrong.
     """
-    description, kind = _with_inputs(folder, read_description(folder)), file.suffix.lower().removeprefix(".")
+    kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
-        raise FolderError(f"{file}: a file of inputs ends in .csv, .parquet or .npz")
-    with lines_of(file, kind):
-        as_given = description.model_copy(update={"format": kind, "file": file.name, "owner": None})
-        inputs, targets, _ = _read(file.parent, as_given)
-        read = _inputs_of(inputs, description, shape, str(file))
-        return read, None if targets is None else _targets_of(targets, description, shape, str(file))
+        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet or .npz")
+    with lines_of(path, kind):
+        description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
+        inputs, targets, ids = _read(path.parent, description)
+        if targets is not None and len(targets) != len(inputs):
+            raise FolderError(f"{path} has {len(inputs)} inputs and {len(targets)} targets")
+        read = _inputs_of(inputs, description, shape, str(path))
+        return read, None if targets is None else _targets_of(targets, description, shape, str(path)), ids
 
 
 def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
@@ -288,8 +292,8 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
     return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
 
 
-def _with_inputs(folder: Path, description: DataDescription) -> DataDescription:
-    """The description with the columns of inputs that the training table has, if it leaves them out."""
+def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
+    """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
     if description.inputs is not None or description.format not in ("csv", "parquet"):
         return description
     found = open_table(_file(folder, description.file), description.format)

@@ -120,22 +120,28 @@ def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]
     }
 
 
-def indicators(targets: Tensor, scores: Tensor) -> dict[str, float]:
-    """Indicators of a binary classifier: accuracy, auc, ks, precision, recall, f1, loss.
+def class_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
+    """Indicators of a classifier: accuracy, precision, recall, f1 and loss, of two classes auc and ks too.
 
-    targets: (n,) of 0 and 1, n at least 1. scores: (n,), the probability of class 1; at least 1/2 predicts 1. ks is the
-    Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate. loss is the mean cross entropy,
-    finite even if a wrong score is exactly 0 or 1. Precision with no predicted positives is 0, and so is recall with
-    none to find. With a single class in `targets` auc and ks are NaN. Raises ValueError for a score that is not finite.
+    probabilities: (n, k); targets: (n,), class numbers, n at least 1. Of two classes a probability of class 1 of at
+    least 1/2 predicts it, and precision, recall and f1 are those of class 1; of more they are means over the classes.
+    ks is the Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate; with a single class in
+    `targets` auc and ks are NaN. loss is the mean cross entropy, finite even if a wrong probability is exactly 0 or 1.
+    Precision with no predicted positives is 0, and so is recall with none to find. Raises ValueError for a probability
+    that is not finite.
     """
     from sklearn import metrics
 
-    y, p = targets.cpu().numpy(), scores.cpu().double().numpy()
-    said, auc, ks = p >= 0.5, math.nan, math.nan
-    if 0 < y.sum() < len(y):
-        false_positive, true_positive, _ = metrics.roc_curve(y, p, drop_intermediate=False)
-        auc, ks = metrics.roc_auc_score(y, p), (true_positive - false_positive).max()
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(y, said, average="binary", zero_division=0.0)
-    found = {"accuracy": metrics.accuracy_score(y, said), "auc": auc, "ks": ks}
-    found |= {"precision": precision, "recall": recall, "f1": f1, "loss": metrics.log_loss(y, p, labels=[0, 1])}
+    y, p = targets.cpu().numpy(), probabilities.cpu().double().numpy()
+    binary = p.shape[1] == 2
+    said, average = (p[:, 1] >= 0.5, "binary") if binary else (p.argmax(axis=1), "macro")
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(y, said, average=average, zero_division=0.0)
+    found = {"accuracy": metrics.accuracy_score(y, said)}
+    if binary:
+        found |= {"auc": math.nan, "ks": math.nan}
+        if 0 < y.sum() < len(y):
+            false_positive, true_positive, _ = metrics.roc_curve(y, p[:, 1], drop_intermediate=False)
+            found |= {"auc": metrics.roc_auc_score(y, p[:, 1]), "ks": (true_positive - false_positive).max()}
+    loss = metrics.log_loss(y, p, labels=range(p.shape[1]))
+    found |= {"precision": precision, "recall": recall, "f1": f1, "loss": loss}
     return {name: float(value) for name, value in found.items()}

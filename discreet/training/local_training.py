@@ -57,7 +57,8 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch.optim has them
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise.
+    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise. With it
+    `batch_size` is the expected size of a batch, and the public constant that a noised sum is divided by.
 
     The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with `weight_decay` as in
     torch.optim. By the schedule, constant, cosine or linear, the rate falls towards 0 over a round's local steps.
@@ -89,25 +90,13 @@ def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -
     return LocalSettings(**asdict(training), task=task)
 
 
-class Stepping(Protocol):
-    """The settings that sampling and cost of DP-SGD follow from. `batch_size` is the expected size of a batch, and the
-    public constant that a noised sum is divided by."""
-
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def example(self) -> ExamplePrivacy | None: ...
-
-
-def counted_examples(num_examples: int, settings: Stepping) -> int:
+def counted_examples(num_examples: int, settings: LocalSettings) -> int:
     """The n of DP-SGD and its account: the declared constant, or else the client's own number of examples."""
     declared = settings.example.public_num_examples if settings.example else None
     return num_examples if declared is None else declared
 
 
-def sampling_probability(num_examples: int, settings: Stepping) -> float:
+def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
     """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in `counted_examples`.
 
     >>> how = LocalSettings(epochs=1, batch_size=25, learning_rate=0.1, momentum=0.0)
@@ -121,12 +110,12 @@ def sampling_probability(num_examples: int, settings: Stepping) -> float:
     return min(1.0, settings.batch_size / counted) if counted else 0.0
 
 
-def steps_of(num_examples: int, settings: Stepping) -> int:
+def steps_of(num_examples: int, settings: LocalSettings) -> int:
     """The number of local steps in a round: epochs * ceil(n / batch_size); n as in `counted_examples`."""
     return settings.epochs * math.ceil(counted_examples(num_examples, settings) / settings.batch_size)
 
 
-def example_event(num_examples: int, settings: Stepping) -> DpEvent:
+def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
     """The cost of one local DP-SGD step to an example of this client.
 
     With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
@@ -230,7 +219,7 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
 
 
 def noised_means(
-    clipped_sums: Callable[[float], Tensor], add_noise: Callable[[Tensor, float], Tensor], settings: Stepping
+    clipped_sums: Callable[[float], Tensor], add_noise: Callable[[Tensor, float], Tensor], settings: LocalSettings
 ) -> Tensor:
     """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
 

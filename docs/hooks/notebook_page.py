@@ -30,7 +30,9 @@ def source_of(cell: Any) -> str:
 
 
 def said_by(cell: Any) -> str:
-    """What a cell printed, as one block; a picture is written beside the page. The run's folder is not the reader's."""
+    """What a cell printed, as one block; a picture is written beside the page. The run's folder is not the reader's.
+
+    Of the lines of many rounds the first three and the last two stay."""
     printed, drawn = "", ""
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
@@ -41,6 +43,7 @@ def said_by(cell: Any) -> str:
             printed += output.get("text") or data.get("text/plain", "")
     plain = re.sub(r"\x1b\[[\d;]*m", "", printed.strip("\n"))
     text = re.sub(r"/\S+/run\b", "FOLDER/run", plain)
+    text = re.sub(r"((?:round \d+/.*\n){3})(?:round .*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text)
     return "\n\n".join(filter(None, (text and f"```text\n{text}\n```", drawn)))
 
 

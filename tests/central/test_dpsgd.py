@@ -282,7 +282,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"public_num_examples": 0}, "public_num_examples must be"),
     ({"clip_norm": math.inf}, "clip_norm must be within"),
     ({"delta": 1 / 30}, "delta must be above 0 and below 1 / 30"),
-    ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and >= 0"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and at least 0"),
     ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or privacy=LoopPrivacy"),
     ({"accountant": "gdp"}, "accountant must be one of"),
     ({"max_epsilon": 0.0}, "max_epsilon must be above 0"),

@@ -11,8 +11,7 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.cli.audit import settings_of
-from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run
@@ -116,31 +115,29 @@ def test_many_rounds_are_printed_in_part_and_written_whole(
     assert "round 10 " in printed
     assert "round 11" not in printed
     assert "4 more rounds are in audit.json" in printed
+    assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
     assert len(json.loads((tmp_path / "audit.json").read_text())["observations"]) == 15
 
 
-def test_every_bound_says_what_it_assumes(
-    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_settings_of_a_run_folder_are_taken_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audited.append(made(1.0, 0))
-    main(["--output", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
+    def taken(config: RunConfig, asked: object) -> Experiment:
+        assert (config.rounds, config.privacy.user.noise_multiplier) == (3, 1.7)
+        return made(1.0, 0)
 
-
-def test_the_settings_of_a_run_folder_are_taken_whole(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path
-    taken = settings_of(folder, [])
-    assert (taken.rounds, taken.privacy.user.noise_multiplier) == (3, 1.7)
-    with pytest.raises(ConfigError, match="--run takes the settings of that run"):
-        settings_of(folder, ["rounds=2"])
+    monkeypatch.setattr(audit, "experiment_of", taken)
+    folder = str(make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path)
+    assert main(["--run", folder, "--output", str(tmp_path)]) == 0
+    assert main(["--run", folder, "rounds=2"]) == 2
+    assert "--run takes the settings of that run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--false-alarm", "0.2"], "--false-alarm must be within"),
-        (["--canaries", "0"], "an audit needs"),
+        (["--canaries", "0"], "--canaries"),
         (["--run", "no/such/run"], "no/such/run"),
         (["privacy.user.enabled=false"], "privacy.user"),
         (["--federation", "--of", "example"], "--federation audits the user level"),

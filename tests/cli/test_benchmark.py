@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import per_example_speed as per_example
-from discreet.cli.benchmark import SECTIONS, table_of
+from discreet.cli.benchmark import SECTIONS
 from discreet.cli.main import main
 
 
@@ -24,7 +24,3 @@ def test_an_unknown_section_is_said_with_the_known_ones(capsys: pytest.CaptureFi
     assert main(["benchmark", "weather"]) == 2
     said = capsys.readouterr().err
     assert all(name in said for name in SECTIONS)
-
-
-def test_rows_with_different_columns_share_a_table() -> None:
-    assert len(table_of([{"a": 1}, {"b": 2.0}]).columns) == 2

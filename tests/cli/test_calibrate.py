@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from discreet.cli.calibrate import LOCAL_CHOICES, Question, SecurePrice, answer, sampled_choices, secure_choices
+from discreet.federated.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
 from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-TFF = sampled_choices(3383, 120)  # REFERENCES: z = 1.2, 100 rounds, delta 1e-5
-PRICES = {0: 1.707, 1: 1.986, 2: 14.09, 3: 69.46}
+TFF = sampled_prices(3383, 120)  # REFERENCES: z = 1.2, 100 rounds, delta 1e-5
 
 
-@pytest.mark.parametrize(("index", "epsilon"), PRICES.items())
-def test_the_price_of_each_sampling_is_the_reference(index: int, epsilon: float) -> None:
-    asked = Question(1e-5, noise=1.2, epsilon=None, rounds=100)
-    assert answer(TFF[index], asked) == pytest.approx(epsilon, rel=1e-3)
-
-
-@pytest.mark.parametrize("wrong", [("--noise", "nan"), ("--noise", "-1"), ("--epsilon", "inf"), ("--delta", "1")])
-def test_a_number_out_of_its_range_ends_with_code_2(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"--rounds": "10", "--noise": "1"} if wrong[0] != "--epsilon" else {"--rounds": "10"}
-    assert main(["local", *(word for pair in (given | dict([wrong])).items() for word in pair)]) == 2
-    assert capsys.readouterr().err.startswith(f"discreet: {wrong[0]} must be ")
+def test_the_price_of_each_sampling_is_the_reference() -> None:
+    found = [price.epsilon(noise=1.2, rounds=100, delta=1e-5) for price in TFF]
+    assert found == pytest.approx([1.707, 1.986, 14.09, 69.46], rel=1e-3)
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
 def test_noise_epsilon_and_rounds_answer_each_other(index: int) -> None:
-    noise = answer(TFF[index], Question(1e-5, None, 8.0, 50))
-    assert answer(TFF[index], Question(1e-5, noise, None, 50)) == pytest.approx(8.0, rel=1e-3)
-    assert answer(TFF[index], Question(1e-5, noise, 8.0, None)) >= 50
+    noise = TFF[index].noise(epsilon=8.0, rounds=50, delta=1e-5)
+    assert TFF[index].epsilon(noise, 50, 1e-5) == pytest.approx(8.0, rel=1e-3)
+    assert TFF[index].rounds(noise, 8.0, 1e-5) >= 50
 
 
 def test_pure_laplace_adds_up() -> None:
-    pure = LOCAL_CHOICES[2]
-    assert answer(pure, Question(1e-5, 4.0, None, 10)) == pytest.approx(2.5)
-    assert answer(pure, Question(1e-5, None, 2.5, 10)) == pytest.approx(4.0)
-    assert answer(pure, Question(1e-5, 4.0, 2.5, None)) == 10
+    pure = LOCAL_PRICES[2]
+    assert pure.epsilon(4.0, 10, 1e-5) == pytest.approx(2.5)
+    assert pure.noise(2.5, 10, 1e-5) == pytest.approx(4.0)
+    assert pure.rounds(4.0, 2.5, 1e-5) == 10
 
 
 def test_the_command_prints_the_choices_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +56,9 @@ def test_example_level_is_said_to_be_zero_out(capsys: pytest.CaptureFixture[str]
         ("user --rounds 5 --noise 1", "needs --population and --cohort"),
         ("user --population 10 --cohort 11 --rounds 5 --noise 1", "--cohort must be within"),
         ("local --rounds 5", "give two of"),
-        ("local --rounds 5 --noise 1 --delta 2", "delta"),
+        ("local --rounds 5 --noise 1 --delta 1", "--delta must be"),
+        ("local --rounds 5 --noise nan", "--noise must be"),
+        ("local --rounds 5 --epsilon inf", "--epsilon must be"),
     ],
 )
 def test_what_is_missing_is_said(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,10 +70,11 @@ SECURE = "user --aggregation secure --clients 10 --dropouts 2 --colluding 1"
 
 
 def test_secure_aggregation_costs_what_a_trusted_server_does_by_renyi_divergences() -> None:
-    choices = secure_choices(SecurePrice(10, SecureConfig(dropouts=2, colluding=1), 10_000))
-    asked = Question(1e-5, noise=4.0, epsilon=None, rounds=100)
-    assert answer(choices[0], asked) == pytest.approx(answer(choices[1], asked), rel=1e-3)
-    assert answer(choices[0], asked) > answer(choices[2], asked)
+    secure = SecureConfig(dropouts=2, colluding=1)
+    prices = secure_prices(lambda noise: masked_sum(10, secure, noise, 10_000).event)
+    masked, by_rdp, by_pld = (price.epsilon(4.0, 100, 1e-5) for price in prices)
+    assert masked == pytest.approx(by_rdp, rel=1e-3)
+    assert masked > by_pld
 
 
 def test_the_command_says_what_a_client_adds_and_sends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +117,10 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ") and line[2].isdigit()]
     assert len(rows) == 10
     for n, d, c, t, h, rounds, epsilon, noise, own, *bits in rows:
-        price = SecurePrice(int(n), SecureConfig(int(d), int(c)), 1000)
-        found = answer(secure_choices(price)[0], Question(1e-5, None, float(epsilon), int(rounds)))
-        assert (f"{found:.4g}", f"{price.sum(found).own_noise_stddev:.3g}") == (noise, own)
-        assert (price.secure.threshold_of(int(n)), price.sum(found).summands) == (int(t), int(h))
-        assert [price.sum(found).bits, replace(price, parameters=10**6).sum(found).bits] == [int(bit) for bit in bits]
+        clients, secure = int(n), SecureConfig(int(d), int(c))
+        price = secure_prices(lambda z, n=clients, secure=secure: masked_sum(n, secure, z, 1000).event)[0]
+        found = price.noise(float(epsilon), int(rounds), 1e-5)
+        small, large = (masked_sum(clients, secure, found, parameters) for parameters in (1000, 10**6))
+        assert (f"{found:.4g}", f"{small.own_noise_stddev:.3g}") == (noise, own)
+        assert (secure.threshold_of(clients), small.summands) == (int(t), int(h))
+        assert [small.bits, large.bits] == [int(bit) for bit in bits]

@@ -35,18 +35,12 @@ def test_the_help_of_every_verb_has_an_example(verb: str, capsys: pytest.Capture
     ("words", "said"),
     [
         (["simulated"], "No such command 'simulated'. Did you mean 'simulate'?"),
-        (
-            ["ledger", "shwo", "run"],
-            "Invalid value for 'ACTION:",
-        ),
+        (["ledger", "shwo", "run"], "Invalid value for 'ACTION:"),
         (["status"], "Missing argument 'RUN'."),
         (["status", "run", "--jsno"], "No such option '--jsno'. Did you mean '--json'?"),
-        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer."),
+        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer range."),
         (["run", "--rounds", "5"], "--rounds is no option: settings have no dashes, write rounds=VALUE"),
-        (
-            ["tune", "--batch-size=8"],
-            "--batch-size is no option: settings have no dashes, write training.batch_size=",
-        ),
+        (["tune", "--batch-size=8"], "--batch-size is no option: settings have no dashes, write training.batch_size="),
     ],
 )
 def test_words_that_are_wrong_are_refused_in_one_line(
@@ -93,12 +87,12 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize(("verb", "module"), [*((verb, f"discreet.cli.{verb}") for verb in VERBS), ("report", "numpy")])
-def test_a_ctrl_c_while_a_command_imports_is_one_line(verb: str, module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["discreet.cli.report", "numpy"])
+def test_a_ctrl_c_while_a_command_imports_is_one_line(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     path = os.pathsep.join([str(tmp_path), str(CLI.parent.parent)])
     done = subprocess.run(
-        [sys.executable, "-m", "discreet", verb, "no/such/run"],
+        [sys.executable, "-m", "discreet", "report", "no/such/run"],
         env=os.environ | {"PYTHONPATH": path, "WHAT": module},
         preexec_fn=default_signals,
         capture_output=True,

@@ -41,8 +41,8 @@ def test_its_settings_are_taken_in_its_folder(project: Path, monkeypatch: pytest
 
 def test_it_has_the_folders_name_and_the_strategy_of_this_checkout(project: Path) -> None:
     assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "My-trial"
-    strategy = "strategies/dp_fedavg.py"
-    assert (project / strategy).read_bytes() == (ROOT / strategy).read_bytes()
+    for name in ("strategies/dp_fedavg.py", "constraints.txt"):  # the versions that were tested
+        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
     assert "outputs/" in (project / ".gitignore").read_text().splitlines()
 
 
@@ -57,19 +57,13 @@ def test_a_folder_that_holds_something_is_refused_in_one_line(
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("name", ["my trial", "2nd", "a" * 33, "my_trial"])
+@pytest.mark.parametrize("name", ["2nd", "my_trial"])
 def test_a_name_that_flower_takes_for_no_app_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / name)]) == 2
     assert capsys.readouterr().err.endswith(f"for Flower takes it as the app's name (got {name!r})\n")
     assert not (tmp_path / name).exists()
-
-
-def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    assert main([str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.startswith(f"discreet: {tmp_path / 'file'} can't be made: ")
 
 
 def test_its_sample_data_lie_in_the_ranges_that_it_gives(project: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +93,3 @@ def test_pytorch_is_installed_first_for_a_cpu_or_a_gpu_and_all_with_the_versions
     assert (cpu, gpu) == ([*tested, "torch", "--extra-index-url", "$TORCH_INDEX"], [*tested, "torch"])
     assert rest
     assert all("--constraint constraints.txt" in " ".join(line) for line in rest)
-
-
-def test_it_has_the_versions_that_were_tested(project: Path) -> None:
-    assert (project / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()

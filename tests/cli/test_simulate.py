@@ -109,7 +109,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
         ("resume=true",): "hydra.sweep.dir=FOLDER: name its folder",
         ("resume=true", "hydra.sweep.dir={}/none"): "holds none",
         ("hydra.sweep.dir={}",): "holds a sweep already: resume=true goes on with it",
-        ("hydra.sweep.dir={}", "resume=true", "rounds=3,4"): "was started with rounds=1,2: give the same settings or",
+        ("hydra.sweep.dir={}", "resume=true", "rounds=3,4"): "was started with rounds=1,2: give no settings but",
     }.items(),
 )
 def test_a_sweep_that_is_not_the_one_in_the_folder_is_refused(

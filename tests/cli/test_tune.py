@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from discreet.cli import tune
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.federated.chosen_trial import cost_of, publish, require_room
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
@@ -25,6 +24,7 @@ from discreet.reporting.spending import epsilon_curves
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
+from discreet.simulation import tuning
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
 from tests.command import tune as main
@@ -74,6 +74,7 @@ REFUSED = {
     "there is no noise": ([f"{NOISE}=0"], "without noise"),
     "clients noise too": (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "add up"),
     "a folder is given": (["output_dir=somewhere"], "--output"),
+    "deltas differ": ([f"{NOISE}=1", "privacy.delta=1e-4"], r"privacy\.delta"),
     "samplings differ": ([f"{NOISE}=1", "sampling.probability=0.5", "rounds=4"], "none costs most"),
 }
 
@@ -84,12 +85,6 @@ def test_what_can_not_be_accounted_is_refused(reason: str) -> None:
     other = load_config([f"{NOISE}=4", "sampling.probability=1.0", "rounds=60"])
     with pytest.raises(ConfigError, match=message):
         cost_of([load_config(words), other], TrialCount("poisson", 5))
-
-
-def test_deltas_that_differ_are_refused() -> None:
-    configs = [load_config([f"{NOISE}=1", f"privacy.delta={delta}"]) for delta in (1e-3, 1e-4)]
-    with pytest.raises(ConfigError, match=r"privacy\.delta"):
-        cost_of(configs, TrialCount("poisson", 5))
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +105,8 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
         simulate(config)
         ran.append(accuracies[len(ran) % 4])
 
-    monkeypatch.setattr(tune, "simulate", simulated)
-    monkeypatch.setattr(tune, "score", lambda _: ran[-1])
+    monkeypatch.setattr(tuning, "simulate", simulated)
+    monkeypatch.setattr(tuning, "score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
     assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
     assert ran == accuracies
@@ -126,45 +121,25 @@ def test_one_candidate_is_refused_before_anything_is_spent(
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_chosen_run_is_left(tuned: Path) -> None:
+def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tuned: Path) -> None:
     assert [path.name for path in tuned.iterdir()] == ["chosen"]
     assert RunFolder(tuned / "chosen").read_config().output_dir == str(tuned / "chosen")
-
-
-def test_nothing_that_is_left_tells_the_number_of_trials(tuned: Path) -> None:
     facts = json.loads((tuned / "chosen" / "selection.json").read_text())
-    assert {*facts} == {
-        "distribution",
-        "mean",
-        "delta",
-        "epsilon_of_one_trial",
-        "epsilon",
-        "accountant",
-        "covers",
-        "not_covered",
-    }
+    said = {"distribution", "mean", "delta", "epsilon_of_one_trial", "epsilon", "accountant", "covers", "not_covered"}
+    assert {*facts} == said
     assert facts["epsilon"] > facts["epsilon_of_one_trial"] > 0
     assert "trials" not in (tuned / "chosen" / "config.yaml").read_text()
 
 
-def test_the_report_states_what_the_choice_has_cost(tuned: Path, tmp_path: Path) -> None:
-    report_of([tuned]).write_page(tmp_path / "report.html")
-    facts = json.loads((tuned / "chosen" / "selection.json").read_text())
-    page = (tmp_path / "report.html").read_text()
-    assert "geometric distribution of mean 3" in page
-    assert f"{facts['epsilon']:.4g} with the choice" in page
-
-
-def test_a_choice_beyond_the_budget_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--max-epsilon", "0.5", "--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]
-    assert main(words) == 2
+def test_the_cost_alone_can_be_asked_for_and_beyond_a_budget_nothing_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]
+    assert main(["--cost", *words]) == 0
+    assert "2 candidates" in capsys.readouterr().out
+    assert main(["--max-epsilon", "0.5", *words]) == 2
     assert "above --max-epsilon" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_cost_alone_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--cost", *SMALL, f"{NOISE}=1,2"]) == 0
-    assert "2 candidates" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,11 +195,15 @@ def test_ledger_show_states_the_price_of_the_choice(
     assert "not accounted" in shown  # by PLD, which does not know the choice
 
 
-def test_the_report_has_no_epsilon_below_that_of_the_choice(tuned: Path, price: float) -> None:
-    (record,) = report_of([tuned]).records
-    assert record.epsilon("user") == pytest.approx(price)
-    curves = epsilon_curves(record, "user")
-    assert curves["rdp"] == [(1.0, pytest.approx(price))]
+def test_the_report_states_what_the_choice_has_cost_and_no_epsilon_below(
+    tuned: Path, price: float, tmp_path: Path
+) -> None:
+    report = report_of([tuned])
+    report.write_page(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "geometric distribution of mean 3" in page
+    assert f"{price:.4g} with the choice" in page
+    curves = epsilon_curves(report.records[0], "user")
     assert min(epsilon for curve in curves.values() for _, epsilon in curve) == pytest.approx(price)
 
 
@@ -254,7 +233,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise KilledError
         save(files, checkpoint, best=best, account=account)
 
-    monkeypatch.setattr(tune, "simulate", simulated)
+    monkeypatch.setattr(tuning, "simulate", simulated)
     return ran
 
 
@@ -266,7 +245,7 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
         ran = killed_at(2, patch)
         with pytest.raises(KilledError):
             main(["--output", str(tmp_path / "out"), *WORDS])
-    drawn = [trial.folder for trial in tune.read_tune(tmp_path / "out").trials]
+    drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
     assert ran == drawn[:2]
     assert main(["--output", str(tmp_path / "out"), *WORDS]) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
@@ -301,17 +280,13 @@ def people(tmp_path: Path) -> Path:
 
 
 def over(people: Path, budget: float) -> list[str]:
-    words = [f"privacy.user.account={people}", "sampling.population_name=people"]
-    return [
-        "--output",
-        str(people.parent / "out"),
-        *SMALL,
-        "seed=null",
-        f"{NOISE}=2",
-        "training.learning_rate=0.1,0.2",
-        *words,
+    account = [
+        f"privacy.user.account={people}",
+        "sampling.population_name=people",
         f"privacy.user.max_epsilon={budget}",
     ]
+    tried = ["seed=null", f"{NOISE}=2", "training.learning_rate=0.1,0.2"]
+    return ["--output", str(people.parent / "out"), *SMALL, *tried, *account]
 
 
 def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_many(
@@ -341,7 +316,7 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    monkeypatch.setattr(tune, "require_room", lambda _: None)  # another run takes the room meanwhile
+    monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
     one = PrivacyLedger(((user_event(load_config(SMALL), 2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err

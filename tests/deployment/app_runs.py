@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from discreet.deployment.flower_home import flower_environment, free_port
+from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.healthy import healthy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
 from discreet.federated.run_folder import RunFolder
-from discreet.processes import kept
+from discreet.processes import scratch_folder, tied
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
@@ -41,40 +41,34 @@ def run_simulated(app: Path, folder: Path, *, nodes: int, config: str) -> str:
 
 def run_with_processes(app: Path, folder: Path, *, nodes: int, config: str) -> str:
     """The output of the app with a SuperLink and SuperNodes on loopback; its ServerApp runs in `folder`."""
-    home = folder / "home"
-    home.mkdir()
-    with ExitStack() as held:
+    with scratch_folder() as home, ExitStack() as held:
         address = f"127.0.0.1:{free_port()}"
         host, port = address.split(":")
-        held.enter_context(_process(folder, "superlink", ["--insecure", "--host", host, "--port", port]))
+        held.enter_context(_process(folder, home, "superlink", ["--insecure", "--host", host, "--port", port]))
         wait_until(lambda: healthy(f"http://{address}/health", authority=None), START_SECONDS, "the SuperLink answers")
         for number in range(nodes):
             place = f"partition-id={number} num-partitions={nodes}"
             words = ["--insecure", "--superlink", address, "--port", str(free_port()), "--node-config", place]
-            held.enter_context(_process(folder, f"supernode-{number}", words))
+            held.enter_context(_process(folder, home, f"supernode-{number}", words))
         return _run(app, home, address, "--run-config", config)
 
 
 @contextmanager
-def _process(folder: Path, name: str, words: list[str]) -> Iterator[None]:
-    """One of Flower's processes with all that comes of it, until the block ends."""
-    command = [f"flower-{name.split('-')[0]}", *words]
+def _process(folder: Path, home: Path, name: str, words: list[str]) -> Iterator[None]:
+    """One of Flower's processes, until the block ends."""
+    command = tied([f"flower-{name.split('-')[0]}", *words])
     with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(
-            kept(command), cwd=folder, env=flower_environment(folder / "home"), stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, cwd=folder, env=flower_environment(home), stdout=log, stderr=log)
         try:
             yield
         finally:
-            process.terminate()
+            process.kill()
             process.wait()
 
 
 def _run(app: Path, home: Path, address: str, *words: str) -> str:
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "tried"\n\n[superlink.tried]\naddress = "{address}"\ninsecure = true\n'
-    )
-    command = [str(Path(sys.executable).with_name("flwr")), "run", str(app), "tried", "--stream", *words]
+    write_connection(home, address=address, authority=None)
+    command = [str(Path(sys.executable).with_name("flwr")), "run", str(app), CONNECTION, "--stream", *words]
     with (home / "run.log").open("w") as log:
         done = subprocess.run(
             command, env=flower_environment(home), stdout=log, stderr=log, timeout=RUN_SECONDS, check=False

@@ -34,7 +34,7 @@ print([m.__file__ for m in ours if not str(m.__file__).startswith(sys.argv[1])],
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle").resolve()
-    with zipfile.ZipFile(build_app(folder)) as app:
+    with zipfile.ZipFile(build_app(folder, source=REPOSITORY)) as app:
         app.extractall(folder / "app")
     return folder / "app"
 

@@ -71,7 +71,7 @@ def test_the_image_has_one_base_no_root_and_nothing_that_is_not_named() -> None:
     assert not {"!secrets", "!tests", "!outputs", "!.git"} & set(lines)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "deployment" / "policies").glob("*.json")))
+@pytest.mark.parametrize("path", sorted((ROOT / "discreet" / "deployment" / "policies").glob("*.json")))
 def test_the_demonstration_policies_accept_the_demonstration(path: Path) -> None:
     policy, run = policy_from({"policy": str(path)}), load_config(["experiment=deployment"])
     assert run.privacy.example.noise_multiplier is not None

@@ -141,7 +141,7 @@ class AloneNode:
             "DISCREET_DATA": str(self.folder / "data"),
             "DISCREET_SECRETS": str(self.secrets),
             "DISCREET_APPROVED": str(self.folder / "approved"),
-            "DISCREET_POLICY": str(self.deployment.folder / "discreet" / "deployment" / "policies" / "node-0.json"),
+            "DISCREET_POLICY": str(self.deployment.folder / "discreet" / "deployment" / "policies" / "strict.json"),
             **self.deployment.settings,
         }
         where = ("compose", "-p", f"{PROJECT}-node", "-f", "docker-compose.node.yml")

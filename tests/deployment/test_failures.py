@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from flwr.app import Message
 
-from discreet.deployment.certificates import PEERS_FILE
+from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_home import CONNECTION, free_port
-from discreet.deployment.local_federation import START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation, wait_until
 from discreet.deployment.raw_node import raw_node
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,8 @@ def silent(message: Message) -> None:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("failures")
-    federation = Federation(folder, make_secrets(folder / "secrets", NODES))
-    try:
-        federation.start_superlink()
+    with empty_federation(tmp_path_factory.mktemp("failures"), NODES) as federation:
         yield federation
-    finally:
-        federation.stop()
 
 
 def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(federation: Federation) -> None:

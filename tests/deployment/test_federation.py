@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from discreet.cli.status import status_lines
 from discreet.client.nodes import share_of
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
@@ -50,14 +50,9 @@ def start_nodes(federation: Federation) -> None:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("federation")
-    federation = Federation(folder, make_secrets(folder / "secrets", NODES))
-    try:
-        federation.start_superlink()
+    with empty_federation(tmp_path_factory.mktemp("federation"), NODES) as federation:
         start_nodes(federation)
         yield federation
-    finally:
-        federation.stop()
 
 
 def all_replied(federation: Federation, folder: RunFolder, count: int) -> None:

@@ -17,13 +17,13 @@ import torch
 
 from discreet.deployment import local_federation
 from discreet.deployment.flower_home import flower_environment, free_port
-from discreet.deployment.flower_run import main
 from discreet.deployment.local_federation import wait_until
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, RunStatus, read_status
 from discreet.processes import SCRATCH, below
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
+from tests.command import run as main
 from tests.command import statistics
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
 
@@ -41,7 +41,7 @@ slow = pytest.mark.slow
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "discreet.deployment.flower_run", *words]
+    command = [sys.executable, "-m", "discreet", "run", *words]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -108,7 +108,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
 
         said = ended(processes[first], lambda: processes[first].send_signal(signal.SIGINT), code=130)
         done = check_interrupted(first, "ended by SIGINT")
-        go_on = f"to go on: scripts/run resume=true output_dir={first.path}"
+        go_on = f"to go on: discreet run resume=true output_dir={first.path}"
         assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
         assert "Traceback" not in said
         assert not {*trees[first]} & {*below(0)}
@@ -116,7 +116,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
 
         (superlink,) = below(processes[second].pid, b"flower-superlink")
         said = ended(processes[second], lambda: os.kill(superlink, signal.SIGKILL), code=1)
-        lost = f"the SuperLink has ended, with exit code {128 + signal.SIGKILL}"
+        lost = f"the SuperLink has ended, with exit code {-signal.SIGKILL}"
         assert f"interrupted after round {check_interrupted(second, lost)} ({lost})" in said.splitlines()[-1]
         assert not {*trees[second]} & {*below(0)}
     finally:

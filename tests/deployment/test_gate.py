@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from discreet.deployment import gate as the_gate
+from discreet.deployment.certificates import make_secrets
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_gate
-from discreet.deployment.local_federation import START_SECONDS, make_secrets, wait_until
+from discreet.deployment.local_federation import START_SECONDS, wait_until
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 

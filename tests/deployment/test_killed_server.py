@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.deployment.local_federation import RUN_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.certificates import make_secrets
+from discreet.deployment.local_federation import RUN_SECONDS, Federation, wait_until
 from discreet.deployment.superlink import server_apps
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.run_folder import RunFolder, state_of
@@ -48,7 +49,8 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         (installed / name).symlink_to(REPOSITORY / "server_app" / name)
     text = "from tests.deployment.held_server import held_main\n\nmain = held_main()\n"
     (installed / "server_app.py").write_text(text)
-    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", NODES))
+    make_secrets(tmp_path / "secrets", NODES)
+    federation = Federation(tmp_path)
     federation.environment["PYTHONPATH"] = os.pathsep.join([str(installed.parent), str(REPOSITORY)])
     federation.environment[HELD_FOLDER] = str(tmp_path)
     try:

@@ -24,7 +24,7 @@ from tests.scripts.living import MARK, default_signals, marked
 
 
 def test_a_node_that_ends_at_its_start_is_not_waited_for(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, tmp_path / "secrets")
+    federation = Federation(tmp_path)
     federation.start("node-0", [sys.executable, "-c", "print('first'); print('no room'); raise SystemExit(3)"])
     with pytest.raises(RunLostError, match="node-0 has ended with 3 before it was connected; it said last: no room"):
         federation.wait_for_nodes(["node-0"])

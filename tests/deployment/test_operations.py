@@ -19,7 +19,6 @@ from prometheus_client import generate_latest
 from discreet.cli.status import status_facts, status_lines
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
-from discreet.deployment.healthy import main as healthy_main
 from discreet.federated.run_folder import (
     METRICS,
     RunFolder,
@@ -198,14 +197,6 @@ def test_what_the_machine_sets_changes_no_run_that_is_resumed(done: RunFolder, m
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     config = config_of(Context(1, 1, {}, RecordDict(), {"overrides": f"resume=true output_dir='{done.path}'"}))
     assert config == replace(done.read_config(), resume=True)
-
-
-def test_a_healthcheck_needs_every_file(done: RunFolder, tmp_path: Path) -> None:
-    with serving_metrics(done.path, port=free_port(), host="127.0.0.1") as port:
-        url = f"http://127.0.0.1:{port}/metrics"
-        assert healthy_main([url]) == 0
-    assert healthy_main([url]) == 1
-    assert healthy_main([]) == 2
 
 
 def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:

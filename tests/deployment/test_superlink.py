@@ -13,46 +13,36 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_home import CONNECTION
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, make_secrets, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
 from discreet.deployment.superlink import server_apps
 from discreet.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 
 
 def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
-    try:
-        federation.start_superlink()
+    with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         started = below(process.pid)
         process.kill()
         assert process.wait(START_SECONDS) == -signal.SIGKILL
         wait_until(lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended")
-    finally:
-        federation.stop()
 
 
 @pytest.mark.slow
 def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
-    words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--port", str(federation.port)]
     ready = tmp_path / "other-ready"
-    try:
-        federation.start_superlink()
+    with empty_federation(tmp_path, []) as federation:
+        words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--ready", str(ready)]
         module = [sys.executable, "-m", "discreet.deployment.superlink"]
-        second = federation.start("second", [*module, *words, "--ready", str(ready)])
+        second = federation.start("second", [*module, *words, "--port", str(federation.port)])
         assert second.wait(START_SECONDS) == 1
         assert "the SuperLink did not start" in federation.says("second")
         assert not ready.exists()
-    finally:
-        federation.stop()
 
 
 @pytest.mark.slow
 def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, make_secrets(tmp_path / "secrets", []))
-    try:
-        federation.start_superlink()
+    with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         (starter,) = below(process.pid, STARTER)
         assert server_apps(process.pid) == []
@@ -60,15 +50,12 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(t
         wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
         assert process.returncode > 0
         assert "no run would start any more" in federation.says("superlink")
-    finally:
-        federation.stop()
 
 
 @pytest.fixture(scope="module")
 def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation, int]]:
     """A SuperLink that was killed while a ServerApp was at work, and that run: it has come back since."""
     folder = tmp_path_factory.mktemp("superlink")
-    federation = Federation(folder, make_secrets(folder / "secrets", []))
     (folder / "state").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower's settings of alembic
@@ -79,11 +66,8 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federa
     assert link.state.claim_task(run.primary_task_id)
     assert link.state.activate_task(run.primary_task_id)
     link.state.query("UPDATE task SET active_until = '2026-01-01 00:00:00'")
-    try:
-        federation.start_superlink()
+    with empty_federation(folder, []) as federation:
         yield federation, link.run
-    finally:
-        federation.stop()
 
 
 def test_a_state_database_that_everybody_could_read_is_its_owners_alone(superlink: tuple[Federation, int]) -> None:

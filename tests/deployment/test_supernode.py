@@ -13,7 +13,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.common.config import parse_config_args
 
-from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
+from discreet.deployment.flower_fixes import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
 from discreet.federated.durable_ledger import Charge, DurableLedger
@@ -118,7 +118,7 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", started.append)
     words = ("--partition", "1", "--of", "4")
-    assert start(tmp_path, *words, "--cold") == start(tmp_path, *words) == 0
+    assert start(tmp_path, *words) == 0
     assert started == []
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert start(tmp_path, *words) == 0
@@ -128,4 +128,4 @@ def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
     found = shutil.which("flwr-clientapp")
     assert found is not None
     assert Path(found).parent.name == "flower_fixes"
-    assert len(executed) == 3
+    assert len(executed) == 2

@@ -16,7 +16,7 @@ from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from discreet.deployment.flower_fixes.unread_messages import forget_unread_messages
+from discreet.deployment.flower_fixes import unread_messages
 from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -89,7 +89,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
     for name in ("delete_messages", "start_session"):
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
-    forget_unread_messages()
+    unread_messages.make()
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
 
-from discreet.deployment.flower_fixes import warm_clients
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
 from discreet.deployment.local_federation import wait_until
@@ -85,16 +83,6 @@ def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() 
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\nset()\n"
-
-
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
-def test_an_app_is_unpacked_once_and_another_one_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    fab = build_fab_from_disk(REPOSITORY / "examples" / "quickstart")
-    (first,) = {warm_clients.install_once(fab, skip_prompt=True), *(tmp_path / "apps").iterdir()}
-    monkeypatch.setattr(warm_clients, "install_from_fab", lambda *_: "anew")
-    assert warm_clients.install_once(fab) == first
-    assert warm_clients.install_once(fab + b"other") == "anew"
 
 
 def test_it_ends_with_the_process_that_started_it(listening: Listening) -> None:

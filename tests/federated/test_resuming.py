@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.deployment import flower_run, local_federation
+from discreet.deployment import local_federation
 from discreet.federated.guarantees import resolve_noise
 from discreet.federated.resuming import run_config
 from discreet.federated.run_folder import RunFolder
@@ -15,6 +15,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
+from tests.command import run as run_command
 from tests.command import simulate as simulate_command
 
 STARTED = (
@@ -107,7 +108,7 @@ def test_a_run_that_is_not_resumed_takes_defaults_and_words() -> None:
     assert (config.rounds, config.data.num_clients) == (3, 9)
 
 
-@pytest.mark.parametrize("command", [flower_run.main, local_federation.main], ids=["scripts/run", "local_federation"])
+@pytest.mark.parametrize("command", [run_command, local_federation.main], ids=["run", "local_federation"])
 def test_a_command_refuses_before_anything_starts(
     command: object, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

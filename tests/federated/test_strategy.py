@@ -265,7 +265,7 @@ def test_the_run_folder_is_one_that_status_report_and_ledger_accept(
     assert ledger(["verify", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "round      2 of 2" in said
-    assert "2 x Gaussian of noise multiplier 1" in said
+    assert "2 x GaussianDpEvent(noise_multiplier=1.0)" in said
     saved = load_file(folder / "model.safetensors")
     assert all(np.array_equal(saved[name], values) for name, values in values_of(result).items())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -118,35 +117,25 @@ def how_loss(criterion: nn.Module) -> str:
 
 
 def rows_of(group: str) -> list[tuple[str, str, str]]:
-    """(layers, setting, how), one row for all layers of a group that are served alike."""
+    """(layers, setting, how): a row for all layers of a group that are served alike, unless by a fast rule as built."""
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
-        name = type(case.layer()).__name__
-        found[case.setting, re.sub(rf"(layer '[^']*' )?\(?{name}\)? ", "", how(case))].append(name)
-    return [(", ".join(names), *what) for what, names in found.items()]
-
-
-def loss_rows() -> list[tuple[str, str]]:
-    served, refused = (
-        [type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused") is wanted]
-        for wanted in (False, True)
-    )
-    ways = ("with `per_example_loss`", "refused: give a function from outputs and targets to one value an example")
-    return [(", ".join(served), ways[0]), (", ".join(refused), ways[1])]
+        found[case.setting, how(case).partition(":")[0]].append(type(case.layer()).__name__)
+    return [(", ".join(names), *what) for what, names in found.items() if what != ("", "fast rule")]
 
 
 def section(group: str) -> str:
-    lines = [f"| {names} | {setting} | {verdict} |" for names, setting, verdict in rows_of(group)]
-    return "\n".join([f"### {group}", "", "| layers | setting | how |", "|---|---|---|", *lines, ""])
+    return "".join(f"| {names} | {setting} | {verdict} |\n" for names, setting, verdict in rows_of(group))
 
 
 def losses() -> str:
-    lines = [f"| {names} | {way} |" for names, way in loss_rows()]
-    return "\n".join(["### Losses", "", "| losses | how |", "|---|---|", *lines, ""])
+    refused = ", ".join(type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused"))
+    return f"These losses are refused by `per_example_loss`, which takes all others of `torch.nn`:\n{refused}.\n"
 
 
 def table() -> str:
-    return "\n".join([*(section(group) for group in GROUPS), losses()])
+    head = "| layers | setting | how |\n|---|---|---|\n"
+    return f"{head}{''.join(section(group) for group in GROUPS)}\n{losses()}"
 
 
 def main() -> None:

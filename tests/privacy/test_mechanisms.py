@@ -119,8 +119,8 @@ def test_a_total_that_can_not_be_noised_is_refused(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        *((lambda z=z: Gaussian(z), "noise_multiplier must be finite and >= 0") for z in (-0.1, math.nan)),
-        (lambda: Laplace(-0.1), "noise_multiplier must be finite and >= 0"),
+        *((lambda z=z: Gaussian(z), "noise_multiplier must be finite and at least 0") for z in (-0.1, math.nan)),
+        (lambda: Laplace(-0.1), "noise_multiplier must be finite and at least 0"),
         (lambda: Gaussian(1.0, draws=0), "draws must be >= 1"),
         (lambda: split_noise_multiplier(2.0, count_stddev=1.0), "count_stddev must be > noise_multiplier / 2 = 1"),
         (lambda: split_noise_multiplier(2.0, count_stddev=math.nan), "count_stddev must be > noise_multiplier / 2 = 1"),
@@ -133,12 +133,6 @@ def test_a_total_that_can_not_be_noised_is_refused(
 def test_noise_out_of_range_is_refused(wrong: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wrong()
-
-
-def test_the_split_is_the_published_number() -> None:
-    assert round(split_noise_multiplier(1.0, count_stddev=5.0), 6) == 1.005038
-    assert split_noise_multiplier(0.0, count_stddev=5.0) == 0.0
-    assert split_noise_multiplier(2.0, count_stddev=math.inf) == 2.0
 
 
 @pytest.mark.parametrize(("z", "count_stddev"), [(1.0, 5.0), (3.0, 1.6), (0.3, 0.5)])

@@ -166,22 +166,6 @@ def test_the_model_and_the_generator_are_left_as_they_were(build: Callable[[], n
     assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
 
 
-def test_it_works_where_gradients_are_switched_off() -> None:
-    model, inputs, targets = batch(perceptron, 4, seed=4591)
-    wanted, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.1)
-    with torch.no_grad():
-        total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.1)
-    assert torch.equal(total, wanted)
-    assert not total.requires_grad
-
-
-def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
-    outputs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31))
-    targets = torch.tensor([[0, 1, 2], [4, 4, 0]])
-    single = [nn.functional.cross_entropy(row.T, wanted) for row, wanted in zip(outputs, targets, strict=True)]
-    torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
-
-
 @pytest.mark.parametrize(
     ("dtype", "count", "loss", "message"),
     [

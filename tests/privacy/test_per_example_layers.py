@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
 from discreet.privacy.rules.terms import first_places
 from tests.privacy.test_per_example_oracle import assert_matches
 
@@ -115,16 +114,6 @@ def test_normalisation_of_each_example(count: int, groups: int, space: list[int]
     size = 4 * int(torch.Size(space).numel())
     layers = [nn.LayerNorm((4, *space)), nn.GroupNorm(groups, 4), nn.Tanh(), nn.Flatten(), nn.RMSNorm(size)]
     check(lambda: nn.Sequential(*layers, nn.Linear(size, 3)), inputs, targets=targets, order=order)
-
-
-@given(count=COUNTS, length=st.integers(1, 6), layers=st.integers(1, 2), order=ORDERS, last=st.booleans())
-@settings(max_examples=20, deadline=None)
-def test_recurrent_layers(count: int, length: int, layers: int, order: int, last: bool) -> None:
-    inputs, targets = tokens(count, length)
-    recurrent = [LSTMLayer(4 if layer == 0 else 5, 5) for layer in range(layers)]
-    end = [LastStep()] if last else []
-    model = nn.Sequential(nn.Embedding(6, 4), nn.Sequential(*recurrent), *end, nn.Linear(5, 6))
-    check(lambda: model, inputs, targets=targets[:, -1] if last else targets, order=order)
 
 
 @given(count=COUNTS, length=st.integers(1, 4), first=st.booleans(), bias=st.booleans(), order=ORDERS)

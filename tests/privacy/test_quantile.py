@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from discreet.privacy.quantile import QuantileEstimator, default_count_stddev
+from discreet.privacy.quantile import QuantileEstimator
 from discreet.privacy.randomness import RandomSource, seeded_source
 
 COHORT = 200
@@ -57,11 +57,6 @@ def test_it_never_passes_its_ceiling_and_comes_down_from_it() -> None:
         estimates.append(estimator.estimate)
     assert max(estimates) == estimates[-1] == 3.0
     assert estimator.update(1e9, expected_cohort=10)[0].estimate < 3.0
-
-
-def test_the_default_count_noise_is_the_papers_or_enough_for_a_small_cohort() -> None:
-    assert default_count_stddev(100, noise_multiplier=1.0) == 5.0
-    assert default_count_stddev(10, noise_multiplier=1.0) == 2.54
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 
 from discreet.tasks.examples import Examples
-from discreet.tasks.metrics import Evaluation, evaluate, indicators
+from discreet.tasks.metrics import Evaluation, class_indicators, evaluate
 from discreet.tasks.targets import LABELS, NUMBERS, Target
 from discreet.training.losses import LOSSES
 
@@ -68,7 +68,7 @@ def test_dropout_is_off_and_the_mode_comes_back(training: bool) -> None:
 
 def test_indicators_are_those_counted_by_hand() -> None:
     targets, scores = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([0.9, 0.8, 0.3, 0.6, 0.1], dtype=torch.float64)
-    found = indicators(targets, scores)
+    found = class_indicators(torch.stack([1 - scores, scores], dim=1), targets)
     # Of the 3 * 2 pairs of a positive and a negative, one is in the wrong order: 0.3 below 0.6.
     assert found["auc"] == pytest.approx(5 / 6)
     # Above 0.8 lie two of three positives and no negative.
@@ -79,8 +79,17 @@ def test_indicators_are_those_counted_by_hand() -> None:
     assert found["loss"] == pytest.approx(expected)
 
 
+def test_indicators_of_many_classes_are_means_over_classes() -> None:
+    probabilities = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.6, 0.2, 0.2]], dtype=torch.float64)
+    found = class_indicators(probabilities, torch.tensor([0, 1, 2]))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["recall"] == pytest.approx((1 + 1 + 0) / 3)
+    assert found["precision"] == pytest.approx((0.5 + 1 + 0) / 3)
+    assert found["loss"] == pytest.approx(-(math.log(0.8) + math.log(0.7) + math.log(0.2)) / 3)
+
+
 def test_with_a_single_class_auc_and_ks_are_undefined() -> None:
-    found = indicators(torch.tensor([0, 0]), torch.tensor([0.2, 0.7]))
+    found = class_indicators(torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64), torch.tensor([0, 0]))
     assert math.isnan(found["auc"])
     assert math.isnan(found["ks"])
     assert found["accuracy"] == 0.5

@@ -14,7 +14,7 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.superlink.servicer.control import control_handlers
 
-from discreet.deployment.flower_fixes.commands import applies
+from discreet.deployment.flower_fixes import applies
 
 REPLACED = (control_handlers.stream_logs, control_handlers._stream_logs, ProtobufClient._unary_stream)
 EXPECTED = "26fc7e740260"
@@ -42,7 +42,7 @@ def stream_logs(
         yield UNREADABLE
 
 
-def say_how_runs_fail() -> None:
+def make() -> None:
     """Makes the SuperLink that this process becomes do so."""
     if applies("failed_runs", *REPLACED, expected=EXPECTED):
         control_handlers._stream_logs = stream_logs  # type: ignore[assignment]

@@ -16,9 +16,10 @@ def hand_over(path: str, words: list[str]) -> int | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(path)
-            request = json.dumps({"words": words, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
-            socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
-            connection.sendall(request)
+            socket.send_fds(connection, [b"\0"], [0, 1, 2])
+            request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+            connection.sendall(json.dumps(request).encode())
+            connection.shutdown(socket.SHUT_WR)
             taken = connection.recv(1)
         except OSError:
             return None

@@ -17,7 +17,7 @@ from flwr.supercore import date
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from discreet.deployment.flower_fixes.commands import applies
+from discreet.deployment.flower_fixes import applies
 
 logger = logging.getLogger("discreet.node")
 
@@ -49,7 +49,7 @@ def reason(dates: list[str]) -> str:
     )
 
 
-def say_why() -> None:
+def make() -> None:
     """Makes the SuperNode that this process becomes do so."""
     if applies("refused_nodes", *REPLACED, expected=EXPECTED):
         NodeAuthHttpInterceptor.intercept = intercept  # type: ignore[method-assign, assignment]

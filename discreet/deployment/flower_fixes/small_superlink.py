@@ -1,23 +1,27 @@
-"""Keeps a SuperLink's memory small, however many nodes there are.
+"""Keeps a SuperLink's memory small, however many nodes there are, and has it wait longer for its database.
 
-The content of a call stays in memory when it is answered: Starlette's middlewares leave reference cycles behind, and
-Python looks for these by the number of objects, whatever their size.
+Flower lets a writer wait 5 s for the others. With 20 nodes that reply at once on two cores that was too short: the call
+failed with "database is locked", and the process that starts ServerApps ended for good. The content of a call stays in
+memory when it is answered: Starlette's middlewares leave reference cycles behind, and Python looks for these by the
+number of objects, whatever their size.
 """
 
 from __future__ import annotations
 
 import gc
 
+from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from discreet.deployment.flower_fixes.commands import applies
+from discreet.deployment.flower_fixes import applies
 
+# Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's default; bytes.
+PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
 EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
-EXPECTED = "bbd75af3eaf6"
+DATABASE = (sql_mixin._set_sqlite_pragmas, sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+DATABASE_EXPECTED, GARBAGE_EXPECTED = "97978fd01552", "bbd75af3eaf6"
 
 put_content, get_content = SqlObjectStore.put, SqlObjectStore.get
-
-
 since_collection = [0]  # bytes of contents stored and read
 
 
@@ -41,7 +45,10 @@ def get(store: SqlObjectStore, object_id: str) -> bytes | None:
     return content
 
 
-def be_small() -> None:
+def make() -> None:
     """Makes the SuperLink that this process becomes so."""
-    if applies("content_garbage", put_content, get_content, expected=EXPECTED):
+    if applies("database", *DATABASE, expected=DATABASE_EXPECTED):
+        pragmas = dict(sql_mixin.SQLITE_PRAGMAS) | PRAGMAS  # type: ignore[attr-defined]
+        sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
+    if applies("content_garbage", put_content, get_content, expected=GARBAGE_EXPECTED):
         SqlObjectStore.put, SqlObjectStore.get = put, get  # type: ignore[method-assign, assignment]

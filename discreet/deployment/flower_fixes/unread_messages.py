@@ -14,7 +14,7 @@ from flwr.supercore.date import now
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 
-from discreet.deployment.flower_fixes.commands import applies
+from discreet.deployment.flower_fixes import applies
 
 REPLACED = (
     *(SqlLinkState.delete_messages, SqlLinkState.start_session, SqlLinkState.get_message_res),
@@ -50,7 +50,7 @@ def start_session(state: SqlLinkState, run_id: int) -> str:
     return begin_session(state, run_id)
 
 
-def forget_unread_messages() -> None:
+def make() -> None:
     """Makes the SuperLink that this process becomes do so."""
     if applies("unread_messages", *REPLACED, expected=EXPECTED):
         SqlLinkState.delete_messages = delete_messages  # type: ignore[method-assign, assignment]

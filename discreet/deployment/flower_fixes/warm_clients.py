@@ -7,7 +7,6 @@ it. No module of the app is loaded beforehand: what runs is the code that came w
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -16,16 +15,13 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from flwr.cli.install import install_from_fab
-from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.superexec.executor import SubprocessExecutor
-from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-from flwr.supernode.runtime import run_clientapp as clientapps
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from discreet.deployment.flower_fixes.commands import applies
+from discreet.deployment.flower_fixes import applies
 
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
@@ -34,23 +30,15 @@ LOADED = (
     *("cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 OURS = "discreet"  # forgotten: the bundle of an app brings its own
-REPLACED = (SubprocessExecutor.launch, flwr_clientapp, clientapps.run_clientapp, install_from_fab)
-EXPECTED = "6c98858d0b65"
+REPLACED = (SubprocessExecutor.launch, flwr_clientapp, run_clientapp)
+EXPECTED = "2c846da98195"
 LOOK_SECONDS = 1.0
-
-
-def install_once(fab_file: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
-    """The folder of an app, which is installed if it is not there; in place of Flower's `install_from_fab`."""
-    name = f"*.{hashlib.sha256(fab_file).hexdigest()[:FAB_HASH_TRUNCATION]}"
-    installed = (get_flwr_home() / APP_DIR).glob(name)
-    return next(installed, None) or install_from_fab(fab_file, install_dir, skip_prompt)
 
 
 def load() -> None:
     """Imports what ClientApps need."""
     for name in LOADED:
         importlib.import_module(name)
-    clientapps.__dict__["install_from_fab"] = install_once
     for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
         del sys.modules[name]
 
@@ -83,7 +71,13 @@ def _answer(connection: socket.socket) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        request = _received(connection)
+        connection.settimeout(None)
+        _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        with connection.makefile("rb") as file:
+            request = json.load(file)
         connection.sendall(b"\1")
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -93,7 +87,10 @@ def _answer(connection: socket.socket) -> NoReturn:
         random.seed()
         np.random.seed()
         torch.seed()
-        code = _run()
+        flwr_clientapp()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -101,28 +98,8 @@ def _answer(connection: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def _received(connection: socket.socket) -> dict[str, Any]:
-    connection.settimeout(None)
-    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    with connection.makefile("rb") as file:
-        request: dict[str, Any] = json.loads(file.read(int.from_bytes(head, "big")))
-    return request
-
-
-def _run() -> int:
-    try:
-        flwr_clientapp()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
-
-
-def main() -> None:
-    """Loads, listens at the path that is the command's last word, and serves; returns at once if it does not apply, and
-    Flower starts ClientApps itself."""
+def main(path: Path) -> None:
+    """Loads, and serves at a path. If it does not apply, it ends at once, and Flower starts ClientApps itself."""
     if applies("warm_clients", *REPLACED, expected=EXPECTED):
         load()
-        serve(Path(sys.argv[-1]))
+        serve(path)

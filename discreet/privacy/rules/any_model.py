@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from discreet.privacy.rules.free_layers import check_draws
-from discreet.privacy.rules.linear import check_table
-from discreet.privacy.rules.normalisation import check_statistics
+from discreet.privacy.rules.layer_rules import check_draws, check_statistics, check_table
 from discreet.privacy.rules.objective import LOSS_SCALE, Objective
 from discreet.privacy.rules.terms import Rows, Term
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.rules.free_layers import without_parameters
+from discreet.privacy.rules.layer_rules import layer_norm, without_parameters
 from discreet.privacy.rules.linear import affine, linear, product_terms
-from discreet.privacy.rules.normalisation import layer_norm
 from discreet.privacy.rules.terms import Rule, Tape, unchanged
 
 

@@ -216,14 +216,11 @@ class Outer:
     def mass(self, order: int) -> Tensor:
         if order == 1:
             return self.built().mass(1)
-        inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
-        grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
+        factors = (self.inputs, self.grads)
+        inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
         # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
-        lost = (_lost_squares(each.shape[2], each.dtype, each.device) for each in (self.inputs, self.grads))
-        lengths = [
-            (gram.diagonal(dim1=1, dim2=2) + each / _GRAM_MARGIN).sqrt()
-            for gram, each in zip((inputs, grads), lost, strict=True)
-        ]
+        lost = (_lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN for each in factors)
+        lengths = [(gram.diagonal(dim1=1, dim2=2) + each).sqrt() for gram, each in zip(grams, lost, strict=True)]
         largest = (lengths[0] * lengths[1]).sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
@@ -272,33 +269,8 @@ class Lookup:
         return mass(rows.view(self.grads.shape), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        _add_rows(parts[self.slot.index], self.ids, self.grads * (factor * weights).view(-1, 1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Bag:
-    """Weighted sums of rows picked from a table: ids and shares (n, T), and grads (n, d) at the sums."""
-
-    slot: Slot
-    ids: Tensor
-    shares: Tensor
-    grads: Tensor
-
-    def mass(self, order: int) -> Tensor:
-        """A row's gradient is the sum of its shares, times the gradient at the sum."""
-        shares = torch.zeros_like(self.shares.flatten())
-        shares.index_add_(0, first_places(self.ids, self.slot.shape[0]), self.shares.flatten())
-        by_row = mass(shares.view(self.shares.shape), order)
-        return by_row * mass(self.grads, order)
-
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        grads = self.grads * (factor * weights).unsqueeze(1)
-        _add_rows(parts[self.slot.index], self.ids, self.shares.unsqueeze(2) * grads.unsqueeze(1))
-
-
-def _add_rows(part: Tensor, ids: Tensor, rows: Tensor) -> None:
-    """Add rows (n, T, d) to those of a part that ids (n, T) name: with a factor it would take three times as long."""
-    part.index_add_(0, ids.flatten(), rows.flatten(0, 1))
+        rows = self.grads * (factor * weights).view(-1, 1, 1)  # index_add_ with a factor takes three times as long
+        parts[self.slot.index].index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
 
 Terms = Callable[[Tensor], list[Term]]
