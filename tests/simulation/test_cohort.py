@@ -1,4 +1,4 @@
-"""A whole run with clients trained together is the run with clients trained one by one."""
+"""A whole run with clients trained together is the run with clients trained one after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.sequences import LAYERS
 from tests.sequences import folder as sequence_folder
 from tests.simulation.chunks import Clients
 
-ENGINES = ("one_by_one", "batched")
+ENGINES = ("sequential", "batched")
 SMALL = (
     "seed=64019",
     "rounds=2",

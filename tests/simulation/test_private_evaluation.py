@@ -182,7 +182,7 @@ def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pyte
     trained: list[object] = []
     monkeypatch.setattr(own, "local_update", watched)
     monkeypatch.setattr(own, "outputs_of", rated)
-    run(tmp_path / "run", "engine=one_by_one", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
+    run(tmp_path / "run", "engine=sequential", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
     rows = {tuple(row.flatten().tolist()) for examples in trained for row in examples.inputs}  # type: ignore[attr-defined]
     held = {tuple(row.flatten().tolist()) for inputs in seen for row in inputs}
     assert held

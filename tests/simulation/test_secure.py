@@ -36,7 +36,7 @@ from tests.masking.federation import MemoryStore
 NODES, DROPOUTS = 5, 1
 BASE = (
     *("sampling.kind=everyone", "privacy.accountant=rdp", f"data.num_clients={NODES}", "model.name=linear", "rounds=3"),
-    *("training.epochs=1", "training.batch_size=64", "seed=55147", "privacy.user.too_noisy=warn", "engine=one_by_one"),
+    *("training.epochs=1", "training.batch_size=64", "seed=55147", "privacy.user.too_noisy=warn", "engine=sequential"),
     *("privacy.user.noise_multiplier=1", f"privacy.secure.dropouts={DROPOUTS}"),
 )
 SECURE = (*BASE, "privacy.user.aggregation=secure")

@@ -33,7 +33,7 @@ def run(folder: Path, *words: str) -> Outcome:
     return simulate(load_config([*words, f"output_dir={folder}"]))
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_path: Path, engine: str) -> None:
     nothing = ("privacy.example.noise_multiplier=0", f"engine={engine}")
     shared = run(tmp_path / "shared", *SECURE, *nothing).checkpoint.params
