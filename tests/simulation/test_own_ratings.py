@@ -1,4 +1,4 @@
-"""Runs whose clients noise their ratings themselves: the ledger, what is published, standard errors."""
+"""Runs whose clients noise their ratings themselves, at example level or for local privacy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from dp_accounting.pld import PLDAccountant
 from discreet.client.release import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE
+from discreet.federated.guarantees import EXAMPLE, LOCAL
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
+from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
@@ -32,6 +33,12 @@ WORDS = (
     *("data.num_clients=8", "training.epochs=1", "training.batch_size=50", "model.name=linear"),
     *("sampling.kind=everyone", "privacy.user.enabled=false"),
     *("privacy.example.enabled=true", "privacy.example.noise_multiplier=2"),
+)
+
+
+LOCALLY = (
+    *("data.num_clients=40", "training.batch_size=32", "privacy.example.enabled=false", "privacy.local.clip_norm=0.1"),
+    *("privacy.example.noise_multiplier=null",),
 )
 
 
@@ -117,3 +124,23 @@ def test_without_any_answer_there_is_no_number() -> None:
     found = ACCURACY.read(NoisedAnswers(NoisedByClients(1, 2.0, 1.0)).released())["accuracy"]
     assert math.isnan(found.value)
     assert found.standard_error == math.inf
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_the_error_is_that_of_the_clients_noise_and_each_answer_is_charged(kind: str, tmp_path: Path) -> None:
+    folder = run(tmp_path, *LOCALLY, f"privacy.local.kind={kind}", "privacy.local.noise_multiplier=3")
+    # Noise of standard deviation 2 * 2 on a number in -1..1, twice as wide as an accuracy; for Laplace sqrt(2).
+    wide = 4 / 2 / math.sqrt(40) * (1 if kind == "gaussian" else math.sqrt(2))
+    assert folder.read_metrics()[-1]["accuracy_error"] == pytest.approx(wide, rel=1e-6)
+    charged = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7").entries
+    assert sorted(count for _, count in charged) == [2, 3]  # two answers, three updates
+
+
+def test_the_total_is_spent_by_updates_and_answers_together_and_is_what_is_published(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", *LOCALLY, "privacy.local.kind=laplace", "privacy.local.epsilon=5")
+    spent = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7")
+    assert pure_epsilon(spent.entries) == pytest.approx(5, rel=1e-9)
+    stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][2]
+    assert stated["epsilon"]["pure"] == pytest.approx(5, rel=1e-9)
+    assert "the client rates the model every 2 rounds and at the end" in stated["mechanism"]
+    assert folder.read_metrics()[-1]["epsilon_local"] == pytest.approx(stated["epsilon"]["pld"], rel=1e-9)

@@ -99,13 +99,6 @@ def test_another_declared_number_of_examples_is_another_guarantee(tmp_path: Path
         folder.ledger(load_config(overrides(tmp_path, *words[:2])))
 
 
-def test_more_rounds_may_be_asked_for_when_resuming(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    simulate(load_config(overrides(folder, "rounds=1")))
-    outcome = simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
-    assert outcome.checkpoint.round == 2
-
-
 def test_a_damaged_checkpoint_is_said_and_not_taken_for_a_new_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     simulate(load_config(overrides(folder, "rounds=1")))

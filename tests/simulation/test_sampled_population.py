@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 from discreet.client.nodes import share_of
 from discreet.federated.guarantees import guarantees_of
+from discreet.federated.round import CohortSampling
 from discreet.federated.run_folder import RunFolder
+from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
@@ -90,3 +93,16 @@ def test_memory_does_not_grow_with_the_population(tmp_path: Path) -> None:
         peaks.append(int(done.stdout.split()[-1]))
     unit = 1 if sys.platform == "darwin" else 1024
     assert (peaks[1] - peaks[0]) * unit < 40 * 2**20
+
+
+MANY = 10**6
+
+
+def test_drawing_a_cohort_of_a_million_takes_the_memory_of_the_cohort() -> None:
+    sampling = CohortSampling("poisson", 100 / MANY, MANY)
+    tracemalloc.start()
+    cohort = sampling.draw(range(MANY), seeded_source(33091))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 20 < len(cohort) < 200
+    assert peak < 2_000_000
