@@ -140,33 +140,26 @@ def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str,
     assert found.any()
 
 
-WRONG = {
-    "no number of tags": (TAGGED.replace(f"num_classes = {TAGS}\n", ""), "must give classes or num_classes"),
-    "a tag beyond the classes": (
-        TAGGED.replace(f"num_classes = {TAGS}", "num_classes = 3"),
-        "neither one of 0 to 2 nor",
-    ),
-    "another padding": (
-        TAGGED.replace("-1", "-100"),
-        "row 1: the class at position 0 is neither one of 0 to 3 nor the padding -100",
-    ),
-    "a token beyond the tokens": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 5"), r"whole numbers in \[0, 5\)"),
-    "one token": (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 1"), "tokens must be a whole number of at least 2"),
-    "a range of tokens": (TAGGED + "low = 0\nhigh = 9\n", "without low and high"),
-    "padding in words": (TAGGED.replace("-1", '"none"'), "padding must be a whole number"),
-    "next token and classes": ("tokens = 9\nnum_classes = 9\nnext_token = true\n", "next_token needs tokens"),
-    "next token without tokens": ("next_token = true\n", "next_token needs tokens"),
-    "next token in words": ('tokens = 9\nnext_token = "yes"\n', "next_token must be true or false"),
-    "tags without padding": (TAGGED.replace("padding = -1\n", ""), "must be one number a row"),
-}
+WRONG = (
+    (TAGGED.replace(f"num_classes = {TAGS}\n", ""), "must give classes or num_classes"),
+    (TAGGED.replace(f"num_classes = {TAGS}", "num_classes = 3"), "neither one of 0 to 2 nor"),
+    (TAGGED.replace("-1", "-100"), "row 1: the class at position 0 is neither one of 0 to 3 nor the padding -100"),
+    (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 5"), r"whole numbers in \[0, 5\)"),
+    (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 1"), "tokens: .* greater than or equal to 2"),
+    (TAGGED + "low = 0\nhigh = 9\n", "without low and high"),
+    (TAGGED.replace("-1", '"none"'), "padding must be a whole number"),
+    ("tokens = 9\nnum_classes = 9\nnext_token = true\n", "next_token needs tokens"),
+    ("next_token = true\n", "next_token needs tokens"),
+    ('tokens = 9\nnext_token = "yes"\n', "next_token: .* valid boolean"),
+    (TAGGED.replace("padding = -1\n", ""), "must be one number a row"),
+)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_description_of_sequences_is_said_in_one_line(name: str, tmp_path: Path) -> None:
-    description, said = WRONG[name]
-    with pytest.raises(FolderError, match=said) as error:
-        load_task("folder", path=str(folder(tmp_path, description)))
-    assert "\n" not in str(error.value)
+def test_what_is_wrong_with_a_description_of_sequences_is_said_in_one_line(tmp_path: Path) -> None:
+    for description, said in WRONG:
+        with pytest.raises(FolderError, match=said) as error:
+            load_task("folder", path=str(folder(tmp_path, description)))
+        assert "\n" not in str(error.value)
 
 
 def test_one_class_an_example_is_no_sequence(tmp_path: Path) -> None:
