@@ -36,9 +36,8 @@ from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
+from discreet.mechanisms.sums import PartialReply
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.settings.compose import load_config
@@ -181,13 +180,13 @@ def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLe
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     exchange = BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=accounts)
-    start, user = flatten_parameters(model), round_settings(run).user
+    start, release = flatten_parameters(model), round_settings(run).release
 
     def rounds(clients: Sequence[int]) -> None:
-        total = empty_sum(len(start), CLIP_NORM, user)
+        total = release.empty(len(start), CLIP_NORM)
         for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
             assert isinstance(replies, PartialReply)
-            total.merge(replies)
+            total.take(replies)
 
     return rounds
 

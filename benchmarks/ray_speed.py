@@ -24,9 +24,8 @@ import torch
 
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.round import empty_sum
 from discreet.federated.run_plan import round_settings
+from discreet.mechanisms.sums import PartialReply
 from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
@@ -121,12 +120,12 @@ def _turn(transport: BatchedTransport) -> list[float]:
     """The seconds of each round of a turn."""
     run, engine, times = transport.run, transport.engine, []
     model = build_model(run.model.name, (1, 28, 28), 10, seed=SEED)
-    start, user, turn = flatten_parameters(model), round_settings(run).user, time.perf_counter()
+    start, release, turn = flatten_parameters(model), round_settings(run).release, time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
-        total = empty_sum(engine.model.layout.size, CLIP_NORM, user)
+        total = release.empty(engine.model.layout.size, CLIP_NORM)
         for replies in transport.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=range(COHORT)):
             assert isinstance(replies, PartialReply)
-            total.merge(replies)
+            total.take(replies)
         times.append(time.perf_counter() - started)
     return times
 

@@ -23,12 +23,11 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 
 from __future__ import annotations
 
-from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.session import Session, training_run
 from discreet.federated.training_run import TrainingRun
 from discreet.federated.transport import Transport
 
 
-def dp_fedavg(session: Session, transport: Transport | SealedTransport) -> TrainingRun:
+def dp_fedavg(session: Session, transport: Transport) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
     return training_run(session, transport)

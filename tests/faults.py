@@ -98,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         "the count of norms has half its noise",
-        "discreet.federated.round:_noised_count",
-        lambda real: lambda below, user, source: real(below, replace(user, count_stddev=user.count_stddev / 2), source),
+        "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
+        lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
         "federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
     ),
     Fault(
@@ -136,8 +136,8 @@ FAULTS = (
     ),
     Fault(
         "a round that also rates the model is charged as if it did not",
-        "discreet.federated.run_plan:user_event",
-        lambda real: lambda config, noise, *, joined=False, **more: real(config, noise, **more),
+        "discreet.mechanisms.central_gaussian:CentralGaussian.event",
+        lambda real: lambda self, noise, *, rates=False, **more: real(self, noise, **more),
         "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
     ),
     Fault(
@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "a table that clips its rows has a rule",
-        "discreet.privacy.rules.layer_rules:check_table",
+        "discreet.privacy.rules.layer_rules:check_layer",
         always(None),
         "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),

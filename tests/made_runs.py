@@ -9,9 +9,10 @@ from pathlib import Path
 from dp_accounting import DpEvent
 
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import USER, resolve_noise, user_event
+from discreet.federated.guarantees import resolve_noise, server_mechanism
 from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import USER
 
 ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 
@@ -37,7 +38,7 @@ def make_run(
         row |= {"clip_norm": 0.1 * number, "fraction_below": 0.4, "cohort": 10, "replies": 9}
         row |= {f"epsilon_{name}": float("inf") for name in ("user", "example", "local")}
         if user.enabled and user.noise_multiplier is not None:
-            event = user_event(config, user.noise_multiplier)
+            event = server_mechanism(config).event(user.noise_multiplier)
             ledger.charge([Charge(number, USER, "", event, per_round)])
             row["epsilon_user"] = float(number)
         folder.append_metrics(row)

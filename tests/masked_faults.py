@@ -11,11 +11,12 @@ from tests.planting import Fault, always
 
 
 def _opened_first(real: Any) -> Any:
-    def secure_round(state: Any, sealed: Any, settings: Any, *, charge: Any) -> Any:
+    def release(self: Any, replies: Any, at: Any) -> Any:
+        (sealed,) = replies
         total = sealed.open()
-        return real(state, replace(sealed, open=lambda: total), settings, charge=charge)
+        return real(self, [replace(sealed, open=lambda: total)], at)
 
-    return secure_round
+    return release
 
 
 def _answered(self: Any, request: Any, params: Any) -> TrainReply:
@@ -77,7 +78,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a masked sum is opened before it is charged",
-        "discreet.federated.secure_round:secure_round",
+        "discreet.mechanisms.masked_gaussian:MaskedSum.release",
         _opened_first,
         "federated/test_round.py::test_a_masked_sum_is_charged_before_it_is_opened",
     ),
@@ -96,7 +97,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a simulation opens a sum of fewer clients than may be left",
-        "discreet.federated.sealed_sum:InTheClear.ask_sealed",
+        "discreet.simulation.in_process:InTheClear.ask",
         lambda real: lambda self, **asked: real(replace(self, fewest=0), **asked),
         "simulation/test_secure.py::test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened",
     ),

@@ -17,12 +17,14 @@ FOLDERS = ("discreet", "strategies", "client_app", "server_app", "benchmarks")
 ROOMS = (
     *("discreet.privacy", "discreet.tasks", "discreet.training", "discreet.federated", "discreet.reporting"),
     *("discreet.client", "discreet.central", "discreet.simulation", "discreet.deployment", "discreet.audit"),
-    "discreet.masking",
-    "discreet.cli",
+    *("discreet.masking", "discreet.mechanisms", "discreet.cli"),
 )
 
 # Who may import whom: a folder may import itself and what is listed. "discreet" alone means its settings and its log.
-BELOW_FEDERATED = {"discreet", "discreet.privacy", "discreet.masking", "discreet.tasks", "discreet.training"}
+BELOW_FEDERATED = {
+    "discreet",
+    *(f"discreet.{name}" for name in ("privacy", "masking", "mechanisms", "tasks", "training")),
+}
 BELOW_REPORTING = BELOW_FEDERATED | {"discreet.federated"}
 LIBRARY = {"discreet", *ROOMS}
 MAY = {
@@ -31,6 +33,7 @@ MAY = {
     "discreet": {"discreet.privacy"},
     "discreet.tasks": {"discreet", "discreet.privacy"},
     "discreet.training": {"discreet", "discreet.privacy", "discreet.tasks"},
+    "discreet.mechanisms": {"discreet", "discreet.privacy", "discreet.tasks", "discreet.training"},
     "discreet.federated": BELOW_FEDERATED,
     "discreet.reporting": BELOW_REPORTING,
     "discreet.client": BELOW_REPORTING,

@@ -15,16 +15,12 @@ from torch import Tensor
 from discreet.client.release import LocalPrivacy, Values, noised_vector, release_step, release_update
 from discreet.federated.answer_sum import AnswerNoise
 from discreet.federated.messages import TrainReply
-from discreet.federated.round import (
-    RoundSettings,
-    UserPrivacy,
-    dp_fedavg_round,
-    empty_sum,
-)
-from discreet.federated.sealed_sum import Sealed
-from discreet.federated.secure_round import secure_round
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import State, initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.masked_gaussian import MaskedSum
+from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.events import fixed_size_round_event, poisson_round_event
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
@@ -111,7 +107,7 @@ def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
 
     def run(count: int, source: RandomSource) -> list[object]:
         state, how = initial_state(torch.zeros(3), clip_norm=C), RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
-        total = empty_sum(3, C, KINDS["on the grid"])
+        total = KINDS["on the grid"].empty(3, C)
         total.add(rows[:count], bits[:count])
         part = [total.part()]
         state, _ = dp_fedavg_round(state, part, how, source=source, charge=lambda _: None)
@@ -146,12 +142,13 @@ NOBODY = TrainReply(1, torch.zeros(3), below=False)
 def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
     user = UserPrivacy(Z, vector.event, count_stddev=4.0 if vector.bit_steps else None)
-    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), user, AnswerNoise(2, 5.0, 2.5), vector)
+    release = MaskedSum(vector, vector.event, user)
+    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), release, AnswerNoise(2, 5.0, 2.5))
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
-        sealed = Sealed(partial(vector.centred, total), len(updates))
-        state, metrics = secure_round(state, sealed, how, charge=lambda _: None)
+        sealed = UnopenedSum(partial(vector.centred, total), len(updates))
+        state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
@@ -202,8 +199,9 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             reply = client(share, source=own).answer(asked, params)
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
-    how = RoundSettings(5.0, ServerSGD(), UserPrivacy(Z, vector.event, count_stddev=4.0), secure=vector)
-    return list(secure_round(state, Sealed(lambda: vector.centred(total), 3), how, charge=lambda _: None))
+    release = MaskedSum(vector, vector.event, UserPrivacy(Z, vector.event, count_stddev=4.0))
+    sealed, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), release)
+    return list(dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None))
 
 
 def test_a_whole_masked_round_from_the_clients_data_to_the_servers_model() -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
+from discreet.federated.round import dp_fedavg_round
 from discreet.federated.run_plan import round_settings
-from discreet.federated.sealed_sum import InTheClear, Sealed
-from discreet.federated.secure_round import secure_round
 from discreet.federated.state import initial_state
+from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
@@ -26,6 +26,7 @@ from discreet.settings.privacy import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
+from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.tasks.examples import Examples
 from tests.client.clients import DIMS, config, examples, linear, params_of, request
@@ -40,7 +41,7 @@ RUN = config(
     "seed=7919",
 )
 Shares = Sequence[Examples]
-Ask = Callable[[nn.Module, Shares, Tensor, int], Sealed]
+Ask = Callable[[nn.Module, Shares, Tensor, int], UnopenedSum]
 
 
 def perceptron() -> nn.Module:
@@ -51,22 +52,20 @@ def perceptron() -> nn.Module:
 
 
 def vector_of_model(model: nn.Module) -> SecureSum:
-    vector = round_settings(RUN, Sizes(params_of(model).numel())).secure
-    assert vector is not None
-    return vector
+    return round_settings(RUN, Sizes(params_of(model).numel())).release.vector
 
 
-def one_by_one(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> Sealed:
+def one_by_one(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
     """What nodes do, each by itself."""
     vector, asked = vector_of_model(model), request(RUN, number)
     total = torch.zeros(vector.length, dtype=torch.int64)
     for name, share in enumerate(shares):
         own = source.child("client", number, name)
         total += Client(model, share, None, ClientPolicy(), own).vector(asked, params, vector)
-    return Sealed(lambda: vector.centred(total), len(shares))
+    return UnopenedSum(lambda: vector.centred(total), len(shares))
 
 
-def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> Sealed:
+def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> UnopenedSum:
     """What the simulation does for many clients at once."""
     layers, vector = sequence_of(nn.Sequential(model), (DIMS,)), vector_of_model(model)
     assert layers is not None
@@ -74,8 +73,9 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> S
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
     engine = Engine(shared_examples(whole, torch.device("cpu")), PartitionedExamples(rows), layers, chunk=3, workers=1)
     with BatchedTransport(RUN, engine, accounts=None, vector=vector) as transport:
-        sealed = InTheClear(transport, vector, 3)
-        return sealed.ask_sealed(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
+        clear = InTheClear(transport, vector, 3)
+        (sealed,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
+        return sealed
 
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
@@ -84,7 +84,8 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(one_by_one, source=source)
-        state, metrics = secure_round(state, ask(model, shares, state.params, number), how, charge=lambda _: None)
+        sealed = ask(model, shares, state.params, number)
+        state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 

@@ -17,7 +17,7 @@ from discreet.audit.canaries import Auditor, draw_canaries
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release, Score, repeated
 from discreet.federated.answer_sum import AnswerNoise, answer_round
-from discreet.federated.guarantees import evaluation_event, guarantees_of
+from discreet.federated.guarantees import guarantees_of, server_mechanism
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import data_query, statistics_noise
 from discreet.federated.query import STATISTICS
@@ -25,7 +25,9 @@ from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_ro
 from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
 from discreet.federated.session import checked, evaluation_query
 from discreet.federated.state import initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.datasets import load_task
@@ -42,24 +44,25 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     Raises:
       ConfigError: clients do not rate the model, or there are fewer than two releases.
     """
-    assert not config.privacy.user.secure, "discreet.audit.masked_audit opens the sum that rates the model"
     query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    if client_settings(config).rates_itself:
+    mechanism = server_mechanism(config)
+    if mechanism is None:
         raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
     asked, sampling, paid = config.evaluation, cohort_sampling(config), guarantees_of(config)[0].adjacency
     facts: Facts = {"metrics": ", ".join(asked.metrics), "noise_multiplier": asked.noise_multiplier}
     if asked.cohort == "own":
-        event = evaluation_event(config)
+        event = mechanism.event(0.0, trains=False, rates=True, sizes=PLANNED)
         score = _answers(answer_noise(config, query.length), event)
         return _repeated(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
     resolved, task = checked(config)
     settings = evaluation_plan(resolved, query).joined
-    assert settings.user is not None
+    user = settings.release
+    assert isinstance(user, UserPrivacy)
     score = _joined(resolved, settings, num_params_of(resolved.model.name, task))
-    facts = {**facts, "noise_multiplier of the update": settings.user.noise_multiplier}
-    release = Release("a round that also rates the model", settings.user.event, paid, score, facts)
+    facts = {**facts, "noise_multiplier of the update": user.noise_multiplier}
+    release = Release("a round that also rates the model", user.event, paid, score, facts)
     return _repeated(config, sampling, release, releases)
 
 

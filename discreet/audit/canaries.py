@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
-from discreet.federated.round import CohortSum, RoundSettings
+from discreet.federated.round import RoundSettings
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import State
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import CohortSum
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.rules import ConfigError
@@ -87,10 +89,11 @@ class Auditor:
     @classmethod
     def of(cls, settings: RoundSettings, canaries: Canaries) -> Auditor:
         """The auditor of rounds that are noised at the server."""
-        assert settings.user is not None
-        stddev = settings.user.count_stddev
+        user = settings.release
+        assert isinstance(user, UserPrivacy)
+        stddev = user.count_stddev
         of_count = None if stddev is None else (stddev / BIT_SENSITIVITY) ** 2
-        return cls(settings, canaries, (settings.user.update_noise_multiplier**2, of_count))
+        return cls(settings, canaries, (user.sum_noise**2, of_count))
 
     def scores(
         self, before: State, after: State, fraction: object, others: CohortSum | None = None

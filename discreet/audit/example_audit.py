@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.client.admission import local_settings
+from discreet.federated.guarantees import noised
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import source_of
-from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import client_examples_of
@@ -55,9 +56,8 @@ def audit_examples(config: RunConfig, *, canaries: int, client: int = 0, rounds:
     Raises:
       ConfigError: there is no example-level guarantee, or the client has too few examples.
     """
-    if not config.privacy.example.enabled or config.privacy.example.noise_multiplier == 0:
+    if not noised(config, EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
-    assert not config.privacy.example.secure, "discreet.audit.masked_audit opens the sum of a step that clients share"
     task = load_task(config.data.name, path=config.data.path)
     model, examples = model_and_examples(config, task, client)
     if not 1 <= canaries <= len(examples):

@@ -11,7 +11,8 @@ from discreet.audit.federation_audit import audit_federation
 from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.user_audit import audit_users
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of, mechanisms_of
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 
@@ -45,7 +46,8 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
             raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
         return audit_federation(config, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
     of = asked.of or next((each.name for each in guarantees_of(config) if each.enabled), USER)
-    if of == EXAMPLE and config.privacy.example.secure:
+    masked = any(each.masked for each in mechanisms_of(config).values())
+    if of == EXAMPLE and masked:
         return audit_shared_step(config, releases=releases, client=asked.client)
     if of == EXAMPLE:
         canaries = asked.canaries or MOST_CANARIES
@@ -54,7 +56,7 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
         return audit_local(config, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
     if of == "statistics":
         return audit_statistics(config, releases=releases)
-    if config.privacy.user.secure:
+    if masked:
         return audit_secure(config, releases=releases, of_answers=of == "evaluation")
     if of == "evaluation":
         return audit_answers(config, releases=releases)

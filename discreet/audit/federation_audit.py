@@ -31,7 +31,7 @@ from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federat
 from discreet.deployment.raw_node import raw_node
 from discreet.extras import require
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import USER
+from discreet.federated.guarantees import accounts_itself
 from discreet.federated.messages import TrainReply, decode_request, encode_reply
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_lost import RunLostError
@@ -39,8 +39,9 @@ from discreet.federated.run_plan import round_settings
 from discreet.federated.session import check_secure, checked
 from discreet.federated.state import State
 from discreet.privacy.randomness import secure_source
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings, described
+from discreet.settings.run_config import RunConfig, described
 from discreet.tasks.model_check import num_params_of
 
 logger = logging.getLogger("discreet")
@@ -90,7 +91,7 @@ def in_federation(config: RunConfig, canaries: int, runs: int) -> RunConfig:
     """
     check_noised(config)
     check_secure(config)
-    if config.sampling.kind == "fixed" or config.evaluation.private or client_settings(config).accounts_itself:
+    if config.sampling.kind == "fixed" or config.evaluation.private or accounts_itself(config):
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
             "privacy.user alone, with aggregation=plain"

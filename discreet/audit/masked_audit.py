@@ -24,18 +24,19 @@ from discreet.client.account import Refused
 from discreet.client.client import Client
 from discreet.client.policy import ClientPolicy
 from discreet.client.release import Values, noised_vector
-from discreet.federated.guarantees import guarantees_of
+from discreet.federated.guarantees import guarantees_of, noised
 from discreet.federated.messages import TRAIN, TrainRequest, Work
 from discreet.federated.query import EVALUATION
-from discreet.federated.round import RoundSettings
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import evaluation_plan, round_settings
-from discreet.federated.sealed_sum import Sealed
-from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.session import checked, evaluation_query, sizes_of
 from discreet.federated.state import initial_state
+from discreet.mechanisms.masked_gaussian import MaskedSum
+from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
+from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.examples import Examples, Task
@@ -66,18 +67,18 @@ def audit_secure(
       ConfigError: the user level has no secure aggregation with noise, the answers of clients that answer nothing are
         to be audited, or there are fewer than two releases.
     """
-    if not config.privacy.user.secure or config.privacy.user.noise_multiplier == 0:
+    if not noised(config, USER, masked=True):
         raise ConfigError("an audit of masked sums needs privacy.user.aggregation=secure, with noise")
     resolved, task = checked(config)
     query, sizes, own = evaluation_query(resolved, task), sizes_of(resolved, task), resolved.evaluation.cohort == "own"
     if of_answers and query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
     mechanism, work, settings = "a masked sum", TRAIN, round_settings(resolved, sizes)
-    event = settings.user.event if settings.user else None
+    event = settings.release.event
     if query is not None and (of_answers or not own):
         plan = evaluation_plan(resolved, query, num_params=sizes.num_params)
         settings, work, mechanism = plan.joined, Work(query=EVALUATION), "a masked sum that also rates the model"
-        event = settings.user.event if settings.user else None
+        event = settings.release.event
         if own:
             work, mechanism, event = Work(trains=False, query=EVALUATION), "a masked sum of ratings", plan.event
     score, facts = _user_score(resolved, settings, work, event, make), _facts(_vector(settings), event)
@@ -91,15 +92,15 @@ def _facts(vector: SecureSum, event: DpEvent) -> Facts:
 
 
 def _vector(settings: RoundSettings) -> SecureSum:
-    assert settings.secure is not None
-    return settings.secure
+    assert isinstance(settings.release, MaskedSum)
+    return settings.release.vector
 
 
-def _sum_of(vector: SecureSum, parts: Sequence[Part], make: MakeVector, source: RandomSource) -> Sealed:
+def _sum_of(vector: SecureSum, parts: Sequence[Part], make: MakeVector, source: RandomSource) -> UnopenedSum:
     """The sum of clients' noised vectors, as a server reads it."""
     vectors = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(parts)]
     total = torch.stack(vectors).sum(dim=0) % 2**vector.bits
-    return Sealed(lambda: vector.centred(total), len(vectors))
+    return UnopenedSum(lambda: vector.centred(total), len(vectors))
 
 
 def _user_score(config: RunConfig, settings: RoundSettings, work: Work, event: DpEvent, make: MakeVector) -> Score:
@@ -125,8 +126,9 @@ def _user_score(config: RunConfig, settings: RoundSettings, work: Work, event: D
         parts = [canary if included else silent, *[silent] * (vector.summands - 1)]
         total = _sum_of(vector, parts, make, source)
         if not work.trains:
-            return secure_answers(total, settings, event=event, charge=lambda _: None).values[0]
-        after, seen = secure_round(start, total, settings, charge=lambda _: None)
+            at = settings.of_round(start, source, lambda _: None)
+            return float(settings.release.rate([total], at, event).values[0])
+        after, seen = dp_fedavg_round(start, [total], settings, source=source, charge=lambda _: None)
         found = float(auditor.scores(start, after, seen.fraction_below)[0])
         return found + seen.answers.values[0] / of_answer if seen.answers and of_answer else found
 
@@ -146,12 +148,11 @@ def audit_shared_step(
       ConfigError: there is no secure aggregation with noise at example level, the client has no example or more than
         it may have, or there are fewer than two releases.
     """
-    if not config.privacy.example.secure or config.privacy.example.noise_multiplier == 0:
+    if not noised(config, EXAMPLE, masked=True):
         raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
     resolved, task = checked(config)
     settings = round_settings(resolved, sizes_of(resolved, task))
-    vector, norm = _vector(settings), settings.norm
-    assert norm is not None
+    vector, norm = _vector(settings), settings.release.norm(math.inf)
     request, params, without, within = step_parts(resolved, task, client)
     added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
     silent = replace(without, update=torch.zeros_like(added))
@@ -160,7 +161,7 @@ def audit_shared_step(
         """The log-likelihood ratio of in and out, up to rounding."""
         values = [within if included else without, *[silent] * (vector.summands - 1)]
         total = _sum_of(vector, [(request, each) for each in values], make, source)
-        after, _ = secure_round(start, total, settings, charge=lambda _: None)
+        after, _ = dp_fedavg_round(start, [total], settings, source=source, charge=lambda _: None)
         unknown = noised_sum(settings, start, after) - without.update
         return float(unknown @ added) / (norm * vector.noise_stddev) ** 2
 

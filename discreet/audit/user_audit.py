@@ -20,17 +20,18 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
-from discreet.federated.guarantees import USER, guarantees_of
+from discreet.federated.guarantees import guarantees_of, noised
 from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_evaluation import Unrated
-from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import plan_of, round_settings
 from discreet.federated.session import checked, prepare
 from discreet.federated.state import State
 from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Failure, RoundReport, Transport
+from discreet.federated.transport import Brought, RoundReport, Transport
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import take_all
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import virtual_clients
@@ -80,7 +81,7 @@ def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, 
 
 def check_noised(config: RunConfig) -> None:
     """Raises ConfigError unless there is a user-level guarantee."""
-    if not config.privacy.user.enabled or config.privacy.user.noise_multiplier == 0:
+    if not noised(config, USER):
         raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
 
 
@@ -115,8 +116,8 @@ def experiment_of(
 
 
 def _user(resolved: RunConfig) -> UserPrivacy:
-    user = round_settings(resolved).user
-    assert user is not None
+    user = round_settings(resolved).release
+    assert isinstance(user, UserPrivacy)
     return user
 
 
@@ -131,10 +132,9 @@ def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
         session = prepare(config, simulated=True, held=held, resolved=config)
         context, num_params = session.context, session.context.state.params.numel()
         plan = plan_of(config, num_params=num_params, chance_loss=math.inf)
-        assert plan.settings.user is not None
         canaries = draw_canaries(count, num_params, context.source.child("canaries"))
         inner, replaced = virtual_clients(session, held) if honest else None, config.sampling.kind == "fixed"
-        transport = CanaryTransport(inner, canaries, honest=honest, user=plan.settings.user, replaced=replaced)
+        transport = CanaryTransport(inner, canaries, honest=honest, user=_user(config), replaced=replaced)
         auditor, rounds = Auditor.of(plan.settings, canaries), list[Scores]()
         before, after = context.state, context.state
 
@@ -167,7 +167,7 @@ class CanaryTransport:
     ) -> None:
         self.inner, self.canaries, self.honest = inner, canaries, honest
         self.user, self.replaced = user, replaced
-        self.others = empty_sum(len(canaries.signs), 1.0, user)
+        self.others = user.empty(len(canaries.signs), 1.0)
 
     def members(self) -> Sequence[int]:
         """The honest clients, and the canaries that are in; all canaries if they are replaced."""
@@ -176,16 +176,15 @@ class CanaryTransport:
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | PartialReply | Failure]:
+    ) -> Iterator[Brought]:
         """Replies of the honest clients of a cohort, then of its canaries."""
-        self.others = empty_sum(params.numel(), clip_norm, self.user)
+        self.others = self.user.empty(params.numel(), clip_norm)
         if self.inner is not None:
             asked = [client for client in cohort if client < self.honest]
             for reply in self.inner.ask(
                 round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked, work=work
             ):
-                for part in RoundReport().accept([reply]):
-                    self.others.take(part)
+                take_all(RoundReport().accept([reply]), self.others, None)
                 yield reply
         for client in cohort:
             if client >= self.honest:

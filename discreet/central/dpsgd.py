@@ -21,7 +21,7 @@ from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.calibration import check_whole, noise_multiplier_for_releases
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
-from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
+from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.rules.objective import PADDING
 from discreet.privacy.rules.trial import is_same
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
@@ -148,7 +148,7 @@ class DPSGD:
         self._model, self._optimizer, self._settings, self._private = model, optimizer, settings, settings.example
         event = example_event(self._size, settings)
         self._account = StepAccount(event, steps, budget, ledger, privacy.data_owner)
-        self._source = secure_source() if privacy.seed is None else seeded_source(privacy.seed)
+        self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")
         self._loss, self._is_plain = _one_value_an_example(loss)

@@ -30,12 +30,12 @@ import typer
 from typer import Option
 
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.guarantees import GUARANTEES, USER
 from discreet.federated.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
 from discreet.federated.run_folder import CONFIG, RunFolder
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.events import ACCOUNTANTS
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import GUARANTEES, USER
 from discreet.settings.rules import ConfigError
 
 DEFAULT_DELTA = 1e-5

@@ -17,10 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER
+from discreet.federated.guarantees import mechanisms_of
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.run_folder import RunFolder, read_status
 from discreet.logs import json_ready
+from discreet.mechanisms.mechanism import terms_of
+from discreet.settings.privacy import GUARANTEES
 from discreet.settings.run_config import RunConfig
 from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
@@ -64,17 +66,13 @@ def status_facts(folder: RunFolder) -> Facts:
 
 def _epsilons(folder: RunFolder, config: RunConfig, row: Any) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
-    privacy, user, example, local = config.privacy, config.privacy.user, config.privacy.example, config.privacy.local
-    found: dict[str, Facts | None] = {USER: None, EXAMPLE: None, LOCAL: None}
-    if user.enabled:
-        spent = row.get("epsilon_user") or 0.0
-        if folder.ledger_path.exists():
-            spent = DurableLedger(folder.ledger_path).spent(USER).epsilon(privacy.delta, privacy.accountant)
-        found[USER] = _spending(spent, None if user.account else user.max_epsilon)
-    if example.enabled:
-        found[EXAMPLE] = _spending(row.get("epsilon_example") or 0.0, example.max_epsilon or example.target_epsilon)
-    if local.kind != "none":
-        found[LOCAL] = _spending(row.get("epsilon_local") or 0.0, local.max_epsilon or local.epsilon)
+    privacy, found = config.privacy, dict[str, Facts | None].fromkeys(GUARANTEES)
+    for name, mechanism in mechanisms_of(config).items():
+        spent = row.get(f"epsilon_{name}") or 0.0
+        if not mechanism.reported and folder.ledger_path.exists():
+            spent = DurableLedger(folder.ledger_path).spent(name).epsilon(privacy.delta, privacy.accountant)
+        of_all_runs = not mechanism.reported and privacy.user.account is not None
+        found[name] = _spending(spent, None if of_all_runs else terms_of(mechanism).budget)
     return found
 
 

@@ -21,6 +21,7 @@ from discreet.client.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.federated.durable_ledger import Charge
 from discreet.federated.messages import TrainRequest, decode_request
 from discreet.federated.query import EVALUATION, query_of
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.privacy import EXAMPLE, USER, Sizes
 
@@ -67,7 +68,9 @@ class MaskedWork:
     @cached_property
     def sums(self) -> SecureSum:
         """The masked sum, by the client's own count."""
-        return self.request.run.secure_sum(self.sizes)
+        mechanism = masked_mechanism(self.request.run)
+        assert mechanism is not None
+        return mechanism.sum(self.sizes)
 
     @property
     def guarantee(self) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.client.account import Budget, Refused
+from discreet.mechanisms.mechanism import least_noise, releases_of
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
@@ -140,7 +142,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
         raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
     if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
         raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
-    least = run.least_user_noise(noise_multipliers.get(USER, 0.0))
+    least = least_noise(run, noise_multipliers.get(USER, 0.0))
     for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
         if value < policy.min_noise_multiplier:
             raise Refused(
@@ -182,8 +184,11 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
+    mechanism = server_mechanism(run)
+    assert mechanism is not None
+
     def epsilon(rounds: int) -> float:
-        return PrivacyLedger(run.user_releases(noise_multiplier, rounds)).epsilon(delta, run.accountant)
+        return PrivacyLedger(releases_of(mechanism, noise_multiplier, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import Sums
+from discreet.mechanisms.sums import PartialReply, Replies, Reply, take_all
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
@@ -22,7 +22,6 @@ from discreet.settings.run_config import RunConfig
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.federated.messages import TrainReply
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 
@@ -36,7 +35,7 @@ class AnswerNoise:
       expected_cohort: q * population_size, a public constant.
       noise_multiplier: of the noise on the sum, over `SENSITIVITY`; 0 draws no noise and protects nobody.
       probability: q, with which a client is asked.
-      draws, on_grid, largest_cohort: as `discreet.federated.round.UserPrivacy` has them.
+      draws, on_grid, largest_cohort: as `discreet.mechanisms.central_gaussian.UserPrivacy` has them.
     """
 
     length: int
@@ -125,7 +124,7 @@ class AnswerSum:
         """Adds clients: answers (n, length)."""
         self.clipped.add(answers)
 
-    def take(self, reply: TrainReply | PartialReply) -> None:
+    def take(self, reply: Reply | PartialReply) -> None:
         """Adds a client's answer, if it has sent one, or the sum of a part."""
         _take(self, self._values, reply)
 
@@ -136,8 +135,11 @@ class AnswerSum:
     def released(self, source: RandomSource) -> Sums:
         """The noised sum."""
         mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)
-        noised = self.clipped.noised(mechanism, source)
-        return Sums(tuple(noised.tolist()), self.how.expected_cohort, self.how.stddev, self.how.probability)
+        return self.opened(self.clipped.noised(mechanism, source))
+
+    def opened(self, values: Tensor) -> Sums:
+        """A sum (length,) that has its noise."""
+        return Sums(tuple(values.tolist()), self.how.expected_cohort, self.how.stddev, self.how.probability)
 
     @property
     def _values(self) -> Tensor:
@@ -158,7 +160,7 @@ class NoisedAnswers:
         rows = answers.detach().cpu().double()
         self.total += rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0)
 
-    def take(self, reply: TrainReply | PartialReply) -> None:
+    def take(self, reply: Reply | PartialReply) -> None:
         """Adds a client's answer, if it has sent one, or the sum of a part."""
         _take(self, self.total, reply)
 
@@ -166,14 +168,19 @@ class NoisedAnswers:
         """What has been added up, to be taken into another sum."""
         return tuple(self.total.tolist())
 
-    def released(self) -> Sums:
-        """The sum, with the standard deviation of all noise that is in it: infinity if nobody has answered."""
-        *values, variance = self.total.tolist()
+    def released(self, source: RandomSource | None = None) -> Sums:
+        """The sum, with the standard deviation of all noise that is in it: infinity if nobody has answered. `source`:
+        not drawn from."""
+        return self.opened(self.total)
+
+    def opened(self, values: Tensor) -> Sums:
+        """As `released`, of a sum (length + 1,)."""
+        *sums, variance = values.tolist()
         stddev = math.sqrt(variance) if variance else math.inf
-        return Sums(tuple(values), self.how.expected_cohort, stddev, self.how.probability)
+        return Sums(tuple(sums), self.how.expected_cohort, stddev, self.how.probability)
 
 
-def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: TrainReply | PartialReply) -> None:
+def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: Reply | PartialReply) -> None:
     if isinstance(reply, PartialReply):
         if reply.answers:
             values.add_(torch.tensor(reply.answers, dtype=values.dtype))
@@ -187,7 +194,7 @@ def sum_for(how: AnswerNoise | NoisedByClients) -> AnswerSum | NoisedAnswers:
 
 
 def answer_round(
-    replies: Iterable[TrainReply | PartialReply],
+    replies: Replies,
     how: AnswerNoise,
     *,
     event: DpEvent,
@@ -206,7 +213,6 @@ def answer_round(
       charge: called with the event before noise is added to anything: it writes the ledger to disk.
     """
     total = AnswerSum(how)
-    for reply in replies:
-        total.take(reply)
+    take_all(replies, None, total)
     charge(event)
     return total.released(source)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from discreet.federated.messages import TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
+from discreet.federated.messages import Work
 from discreet.federated.private_statistics import data_query, needs_normaliser, normaliser_in, with_normaliser
 from discreet.federated.query import NORMALISE, Query
 from discreet.federated.run_context import first_clip_norm
 from discreet.federated.session import Session
 from discreet.federated.transport import RoundReport, Transport
+from discreet.mechanisms.sums import Replies
 
-Answers = Callable[[Query], Iterable[TrainReply | PartialReply]]
+Answers = Callable[[Query], Replies]
 
 logger = logging.getLogger("discreet")
 
 
-def answers_by(transport: Transport, session: Session, name: str) -> Iterator[TrainReply | PartialReply]:
+def answers_by(transport: Transport, session: Session, name: str) -> Replies:
     """What all clients that can be asked answer to a question about their data, as it comes. They get no parameters."""
     members, report = list(transport.members()), RoundReport()
     asked = Work(trains=False, query=name)

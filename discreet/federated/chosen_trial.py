@@ -18,16 +18,18 @@ from safetensors.torch import load_file
 from discreet.federated.budget import BudgetSpent
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import USER, resolve_noise, user_event
+from discreet.federated.guarantees import mechanisms_of, resolve_noise, server_mechanism
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import privacy_facts
 from discreet.federated.run_folder import RunFolder, replace_file
 from discreet.federated.state import Outcome
+from discreet.mechanisms.mechanism import releases_of, terms_of
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.events import RDP
 from discreet.privacy.selection import TrialCount, selection_event
+from discreet.settings.privacy import PLANNED, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -115,10 +117,10 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
 
 
 def _check(config: RunConfig) -> None:
-    privacy = config.privacy
-    if not privacy.user.enabled or privacy.user.noise_multiplier == 0:
+    mechanisms = mechanisms_of(config)
+    if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
         raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
-    if privacy.example.enabled or privacy.local.kind != "none":
+    if len(mechanisms) > 1:
         raise ConfigError(
             "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
             "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
@@ -128,13 +130,14 @@ def _check(config: RunConfig) -> None:
 
 
 def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    noise_multiplier = resolve_noise(config).privacy.user.noise_multiplier
+    mechanism = server_mechanism(resolve_noise(config))
+    assert mechanism is not None
+    noise_multiplier = terms_of(mechanism).noise_multiplier
     assert noise_multiplier is not None
-    planned = client_settings(config).user_releases(noise_multiplier, config.rounds)
+    planned = releases_of(mechanism, noise_multiplier, config.rounds)
     # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
-    again = user_event(
-        config, noise_multiplier, joined=config.evaluation.private and config.evaluation.cohort == "same"
-    )
+    rates = config.evaluation.private and config.evaluation.cohort == "same"
+    again = mechanism.event(noise_multiplier, rates=rates, sizes=PLANNED)
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 

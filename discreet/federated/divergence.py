@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from discreet.federated.round import UserPrivacy
+from discreet.mechanisms.central_gaussian import UserPrivacy
 
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
 FACTOR = 2.0  # times the loss of a model that gives 0 throughout

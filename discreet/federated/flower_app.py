@@ -21,7 +21,7 @@ from discreet.federated.array_layout import ArrayLayout
 from discreet.federated.durable_ledger import LedgerError
 from discreet.federated.flower_messages import FlowerMessages
 from discreet.federated.grid_transport import GridTransport
-from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.guarantees import accounts_itself, resolve_noise
 from discreet.federated.masked_transport import MaskedTransport, SumTerms
 from discreet.federated.messages import VirtualClient
 from discreet.federated.noise_outlook import check_noise
@@ -36,6 +36,7 @@ from discreet.federated.simulated_clients import set_up_simulation
 from discreet.federated.state import Outcome, State
 from discreet.federated.strategy_settings import check_search
 from discreet.federated.training_run import OnRound, TrainingRun
+from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
@@ -193,7 +194,7 @@ class FlowerApp:
         resumed = _read_arrays(folder, layout) if config.resume else None
         check_noise(asked, num_params=layout.num_params, resolved=config)
         evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
-        own_keys = simulated and config.privacy.user.secure
+        own_keys = simulated and accounts_itself(config)
         params = evaluation.layout.vector(arrays)
         run = open_run(config, asked=asked, params=params, simulated=own_keys, held=held)
         if resumed is None:
@@ -206,16 +207,16 @@ class FlowerApp:
         if asked.resume:
             return same_settings(asked)
         config = resolve_noise(asked, sizes)
-        check_search(config, count_stddev(config))
+        check_search(config, count_stddev(client_settings(config)))
         return config
 
     def transport(
         self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack
     ) -> GridTransport | MaskedTransport:
         """Asks the app's clients; under secure aggregation for masked vectors."""
-        config, folder, secure = run.config, run.folder.path, run.config.privacy.user.secure
-        told = ConfigRecord() if train_config is None else train_config
-        masked = (client_settings(config), self.frozen) if secure else None
+        config, folder, told = run.config, run.folder.path, train_config or ConfigRecord()
+        terms = SumTerms.of(config, Sizes(run.state.params.numel()))
+        masked = None if terms is None else (terms.run, self.frozen)
         transport = GridTransport(
             grid,
             FlowerMessages(layout, told, self.arrays_key, self.config_key, self.metric, masked),
@@ -225,9 +226,8 @@ class FlowerApp:
             in_every_round=True,
             says=in_arguments,
         )
-        if not secure:
+        if terms is None:
             return transport
-        terms = SumTerms.of(config, Sizes(run.state.params.numel()))
         if not isinstance(grid, InMemoryGrid):
             return MaskedTransport(transport, terms)
         ticket, numbers = set_up_simulation(config, folder, held), dict[int, int]()

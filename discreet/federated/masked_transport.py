@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from flwr.app import Message, MessageType, RecordDict
@@ -27,12 +28,13 @@ from discreet.federated.masked_messages import (
     terms_of,
 )
 from discreet.federated.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
-from discreet.federated.sealed_sum import RoundAbandoned, Sealed
 from discreet.federated.server_messages import read_masking_reply, read_member
-from discreet.federated.transport import Failure
+from discreet.federated.transport import Failure, RoundAbandoned
 from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
@@ -57,15 +59,16 @@ class SumTerms:
     run: ClientSettings
 
     @classmethod
-    def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms:
-        """Of a configuration whose noise is resolved."""
+    def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms | None:
+        """Of a configuration whose noise is resolved; None if its server reads replies."""
         run = client_settings(config)
-        return cls(run.secure_sum(sizes), run)
+        mechanism = masked_mechanism(run)
+        return None if mechanism is None else cls(mechanism.sum(sizes), run)
 
 
 @dataclass
 class MaskedTransport:
-    """Asks nodes for masked vectors; a `discreet.federated.sealed_sum.SealedTransport`.
+    """Asks nodes for masked vectors, of which it brings the sum that nobody has read.
 
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
@@ -81,6 +84,7 @@ class MaskedTransport:
     virtual: Callable[[int], VirtualClient] | None = None
     members_of: dict[int, Member] = field(default_factory=dict)
     number: int = 1
+    makes_sums: ClassVar[bool] = True
     _server: MaskingServer | None = field(default=None, repr=False)
     _told: bool = field(default=False, repr=False)
 
@@ -88,10 +92,10 @@ class MaskedTransport:
         """See `GridTransport.members`."""
         return self.asking.members()
 
-    def ask_sealed(
+    def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Sealed:
-        """The sealed sum of what these clients send: of at least n - d of them, or of none.
+    ) -> Iterator[Failure | UnopenedSum]:
+        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none.
 
         Raises:
           RoundAbandoned: fewer are left, or their lists of peers differ.
@@ -108,8 +112,8 @@ class MaskedTransport:
             taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
             alive = taken if masked else alive
             exchange = self._next(exchange, missing)
-        failures = tuple(failure for client, failure in missing.items() if client in set(cohort))
-        return Sealed(partial(self._open, exchange, cohort, missing), alive, failures)
+        yield from [failure for client, failure in missing.items() if client in set(cohort)]
+        yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
     def _open(self, exchange: Exchange, cohort: Sequence[int], missing: dict[int, Failure]) -> Tensor:
         """The shares of who is left, and what they open. Whatever comes of it, this sum's number is used up."""

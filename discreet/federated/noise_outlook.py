@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from discreet.federated.guarantees import count_stddev, expected_cohort, resolve_noise
-from discreet.federated.round import update_noise_multiplier
+from discreet.federated.guarantees import resolve_noise, server_mechanism
 from discreet.federated.server_optimizer import ServerSGD, server_optimizer
 from discreet.privacy.noise_ratio import EARLY_ROUNDS, LARGEST_DRIVE_SHRINKING, largest_drive, noise_drive, noise_ratio
 from discreet.settings.rules import ConfigError
@@ -25,14 +24,14 @@ class NoiseOutlook:
       limit: the largest drive with which such a run learns.
       early: whether the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the drive would be at its limit.
-      shared_step: whether it is such a step. The clip norm is then that of an example's gradient, and the noise is that
-        of the gradients' mean.
+      fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves: the noise is then
+        that of the gradients' mean.
     """
 
     ratio: float
     drive: float
     limit: float
-    shared_step: bool = False
+    fixed_norm: str | None = None
     early: bool = False
     remedies: tuple[str, ...] = ()
 
@@ -47,10 +46,10 @@ class NoiseOutlook:
         return self.loud and not self.early
 
     def __str__(self) -> str:
-        if self.shared_step:
+        if self.fixed_norm is not None:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
-                "privacy.example.clip_norm, which does not move: noise does not drive the model"
+                f"{self.fixed_norm}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if not self.loud:
@@ -63,18 +62,16 @@ class NoiseOutlook:
 
 def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     """Of a configuration whose noise is resolved, and a model of so many parameters."""
-    if config.privacy.example.secure:
-        return _of_shared_step(config, num_params=num_params)
-    user, noise = config.privacy.user, 0.0
-    if user.enabled:
-        assert user.noise_multiplier is not None
-        noise = update_noise_multiplier(user.noise_multiplier, count_stddev=count_stddev(config)) * _unaccounted(config)
-    ratio = noise_ratio(noise, num_params=num_params, expected_cohort=expected_cohort(config))
-    optimizer = server_optimizer(config.server)
+    mechanism, optimizer = server_mechanism(config), server_optimizer(config.server)
+    if mechanism is None:
+        return NoiseOutlook(0.0, 0.0, math.inf)
+    ratio = noise_ratio(mechanism.noise_in_sum, num_params=num_params, expected_cohort=mechanism.averaged)
+    if mechanism.fixed_norm is not None:
+        return NoiseOutlook(ratio, 0.0, math.inf, mechanism.fixed_norm)
     if not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
         return NoiseOutlook(ratio, 0.0, math.inf)
-    training = config.training
+    training, user = config.training, config.privacy.user
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
     full = training.optimizer != "sgd"
     work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
@@ -88,25 +85,6 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
         f"a model of {math.floor(num_params / excess**2)} parameters",
     )
     return NoiseOutlook(ratio, drive, limit, early=config.rounds <= EARLY_ROUNDS, remedies=remedies)
-
-
-def _of_shared_step(config: RunConfig, *, num_params: int) -> NoiseOutlook:
-    """The mean over all examples, by their public number, is at most the clip norm long, as an average of updates is.
-    That norm is fixed, so that longer noise is not followed by longer noise."""
-    noise = config.privacy.example.noise_multiplier
-    assert noise is not None
-    examples = expected_cohort(config) * config.training.batch_size
-    ratio = noise_ratio(noise * _unaccounted(config), num_params=num_params, expected_cohort=examples)
-    return NoiseOutlook(ratio, 0.0, math.inf, shared_step=True)
-
-
-def _unaccounted(config: RunConfig) -> float:
-    """By how much the noise of all clients is larger than that of those that are sure to add theirs; 1 if the server
-    adds it."""
-    if not config.privacy.masked:
-        return 1.0
-    nodes = config.population_size
-    return math.sqrt(nodes / config.privacy.secure.summands(nodes))
 
 
 def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None = None) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from discreet.federated.budget import BudgetSpent, ServerBudget
 from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError, Sum
-from discreet.federated.guarantees import USER
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.run_folder import ACCOUNT, RunFolder
 from discreet.privacy.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 

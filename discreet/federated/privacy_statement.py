@@ -8,14 +8,17 @@ import math
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL, USER, Guarantee, guarantees_of
+from discreet.federated.guarantees import guarantees_of, mechanisms_of
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.state import Outcome, State
+from discreet.mechanisms.mechanism import Mechanism, Statement
+from discreet.mechanisms.mechanism_table import guarantees_of as all_guarantees
 from discreet.privacy.events import ACCOUNTANTS, event_to_json
-from discreet.privacy.grid import LARGEST_SCALE, grid_slack, laplace_grid_slack
+from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.privacy_ledger import PrivacyLedger
-from discreet.settings.run_config import RunConfig
+from discreet.settings.run_config import RunConfig, client_settings
 
+PURE = "pure"
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
@@ -23,14 +26,15 @@ def epsilon_lines(
     config: RunConfig, ledger: DurableLedger, checkpoint: State, account: PopulationAccount | None = None
 ) -> list[str]:
     """One line for each guarantee, those that are off included; and one for the population's account."""
-    lines = []
+    lines, mechanisms = [], mechanisms_of(config)
     for guarantee in guarantees_of(config):
         if not guarantee.enabled:
             lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
             continue
-        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
+        mechanism = mechanisms[guarantee.name]
+        epsilon = _epsilons(mechanism, config, ledger, checkpoint)
         shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
-        whose = "" if guarantee.name == USER else f"; {_whose(checkpoint, shared=config.privacy.example.secure)}"
+        whose = f"; {_whose(mechanism, checkpoint)}" if mechanism.reported else ""
         lines.append(
             f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
@@ -44,8 +48,10 @@ def epsilon_lines(
     return lines
 
 
-def _whose(checkpoint: State, *, shared: bool = False) -> str:
-    if shared:
+def _whose(mechanism: Mechanism, checkpoint: State) -> str:
+    if not mechanism.reported:
+        return "of the server's ledger"
+    if mechanism.at_server:
         return "of the run, by the server's ledger; each client's own has what it took part in"
     count = len(checkpoint.unaccounted)
     without = f"; {count} of them reported an infinite one and are not in it" if count else ""
@@ -67,13 +73,16 @@ def privacy_facts(
         "protects_nobody": config.seed is not None,
         "ledger_head": ledger.mark().head,
         "account": None if account is None else account.facts(),
-        "guarantees": [_facts(guarantee, config, ledger, outcome.checkpoint) for guarantee in guarantees_of(config)],
+        "guarantees": [
+            _facts(mechanism, statement, config, ledger, outcome.checkpoint)
+            for mechanism, statement in zip(all_guarantees(client_settings(config)), guarantees_of(config), strict=True)
+        ],
     }
 
 
-def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, object]:
-    shared = guarantee.name == EXAMPLE and config.privacy.masks(EXAMPLE)
-    by_server = guarantee.name == USER
+def _facts(
+    mechanism: Mechanism, guarantee: Statement, config: RunConfig, ledger: DurableLedger, checkpoint: State
+) -> dict[str, object]:
     facts: dict[str, object] = {
         "name": guarantee.name,
         "enabled": guarantee.enabled,
@@ -84,55 +93,50 @@ def _facts(guarantee: Guarantee, config: RunConfig, ledger: DurableLedger, check
         "mechanism": guarantee.mechanism if guarantee.enabled else "none",
         "accounting": guarantee.accounting if guarantee.enabled else "none",
         "epsilon": {config.privacy.accountant: math.inf},
-        "epsilon_is": "of the server's ledger" if by_server else _whose(checkpoint, shared=shared),
-        "events": _events(ledger.spent(guarantee.name)) if by_server or shared else "in each client's own ledger",
+        "epsilon_is": _whose(mechanism, checkpoint),
+        "events": _events(ledger.spent(guarantee.name)) if mechanism.at_server else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
     if guarantee.enabled:
-        epsilon = _epsilons(guarantee.name, config, ledger, checkpoint)
-        facts["epsilon"] = epsilon
-        facts["floating_point"] = _floating_point(guarantee.name, config, ledger, checkpoint)
-        if not by_server:
+        facts["epsilon"] = _epsilons(mechanism, config, ledger, checkpoint)
+        facts["floating_point"] = _floating_point(mechanism, config, ledger, checkpoint)
+        if mechanism.reported:
             facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
     return facts
 
 
-def _epsilons(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
+def _epsilons(mechanism: Mechanism, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
     chosen = config.privacy.accountant
-    if name == EXAMPLE:
-        return {chosen: checkpoint.largest_reported("epsilon_example")}
-    if name == LOCAL:
-        pure = checkpoint.largest_reported("epsilon_local_pure")
-        return {chosen: checkpoint.largest_reported("epsilon_local"), "pure": pure}
-    spent = ledger.spent(USER)
-    # The chosen one first; a fixed-size cohort, secure aggregation and a choice among trials have no PLD.
-    only = config.sampling.kind == "fixed" or config.privacy.user.secure
-    only = only or any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
+    if mechanism.reported:
+        return dict(zip((chosen, PURE), map(checkpoint.largest_reported, mechanism.reported), strict=False))
+    spent = ledger.spent(mechanism.guarantee)
+    # The chosen one first; a choice among trials has no PLD.
+    only = mechanism.only_rdp or any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
     others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
     return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
 
 
-def _floating_point(name: str, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, str | float]:
-    if config.privacy.masks(name):
+def _floating_point(
+    mechanism: Mechanism, config: RunConfig, ledger: DurableLedger, checkpoint: State
+) -> dict[str, str | float]:
+    if mechanism.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
-    on_grid = config.privacy.noise == "grid" and name != EXAMPLE and config.privacy.local.kind != "laplace_step"
-    if not on_grid:
-        return {
-            "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
-            "delta_slack": "not bounded",
-        }
     rated = sum(config.evaluation.ratings(checkpoint.round))
-    releases = ledger.spent(USER).num_releases if name == USER else checkpoint.round + rated
-    stated = _epsilons(name, config, ledger, checkpoint).values()
-    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
-    epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
-    # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
-    bound = laplace_grid_slack if name == LOCAL and config.privacy.local.kind == "laplace" else grid_slack
     # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
     values = max(checkpoint.params.numel() + 1, 2 * len(config.normaliser.means or []))
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
-    slack = releases * bound(values, LARGEST_SCALE)
+    # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
+    if mechanism.grid_slack is None:
+        return {
+            "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
+            "delta_slack": "not bounded",
+        }
+    releases = ledger.spent(mechanism.guarantee).num_releases if mechanism.at_server else checkpoint.round + rated
+    slack = releases * mechanism.grid_slack(values, LARGEST_SCALE)
+    stated = _epsilons(mechanism, config, ledger, checkpoint).values()
+    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
+    epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}

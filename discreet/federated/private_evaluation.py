@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from discreet.federated.answer_sum import AnswerNoise, NoisedAnswers, NoisedByClients, answer_round
-from discreet.federated.messages import TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
+from discreet.federated.answer_sum import AnswerNoise, NoisedByClients
+from discreet.federated.messages import Work
 from discreet.federated.query import EVALUATION, Query, Sums
 from discreet.federated.roc import roc_points, write_roc
 from discreet.federated.round import RoundSettings
 from discreet.federated.run_folder import RunFolder
-from discreet.privacy.randomness import RandomSource
 from discreet.settings.evaluation import EvaluationConfig
 from discreet.tasks.scores import BY_NOISE, ERROR, Rated
 
@@ -120,20 +118,6 @@ class EvaluationPlan:
         """How the answers' sum is released."""
         assert self.joined.answers is not None
         return self.joined.answers
-
-    def released(
-        self, replies: Iterable[TrainReply | PartialReply], *, source: RandomSource, charge: Callable[[DpEvent], None]
-    ) -> Sums:
-        """The sum of the answers of a cohort that is asked for nothing else, noised and charged here unless its clients
-        have done so: see `answer_round`."""
-        how = self.answers
-        if self.event is not None and isinstance(how, AnswerNoise):
-            return answer_round(replies, how, event=self.event, source=source, charge=charge)
-        assert isinstance(how, NoisedByClients)
-        total = NoisedAnswers(how)
-        for reply in replies:
-            total.take(reply)
-        return total.released()
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
         """Whether the row of a round says how good the model after it is. The untrained one is not rated."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 from discreet.federated.answer_sum import AnswerNoise, answer_round, server_noise
 from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.guarantees import USER
-from discreet.federated.messages import TrainReply
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.query import NORMALISE, Query, Sums, query_of, shape_of_data
 from discreet.federated.run_context import RunContext
+from discreet.mechanisms.sums import Replies
 from discreet.settings.data import NormaliserConfig
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.tasks.description import read_description
@@ -104,7 +102,7 @@ def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
     )
 
 
-def ask(run: RunContext, query: Query, answers: Iterable[TrainReply | PartialReply], *, name: str) -> Sums:
+def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
     what the query is for; each has draws of its own.
 
@@ -142,7 +140,7 @@ def data_query(name: str, config: RunConfig, task: Task) -> Query:
     return query_of(name, client_settings(with_range(config)), task.shape)
 
 
-def with_normaliser(run: RunContext, task: Task, answers: Iterable[TrainReply | PartialReply]) -> RunConfig:
+def with_normaliser(run: RunContext, task: Task, answers: Replies) -> RunConfig:
     """The configuration with the means and deviations of inputs that clients' answers to NORMALISE give. It is
     written to the run folder, so that a run that goes on does not ask again.
 

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from discreet.federated.messages import TrainReply
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.transport import Failure
+from discreet.federated.transport import Brought
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.tasks.scores import SCORES
 
 SECONDS_BETWEEN = 0.1
@@ -69,15 +68,13 @@ class Progress:
         with self._display, log_above(self.stream):
             yield
 
-    def counted(
-        self, replies: Iterable[TrainReply | PartialReply | Failure], *, cohort: int
-    ) -> Iterator[TrainReply | PartialReply | Failure]:
+    def counted(self, replies: Iterable[Brought], *, cohort: int) -> Iterator[Brought]:
         """Passes replies on, and shows that they come."""
         self._round += 1
         self._show(0, cohort)
         arrived = 0
         for reply in replies:
-            clients = reply.replies if isinstance(reply, PartialReply) else 1
+            clients = reply.replies if isinstance(reply, PartialReply | UnopenedSum) else 1
             arrived, self._clients = arrived + clients, self._clients + clients
             self._show(arrived, cohort)
             yield reply

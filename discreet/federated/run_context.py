@@ -12,7 +12,7 @@ from types import TracebackType
 from torch import Tensor
 
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import guarantees_of
+from discreet.federated.guarantees import guarantees_of, mechanisms_of, server_mechanism
 from discreet.federated.noise_outlook import noise_outlook
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.privacy_statement import epsilon_lines, privacy_facts
@@ -25,7 +25,9 @@ from discreet.federated.run_folder import (
     only_writer,
 )
 from discreet.federated.state import Outcome, State, initial_state
+from discreet.mechanisms.mechanism import terms_of
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.privacy import LOCAL, USER
 from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
@@ -98,46 +100,35 @@ def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> State:
 
 def first_clip_norm(config: RunConfig) -> float:
     """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
-    return config.privacy.user.clip.norm if config.privacy.user.enabled else math.inf
+    return config.privacy.user.clip.norm if USER in mechanisms_of(config) else math.inf
 
 
 def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
-    user = config.privacy.user
     if config.seed is not None:
         logger.warning(
             "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
         )
-    if user.enabled:
-        logger.info(
-            "user-level: noise multiplier %.4g, delta %g, accountant %s, budget epsilon %s",
-            user.noise_multiplier,
-            config.privacy.delta,
-            config.privacy.accountant,
-            "none" if user.max_epsilon is None else f"{user.max_epsilon:g}",
-        )
-    if user.enabled or config.privacy.example.secure:
+    for line in guarantee_lines(config):
+        logger.info("%s", line)
+    if server_mechanism(config) is not None:
         outlook = noise_outlook(config, num_params=num_params)
         logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
-    for line in client_lines(config):
-        logger.info("%s", line)
     off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", folder.path)
 
 
-def client_lines(config: RunConfig) -> Iterator[str]:
-    """What is on of the guarantees that clients give themselves, with its noise and its target."""
-    example, local = config.privacy.example, config.privacy.local
-    for name, on, target, part in (
-        ("example", example.enabled, example.target_epsilon, example),
-        (f"local ({local.kind})", local.kind != "none", local.epsilon, local),
-    ):
-        if on:
-            noise = f"noise multiplier {part.noise_multiplier:.4g}" if part.noise_multiplier is not None else ""
-            aim = f"noise for a target epsilon of {target:g}" if target is not None else ""
-            limit = part.max_epsilon if part.max_epsilon is not None else target
-            budget = "none" if limit is None else f"{limit:g}"
-            yield f"{name}-level: {noise or aim}, delta {config.privacy.delta:g}, budget epsilon {budget}"
+def guarantee_lines(config: RunConfig) -> Iterator[str]:
+    """What is on of the guarantees, with its noise or its target."""
+    privacy = config.privacy
+    for name, mechanism in mechanisms_of(config).items():
+        terms, kind = terms_of(mechanism), f" ({privacy.local.kind})" if name == LOCAL else ""
+        noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
+        if terms.noise_multiplier is not None:
+            noise = f"noise multiplier {terms.noise_multiplier:.4g}"
+        accountant = "" if mechanism.reported else f"accountant {privacy.accountant}, "
+        budget = "none" if terms.budget is None else f"{terms.budget:g}"
+        yield f"{name}{kind}-level: {noise}, delta {privacy.delta:g}, {accountant}budget epsilon {budget}"
 
 
 def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -36,13 +36,14 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.federated.deciding_settings import deciding_settings
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
-from discreet.federated.guarantees import USER
+from discreet.federated.guarantees import accounts_itself, mechanisms_of
 from discreet.federated.known_ledgers import flush_folder
 from discreet.federated.state import State
 from discreet.logs import json_ready
 from discreet.settings.compose import parse_config
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings, described
+from discreet.settings.run_config import RunConfig, described
 from discreet.tasks.scores import score_columns
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class RunFolder:
         Raises LedgerError if there are some already.
         """
         DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
-        if simulated and client_settings(config).accounts_itself:
+        if simulated and accounts_itself(config):
             DurableLedger.create(self.clients_ledger_path)
 
     def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
@@ -116,7 +117,7 @@ class RunFolder:
             what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
         """
         ledgers = [self.ledger(config)]
-        if simulated and client_settings(config).accounts_itself:
+        if simulated and accounts_itself(config):
             ledgers.append(DurableLedger(self.clients_ledger_path))
         marks = self.marks() if self.checkpoint_path.exists() else None
         for ledger in ledgers:
@@ -128,7 +129,7 @@ class RunFolder:
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
-        if config.privacy.user.enabled and charged < done:
+        if USER in mechanisms_of(config) and charged < done:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
     def marks(self) -> dict[str, Mark]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, server_noise
-from discreet.federated.guarantees import count_stddev, evaluation_event, expected_cohort, user_event
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
-from discreet.federated.round import CohortSampling, RoundSettings, UserPrivacy
+from discreet.federated.round import CohortSampling, RoundSettings
 from discreet.federated.server_optimizer import server_optimizer
-from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, Sizes
+from discreet.mechanisms.mechanism import expected_cohort, terms_of
+from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.mechanisms.sums import PlainSum
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.run_config import RunConfig, client_settings
 
 
@@ -44,17 +46,19 @@ def cohort_sampling(config: RunConfig) -> CohortSampling:
     return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
 
 
-def round_settings(config: RunConfig, sizes: Sizes = PLANNED) -> RoundSettings:
-    """A round's public constants, of a configuration whose noise is resolved. `sizes`: of what is masked under secure
-    aggregation."""
-    clients = client_settings(config)
-    return RoundSettings(
-        expected_cohort=expected_cohort(config),
-        optimizer=server_optimizer(config.server),
-        user=_user_privacy(config, sizes) if config.privacy.user.enabled else None,
-        secure=clients.secure_sum(sizes) if clients.masked else None,
-        norm=clients.step_norm if clients.example.secure else None,
-    )
+def round_settings(
+    config: RunConfig, sizes: Sizes = PLANNED, *, answers: AnswerNoise | NoisedByClients | None = None
+) -> RoundSettings:
+    """A round's public constants, of a configuration whose noise is resolved.
+
+    Args:
+      sizes: of what is masked under secure aggregation.
+      answers: how answers to a query are released, for rounds in which clients also rate the model.
+    """
+    run = client_settings(config)
+    mechanism, clip = server_mechanism(run), config.privacy.user.clip
+    release = PlainSum() if mechanism is None else mechanism.server_release(clip, sizes, rates=answers is not None)
+    return RoundSettings(expected_cohort(run), server_optimizer(config.server), release, answers)
 
 
 def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
@@ -62,7 +66,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
     return server_noise(
         config,
         length,
-        expected_cohort=expected_cohort(config),
+        expected_cohort=expected_cohort(client_settings(config)),
         noise_multiplier=config.evaluation.noise_multiplier,
         probability=config.sampling_probability,
     )
@@ -72,7 +76,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     """How answers to a query are released: noised at the server, or by each client."""
     if not client_settings(config).rates_itself:
         return answer_noise(config, query.length)
-    cohort, probability = expected_cohort(config), config.sampling_probability
+    cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
     kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier
     if kind == "none":
         return NoisedByClients(query.length, cohort, noise_multiplier, probability)
@@ -81,32 +85,15 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 
-def _user_privacy(config: RunConfig, sizes: Sizes) -> UserPrivacy:
-    user = config.privacy.user
-    assert user.noise_multiplier is not None
-    return UserPrivacy(
-        noise_multiplier=user.noise_multiplier,
-        event=user_event(config, user.noise_multiplier, sizes=sizes),
-        count_stddev=count_stddev(config),
-        target_quantile=user.clip.target_quantile,
-        clip_learning_rate=user.clip.learning_rate,
-        clip_max=user.clip.ceiling,
-        clip_search_rate=user.clip.search_rate,
-        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
-        on_grid=config.privacy.noise == "grid",
-        largest_cohort=config.population_size,
-    )
-
-
 def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
     """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
-    sizes = Sizes(num_params, query.length)
-    settings, answers = round_settings(config, sizes), answers_of(config, query)
-    if settings.user is None:
-        return EvaluationPlan(config.evaluation, query, replace(settings, answers=answers), event=None)
-    event = user_event(config, settings.user.noise_multiplier, joined=True, sizes=sizes)
-    joined = replace(settings, answers=answers, user=replace(settings.user, event=event))
-    return EvaluationPlan(config.evaluation, query, joined, evaluation_event(config, sizes))
+    sizes, mechanism, event = Sizes(num_params, query.length), server_mechanism(client_settings(config)), None
+    if mechanism is not None:
+        noise = terms_of(mechanism).noise_multiplier
+        assert noise is not None
+        event = mechanism.event(noise, trains=False, rates=True, sizes=sizes)
+    joined = round_settings(config, sizes, answers=answers_of(config, query))
+    return EvaluationPlan(config.evaluation, query, joined, event)
 
 
 def plan_of(config: RunConfig, *, num_params: int, chance_loss: float, query: Query | None = None) -> Plan:

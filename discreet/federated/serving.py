@@ -27,7 +27,6 @@ from discreet.federated.run_context import Interruptible
 from discreet.federated.run_end import end_run
 from discreet.federated.run_folder import change_state, state_of
 from discreet.federated.run_plan import answers_of
-from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.server_messages import OwnMessages
 from discreet.federated.session import Session, check_secure, finish, prepare
 from discreet.federated.simulated_clients import set_up_simulation
@@ -41,7 +40,7 @@ from discreet.tasks.models import frozen_digest
 
 logger = logging.getLogger("discreet")
 
-Strategy = Callable[[Session, Transport | SealedTransport], TrainingRun]
+Strategy = Callable[[Session, Transport], TrainingRun]
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
 # End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
@@ -158,10 +157,8 @@ def ask_and_end(session: Session, transport: Transport) -> None:
 
 def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
     """The transport of a run whose server reads masked sums alone, if it is one."""
-    config = session.config
-    if not config.privacy.masked:
-        return transport
-    return MaskedTransport(transport, SumTerms.of(config, session.sizes))
+    terms = SumTerms.of(session.config, session.sizes)
+    return transport if terms is None else MaskedTransport(transport, terms)
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:

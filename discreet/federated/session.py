@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from torch import nn
 
 import discreet
-from discreet.federated.guarantees import count_stddev, resolve_noise
+from discreet.federated.deciding_settings import deciding_settings
+from discreet.federated.guarantees import resolve_noise
 from discreet.federated.noise_outlook import check_noise
 from discreet.federated.population_account import PopulationAccount
 from discreet.federated.predictions import named_parameters_of, write_indicators, write_predictions
@@ -22,10 +23,10 @@ from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.federated.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.run_plan import plan_of
-from discreet.federated.sealed_sum import SealedTransport
 from discreet.federated.state import Outcome, State
 from discreet.federated.training_run import OnRound, Scores, TrainingRun
 from discreet.federated.transport import Transport
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
@@ -93,9 +94,7 @@ class Session:
         return scores
 
 
-def training_run(
-    session: Session, transport: Transport | SealedTransport, *, on_round: OnRound | None = None
-) -> TrainingRun:
+def training_run(session: Session, transport: Transport, *, on_round: OnRound | None = None) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
     config = session.config
     plan = plan_of(
@@ -148,9 +147,9 @@ def checked(config: RunConfig) -> tuple[RunConfig, Task]:
     asked = config
     try:
         task = load_task(config.data.name, path=config.data.path)
-        config = resolve_noise(config, sizes_of(config, task) if config.privacy.masked else PLANNED)
-        if config.privacy.user.enabled:
-            count_stddev(config)
+        masked = masked_mechanism(client_settings(config))
+        config = resolve_noise(config, PLANNED if masked is None else sizes_of(config, task))
+        deciding_settings(config)
         config = with_constants(replace(config, task=resolved_task(config.task, task)), task)
         task = normaliser_in(config).task(task)
         check_fits(config.model.name, task)

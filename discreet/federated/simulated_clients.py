@@ -13,14 +13,15 @@ from pathlib import Path
 from discreet.federated.simulation_keys import FOLDER, PEERS, virtual_files
 from discreet.federated.simulation_ticket import TICKET
 from discreet.masking.identity import Identity
-from discreet.settings.run_config import RunConfig
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.settings.run_config import RunConfig, client_settings
 
 
 def set_up_simulation(config: RunConfig, folder: Path, held: ExitStack) -> str:
     """Leaves a ticket, and under secure aggregation keys for the run, as long as `held` is open; the ticket."""
     ticket = leave_ticket(folder)
     held.callback(take_ticket_back, folder)
-    if config.privacy.masked:
+    if masked_mechanism(client_settings(config)) is not None:
         make_keys(folder, [str(client) for client in range(config.population_size)])
         held.callback(erase_keys, folder)
     return ticket

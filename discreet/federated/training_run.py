@@ -14,28 +14,24 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from discreet.federated.budget import BudgetSpent, require_room_for
 from discreet.federated.divergence import ClipWatch, divergence
 from discreet.federated.durable_ledger import Charge
-from discreet.federated.guarantees import EXAMPLE, USER
-from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
+from discreet.federated.guarantees import mechanisms_of
+from discreet.federated.messages import TRAIN, Work
 from discreet.federated.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.federated.progress import Progress, round_line
-from discreet.federated.query import Sums
 from discreet.federated.round import RoundMetrics, dp_fedavg_round
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import RunStatus, read_status, write_status
 from discreet.federated.run_plan import Plan
-from discreet.federated.sealed_sum import RoundAbandoned, Sealed, SealedTransport, check_sealed
-from discreet.federated.secure_round import secure_answers, secure_round
 from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, RoundReport, Transport, finite_epsilons
+from discreet.federated.transport import Brought, RoundAbandoned, RoundReport, Transport, check_exchange
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import GUARANTEES, USER
 from discreet.tasks.scores import main_score
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Replies = Iterable[TrainReply | PartialReply | Failure] | Sealed
 OnRound = Callable[[Mapping[str, object]], None]
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
@@ -61,7 +57,7 @@ class TrainingRun:
     Args:
       context: the run.
       plan: its public constants.
-      transport: asks the clients; for sealed sums under secure aggregation, and only then.
+      transport: asks the clients; for a sum that nobody has read under secure aggregation, and only then.
       evaluate: loss and scores of the model after a round, on the server's public test set.
       on_round: is told the row of metrics.csv of each round.
     """
@@ -71,15 +67,16 @@ class TrainingRun:
         context: RunContext,
         plan: Plan,
         *,
-        transport: Transport | SealedTransport,
+        transport: Transport,
         evaluate: Callable[[State], Scores],
         on_round: OnRound | None = None,
     ) -> None:
-        check_sealed(transport, secure=plan.settings.secure is not None)
+        check_exchange(transport, masked=plan.settings.release.masked)
         self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
         self.folder, self.ledger = context.folder, context.ledger
         self.rounds, self.privacy = context.config.rounds, context.config.privacy
-        self.on_round = on_round
+        self.on_round, self.mechanisms = on_round, mechanisms_of(context.config)
+        self.finite = tuple(name for each in self.mechanisms.values() for name in each.finite)
         self.progress = Progress(None, self.rounds)
         before = read_status(self.folder) or RunStatus("running", self.rounds)
         self.status = replace(before, state="running", rounds=self.rounds, reason=None)
@@ -87,7 +84,7 @@ class TrainingRun:
         self.out: set[int] = set()
         self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
-        self.clip_watch = ClipWatch(plan.settings.user, [share for share in shares if share is not None])
+        self.clip_watch = ClipWatch(plan.settings.release.clipping, [share for share in shares if share is not None])
         rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
@@ -117,8 +114,8 @@ class TrainingRun:
         """Says what the population has spent before this run, and how far its budget reaches."""
         if self.ledger.account is None:
             return
-        settings = [self.plan.settings_of(number + 1) for number in range(checkpoint.round, self.rounds)]
-        charges = [Charge(0, USER, "", each.user.event) for each in settings if each.user is not None]
+        rounds = [self.plan.settings_of(number + 1).release for number in range(checkpoint.round, self.rounds)]
+        charges = [Charge(0, USER, "", each.event) for each in rounds if each.event is not None]
         plan, ratings = self.plan.evaluation, list[Charge]()
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.rounds)))
@@ -141,10 +138,12 @@ class TrainingRun:
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
         self.members = self.transport.members()
         source = self.context.source.child("evaluation", last.round)
-        report = RoundReport(finite=finite_epsilons(self.privacy))
+        report = RoundReport(finite=self.finite)
         cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
-        sums = self._released(plan, replies, report, last=last, source=source.child("noise"))
+        charge, noise = partial(self._charge, last.round, USER), source.child("noise")
+        at = plan.joined.of_round(last, noise, charge)
+        sums = plan.joined.release.rate(report.accept(replies), at, plan.event)
         report.log_failures()
         rated = report.added_to(last)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
@@ -153,34 +152,21 @@ class TrainingRun:
         plan.write(self.folder, last.round, sums, also=self._tell, spent=self._epsilons(rated))
         return rated
 
-    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Replies:
-        """What the clients of a cohort say of a model, or the sealed sum of it."""
-        ask = self.transport.ask_sealed if isinstance(self.transport, SealedTransport) else self.transport.ask
-        return ask(round_number=last.round + 1, params=last.params, clip_norm=last.clip_norm, cohort=cohort, work=work)
-
-    def _released(
-        self,
-        plan: EvaluationPlan,
-        replies: Replies,
-        report: RoundReport,
-        *,
-        last: State,
-        source: RandomSource,
-    ) -> Sums:
-        charge = partial(self._charge, last.round, USER)
-        if not isinstance(replies, Sealed):
-            return plan.released(report.accept(replies), source=source, charge=charge)
-        report.miss(replies.failures)
-        assert plan.event is not None
-        return secure_answers(replies, plan.joined, event=plan.event, charge=charge)
+    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
+        """What the clients of a cohort say of a model."""
+        number, params = last.round + 1, last.params
+        return self.transport.ask(
+            round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
+        )
 
     def _run_rounds(self, checkpoint: State) -> Outcome:
         while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
             if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
-                if charged := self.plan.settings_of(checkpoint.round + 1).charged:
-                    self._check_room(*charged, "the next round")
+                release = self.plan.settings_of(checkpoint.round + 1).release
+                if release.guarantee is not None and release.event is not None:
+                    self._check_room(release.guarantee, release.event, "the next round")
                 checkpoint, report = self._next_round(checkpoint)
             except BudgetSpent as spent:
                 return Outcome(checkpoint, self.context.says(str(spent)))
@@ -192,7 +178,7 @@ class TrainingRun:
                 continue
             self.abandoned = 0
             checkpoint = self.rate(checkpoint, is_last=False)
-            if self.plan.settings.user is None and report.refused and self._nobody_left():
+            if USER not in self.mechanisms and report.refused and self._nobody_left():
                 return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
@@ -229,8 +215,9 @@ class TrainingRun:
         """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
         self.members = self.transport.members()  # the time that it waits for clients is no round's
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        replies = self._ask(checkpoint, cohort, TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN)
-        report = RoundReport(cohort=len(cohort), finite=finite_epsilons(self.privacy))
+        work = TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN
+        replies = self.progress.counted(self._ask(checkpoint, cohort, work), cohort=len(cohort))
+        report = RoundReport(cohort=len(cohort), finite=self.finite)
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
         if self.plan.evaluation and metrics.answers:
@@ -248,21 +235,18 @@ class TrainingRun:
         self._tell(row)  # after the checkpoint: a hook that fails costs no round
         return after, report
 
-    def _round(self, checkpoint: State, replies: Replies, report: RoundReport) -> tuple[State, RoundMetrics]:
+    def _round(self, checkpoint: State, replies: Iterable[Brought], report: RoundReport) -> tuple[State, RoundMetrics]:
         number = checkpoint.round + 1
         settings = self.plan.settings_of(number)
-        guarantee = settings.charged[0] if settings.charged else USER
-        charge = partial(self._charge, number, guarantee)
-        if isinstance(replies, Sealed):
-            report.miss(replies.failures)
-            done = secure_round(checkpoint, replies, settings, charge=charge)
-            if guarantee == EXAMPLE:  # what every client's own account says too: the event is the same for all of them
-                report.epsilons["epsilon_example"] = self._epsilon(self.ledger.spent(EXAMPLE))
-            return done
-        accepted = report.accept(self.progress.counted(replies, cohort=report.cohort))
-        return dp_fedavg_round(
-            checkpoint, accepted, settings, source=self._draw(checkpoint).child("noise"), charge=charge
-        )
+        charge = partial(self._charge, number, settings.release.guarantee or USER)
+        accepted, noise = report.accept(replies), self._draw(checkpoint).child("noise")
+        done = dp_fedavg_round(checkpoint, accepted, settings, source=noise, charge=charge)
+        for name, each in self.mechanisms.items():
+            if (
+                each.at_server and each.reported
+            ):  # of what clients account too, each for itself: the event is the same for all of them
+                report.epsilons |= dict.fromkeys(each.reported, self._epsilon(self.ledger.spent(name)))
+        return done
 
     def _tell(self, row: Mapping[str, object]) -> None:
         if self.on_round is not None:
@@ -301,12 +285,11 @@ class TrainingRun:
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """What is spent by now; infinity for a guarantee that is off."""
-        privacy, off = self.privacy, math.inf
-        return {
-            "epsilon_user": self._epsilon(self.ledger.spent(USER)) if privacy.user.enabled else off,
-            "epsilon_example": after.largest_reported("epsilon_example") if privacy.example.enabled else off,
-            "epsilon_local": after.largest_reported("epsilon_local") if privacy.local.kind != "none" else off,
-        }
+        spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
+        for name, each in self.mechanisms.items():
+            key = f"epsilon_{name}"
+            spent[key] = after.largest_reported(key) if each.reported else self._epsilon(self.ledger.spent(name))
+        return spent
 
 
 def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: int) -> RunStatus:

@@ -12,9 +12,9 @@ from typing import Protocol
 from torch import Tensor
 
 from discreet.federated.messages import EPSILONS, TRAIN, TrainReply, Work
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.state import State
-from discreet.settings.privacy import PrivacyConfig
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
@@ -36,27 +36,46 @@ class Failure:
     reason: str
 
 
-def finite_epsilons(privacy: PrivacyConfig) -> tuple[str, ...]:
-    """The epsilons that clients report and that this run keeps finite."""
-    finite = {
-        "epsilon_example": privacy.example.enabled and privacy.example.noise_multiplier != 0,
-        "epsilon_local": privacy.local.kind != "none",
-        "epsilon_local_pure": privacy.local.kind in ("laplace", "laplace_step"),
-    }
-    return tuple(name for name, is_finite in finite.items() if is_finite)
+Brought = TrainReply | PartialReply | UnopenedSum | Failure
+
+
+class RoundAbandoned(Exception):
+    """Too few clients are left to open a sum, so that nothing was released by this attempt. A round may be tried again.
+
+    Attributes:
+      reason: in words.
+      failures: of the clients that are missing.
+    """
+
+    def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.failures = reason, tuple(failures)
+
+
+def check_exchange(transport: object, *, masked: bool) -> None:
+    """Raises ConfigError unless a transport makes sums that nobody has read if the run opens them, and only then."""
+    makes_sums = getattr(transport, "makes_sums", False)
+    if masked and not makes_sums:
+        raise ConfigError("privacy.user.aggregation=secure is not offered here: the server would read each update")
+    if makes_sums and not masked:
+        raise ConfigError("privacy.user.aggregation must be secure for a transport of masked sums (got plain)")
 
 
 class Transport(Protocol):
-    """Asks clients for their updates."""
+    """Asks clients for their updates. One with `makes_sums` brings nothing else but one `UnopenedSum` of them."""
 
     def members(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterable[TrainReply | PartialReply | Failure]:
+    ) -> Iterable[Brought]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
-        what they are asked to do."""
+        what they are asked to do.
+
+        Raises:
+          RoundAbandoned: too few clients are left for a sum.
+        """
 
 
 @dataclass
@@ -71,12 +90,15 @@ class RoundReport:
     finite: tuple[str, ...] = ()
     unaccounted: set[int] = field(default_factory=set)
 
-    def accept(self, replies: Iterable[TrainReply | PartialReply | Failure]) -> Iterator[TrainReply | PartialReply]:
+    def accept(self, replies: Iterable[Brought]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
         """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
         `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
         for reply in replies:
             if isinstance(reply, Failure):
                 self.miss([reply])
+                continue
+            if isinstance(reply, UnopenedSum):
+                yield reply
                 continue
             infinite: list[str] = []
             if isinstance(reply, TrainReply):  # other replies are this process's own

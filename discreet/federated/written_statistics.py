@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from discreet.federated.guarantees import USER, guarantees_of
-from discreet.federated.messages import TrainReply
-from discreet.federated.partial_reply import PartialReply
+from discreet.federated.guarantees import guarantees_of
 from discreet.federated.private_statistics import ask, data_query
 from discreet.federated.query import STATISTICS
 from discreet.federated.run_context import RunContext
 from discreet.federated.run_folder import replace_file
 from discreet.logs import json_ready
+from discreet.mechanisms.sums import Replies
+from discreet.settings.privacy import USER
 from discreet.tasks.answers import Estimate
 from discreet.tasks.examples import Task
 
@@ -21,7 +21,7 @@ FILE = "statistics.json"
 Found = Mapping[str, Mapping[str, Estimate]]
 
 
-def written_statistics(run: RunContext, task: Task, answers: Iterable[TrainReply | PartialReply]) -> str:
+def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written.
 
     Raises:

@@ -50,9 +50,7 @@ Entries = Sequence[tuple[DpEvent, int]]
 Counts = Mapping[DpEvent, int]
 
 RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
-
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
-MOMENTS_ORDERS = tuple(float(order) for order in range(2, 34))  # the 32 moments of Abadi et al. 2016
 _GAUSSIAN_TOLERANCE = 1e-12
 # Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
 _NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
@@ -109,7 +107,7 @@ def rdp_epsilon(
 
     With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the conversion of older
     published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3), which is
-    larger. With it and ``MOMENTS_ORDERS`` this is the moments accountant of Abadi et al. 2016.
+    larger. With it and the orders 2 to 33 this is the moments accountant of Abadi et al. 2016.
     """
     _require_delta(delta)
     if not orders or min(orders) <= 1:

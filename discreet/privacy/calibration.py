@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from discreet.privacy.events import PLD
+from discreet.privacy.events import PLD, check_positive
 from discreet.privacy.privacy_ledger import PrivacyLedger
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def noise_multiplier_for_releases(
     multiplier, each with its count. Some may not depend on it."""
     from scipy.optimize import brentq  # imported here: a client that calibrates nothing starts without it
 
-    if not 0.0 < target_epsilon < math.inf:
-        raise ValueError(f"target_epsilon must be finite and above 0, not {target_epsilon}")
+    check_positive("target_epsilon", target_epsilon)
 
     def epsilon(noise: float) -> float:
         return PrivacyLedger(tuple(releases(noise))).epsilon(delta, accountant)
@@ -136,8 +135,7 @@ def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], round
     [1.0, 0.9, 0.81]
     """
     check_whole("rounds", rounds)
-    if not 0.0 < total_epsilon < math.inf:
-        raise ValueError(f"total_epsilon must be finite and above 0, not {total_epsilon}")
+    check_positive("total_epsilon", total_epsilon)
     if kind == "uniform":
         shares = [1.0] * rounds
     elif kind == "geometric":
@@ -148,8 +146,8 @@ def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], round
         shares = [float(share) for share in kind]
     if len(shares) != rounds:
         raise ValueError(f"a list of shares must have one for each of the {rounds} rounds, not {len(shares)}")
-    if not all(0.0 < share < math.inf for share in shares):
-        raise ValueError(f"a share of the schedule must be finite and above 0, not {min(shares)}")
+    for share in shares:
+        check_positive("a share of the schedule", share)
     whole = math.fsum(shares)
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 

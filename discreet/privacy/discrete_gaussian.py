@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import ERROR
-from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, open_uniform, signed
+from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, check_count, open_uniform, signed
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
 _TRIALS = 1.4  # for a draw: 1.32 where sigma is large, fewer where it is small
-_NEAR_ZERO = 2**43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 
 
 def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor:
@@ -41,8 +40,7 @@ def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor
     Raises:
         ValueError: if count is negative, or variance is not a whole number within [0, 2^64].
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, not {count}")
+    check_count(count)
     if isinstance(variance, bool) or not isinstance(variance, int) or not 0 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"variance must be a whole number in [0, 2^64], not {variance!r}")
     drawn = torch.zeros(count, dtype=torch.int64)
@@ -73,7 +71,7 @@ def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
     values = open_uniform(words).log_().mul_(-float(scale))
     sizes = values.floor()
     above = values.sub_(sizes)
-    near_end = (words & LOW_63_BITS) < _NEAR_ZERO
+    near_end = (words & LOW_63_BITS) < FEW_BITS
     margin = scale * ERROR * 1.01
     unsure = (above <= margin).logical_or_(above >= 1 - margin).logical_or_(near_end)
     whole = sizes.long()
@@ -94,7 +92,7 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
     distance = sizes.double().sub_(variance / scale)
     difference = open_uniform(words).log_().add_(distance.square_().div_(2.0 * variance))
     keep = difference <= 0
-    near_end = ((words & LOW_63_BITS) < _NEAR_ZERO).logical_or_(sizes > 45 * scale)
+    near_end = ((words & LOW_63_BITS) < FEW_BITS).logical_or_(sizes > 45 * scale)
     unsure = (difference.abs_() <= KEEP_ERROR).logical_or_(near_end)
     for index in unsure.nonzero().flatten().tolist():
         least = Fraction((int(sizes[index]) * scale - variance) ** 2, 2 * variance * scale**2)

@@ -29,6 +29,12 @@ def exceeds(epsilon: float, budget: float) -> bool:
     return epsilon > budget * (1 + _ROUNDING)
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless a setting is finite and above 0."""
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and above 0, not {value}")
+
+
 def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raises ValueError unless it is finite and at least 0."""
     if not 0.0 <= noise_multiplier < math.inf:

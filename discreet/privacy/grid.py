@@ -25,7 +25,16 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import CHUNK, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
+from discreet.privacy.randomness import (
+    CHUNK,
+    FEW_BITS,
+    LOW_63_BITS,
+    RandomSource,
+    box_muller,
+    check_count,
+    laplace_values,
+    signed,
+)
 
 FINENESS = 2**10  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
 LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
@@ -33,7 +42,6 @@ LARGEST_SCALE = 2.0**32  # of noise, in steps: up to here at most about one draw
 LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
-_TAIL = 2**43  # a radius word this near to an end of its range (chance 2^-20) gets a second look whatever it says
 # Words to values off by at most ERROR, and which of them may be off by more.
 _FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
 _SecondLook = Callable[[Tensor, int, bytes], Decimal]  # words, an index and a key for more bits to the value there
@@ -147,8 +155,7 @@ def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) ->
 
 
 def _rounded(count: int, scale: float, source: RandomSource, *, first: _FirstLook, second: _SecondLook) -> Tensor:
-    if count < 0:
-        raise ValueError(f"count must be >= 0, not {count}")
+    check_count(count)
     if not 0 <= scale <= LARGEST_SCALE:
         raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
     noise = torch.zeros(count, dtype=torch.int64)
@@ -179,7 +186,7 @@ def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
     each product add 5.3 * 2^-48.2. The product with the scale adds no more than 5.3 * 2^-53.
     """
     half = len(words) // 2
-    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - _TAIL
+    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - FEW_BITS
     return box_muller(words), near_end.repeat(2)
 
 
@@ -199,7 +206,7 @@ def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
     The float u is right to 2^-53 u + 2^-64, which moves ln u by 2^-44 + 2^-53 at most; 4 ulp in log add 2^-47,
     and the product with the scale no more than 14 * 2^-53.
     """
-    return laplace_values(words), (words & LOW_63_BITS) < _TAIL
+    return laplace_values(words), (words & LOW_63_BITS) < FEW_BITS
 
 
 def _second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:

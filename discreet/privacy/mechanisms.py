@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.events import check_noise_multiplier, poisson_round_event
+from discreet.privacy.events import check_noise_multiplier, check_positive, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -88,11 +88,6 @@ class Laplace:
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
-
-    @property
-    def epsilon(self) -> float:
-        """Pure epsilon of one release; infinite without noise."""
-        return math.inf if self.noise_multiplier == 0 else 1 / self.noise_multiplier
 
     def scale(self, sensitivity: float) -> float:
         """Scale of the noise for an L1 `sensitivity` > 0; its standard deviation is sqrt(2) times that."""
@@ -173,8 +168,7 @@ def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
     if noise_multiplier == 0:
         return 0.0
-    if not 0 < sensitivity < math.inf:
-        raise ValueError(f"sensitivity must be finite and > 0, not {sensitivity}")
+    check_positive("sensitivity", sensitivity)
     return noise_multiplier * sensitivity
 
 

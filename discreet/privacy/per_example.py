@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.privacy.clipping import check_clip, clip_factors
-from discreet.privacy.rules.any_model import built_terms, check_layers, plain_gradient
+from discreet.privacy.rules.any_model import built_terms, plain_gradient
 from discreet.privacy.rules.convolution import CONVOLUTION_RULES
 from discreet.privacy.rules.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
-from discreet.privacy.rules.layer_rules import LAYER_RULES, covers_bag, covers_dimension
+from discreet.privacy.rules.layer_rules import LAYER_RULES, check_layers, covers_bag, covers_dimension
 from discreet.privacy.rules.linear import is_perceptron, linear, perceptron_terms
 from discreet.privacy.rules.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
 from discreet.privacy.rules.operations import Unserved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from discreet.privacy.events import check_noise_multiplier
+from discreet.privacy.events import check_noise_multiplier, check_positive
 
 # Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
 # `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
@@ -48,12 +48,10 @@ class QuantileEstimator:
     doubt: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.estimate) and self.estimate > 0):
-            raise ValueError(f"estimate must be finite and above 0 (got {self.estimate})")
+        check_positive("estimate", self.estimate)
+        check_positive("learning_rate", self.learning_rate)
         if not 0 < self.target_quantile < 1:
             raise ValueError(f"target_quantile must be within (0, 1) (got {self.target_quantile})")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate must be finite and above 0 (got {self.learning_rate})")
         if not self.estimate <= self.ceiling <= LARGEST_NUMBER:
             raise ValueError(f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})")
 
@@ -71,8 +69,7 @@ class QuantileEstimator:
         >>> fraction, round(estimator.estimate, 4)     # all norms lie above: the clip norm grows
         (0.0, 1.1052)
         """
-        if not expected_cohort > 0:
-            raise ValueError(f"expected_cohort must be above 0 (got {expected_cohort})")
+        check_positive("expected_cohort", expected_cohort)
         fraction = min(1.0, max(0.0, centred_count / expected_cohort + 0.5))
         sure = max(0.0, abs(fraction - 0.5) - self.doubt)
         step = self.learning_rate * (fraction - self.target_quantile)

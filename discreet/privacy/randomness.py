@@ -20,7 +20,7 @@ Words = npt.NDArray[np.uint64]
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
 PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 LOW_63_BITS = (1 << 63) - 1
-_FEW_BITS = 1 << 43  # 63 bits below this say little of how small a uniform is: more are drawn, once in a million
+FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
 _ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
 
@@ -90,7 +90,7 @@ class RandomSource:
         """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
         calls. RuntimeError in another process than the one that built the source.
         """
-        _check_count(count)
+        check_count(count)
         words = np.empty(count, dtype=np.uint64)
         self._fill(words)
         return words
@@ -114,7 +114,7 @@ class RandomSource:
             raise ValueError(f"draws must be >= 1, not {draws}")
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
-        _check_count(count)
+        check_count(count)
         values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
             pairs = (len(part) + 1) // 2
@@ -135,12 +135,12 @@ class RandomSource:
         By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin with 20 zeros: the
         tails follow the law as far as a draw can reach, and end nowhere.
         """
-        _check_count(count)
+        check_count(count)
         values = torch.empty(count, dtype=dtype)
         for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)
-            for index in ((words & LOW_63_BITS) < _FEW_BITS).nonzero().flatten().tolist():
+            for index in ((words & LOW_63_BITS) < FEW_BITS).nonzero().flatten().tolist():
                 word = int(words[index])
                 drawn[index] = math.copysign(self._tail(word & LOW_63_BITS), word)
             part.copy_(drawn)
@@ -149,7 +149,7 @@ class RandomSource:
     def _tail(self, bits: int) -> float:
         """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43 follow the zeros."""
         length = 63
-        while bits < _FEW_BITS:
+        while bits < FEW_BITS:
             bits, length = bits << 64 | int(self.words(1)[0]), length + 64
         return length * math.log(2) - math.log(bits + 0.5)
 
@@ -247,7 +247,7 @@ def laplace_values(words: Tensor) -> Tensor:
     return open_uniform(words).log_().copysign_(words)
 
 
-def _check_count(count: int) -> None:
+def check_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"count must be >= 0, not {count}")
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import CHUNK, RandomSource
+from discreet.privacy.randomness import CHUNK, RandomSource, check_count
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
@@ -22,8 +22,7 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
-    if count < 0:
-        raise ValueError(f"count must be >= 0, not {count}")
+    check_count(count)
     if probability == 1:
         return torch.arange(count)
     threshold = np.uint64(int(probability * 2**64))

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from discreet.federated.guarantees import USER, Guarantee
 from discreet.federated.run_folder import replace_file
+from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.drawing import Picture
 from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import RunRecord, find_runs, read_runs
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_holder, worst_epsilons
 from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
+from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 
 REPORT_FILE = "report.html"
@@ -93,7 +94,7 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
 
 def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
     """A card for each distinct guarantee of the runs, including those that are off; `facts` is empty for these."""
-    distinct: dict[tuple[str, ...], list[tuple[Guarantee, RunRecord]]] = {}
+    distinct: dict[tuple[str, ...], list[tuple[Statement, RunRecord]]] = {}
     for level in range(len(records[0].guarantees)):
         for record in records:
             each = record.guarantees[level]

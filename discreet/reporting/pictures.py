@@ -8,9 +8,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from discreet.federated.guarantees import mechanisms_of
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, to_svg
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
+from discreet.settings.privacy import USER
 
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
 _MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
@@ -161,7 +163,7 @@ def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
 
 
 def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
-    shown = [group for group in groups if group.records[0].config.privacy.user.enabled]
+    shown = [group for group in groups if USER in mechanisms_of(group.records[0].config)]
 
     def draw(upper: Any, lower: Any) -> str:
         _draw_groups(upper, shown, "clip_norm")

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from discreet.federated.chosen_trial import model_row
-from discreet.federated.guarantees import Guarantee, guarantees_of
+from discreet.federated.guarantees import guarantees_of, mechanisms_of
 from discreet.federated.resuming import flat
 from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.mechanisms.mechanism import Statement
+from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, described
 from discreet.tasks.scores import Rated, main_score, rated_in
@@ -47,7 +49,7 @@ class RunRecord:
     selection: Mapping[str, Any] | None
 
     @property
-    def guarantees(self) -> tuple[Guarantee, ...]:
+    def guarantees(self) -> tuple[Statement, ...]:
         """All three, those that are off included."""
         return guarantees_of(self.config)
 
@@ -155,14 +157,11 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
 
 def matters(record: RunRecord, name: str) -> bool:
     """True if a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
-    privacy, last = record.config.privacy, name.split(".")[-1]
-    if name.startswith("privacy.user.") and last != "enabled":
-        adaptive = last in ("target_quantile", "learning_rate", "count_stddev")
-        return privacy.user.enabled and not (adaptive and privacy.user.clip.kind == "fixed")
-    if name.startswith("privacy.example.") and last != "enabled":
-        return privacy.example.enabled
-    if name.startswith("privacy.local.") and last != "kind":
-        return privacy.local.kind != "none"
+    group, *rest = name.removeprefix("privacy.").split(".")
+    if group in GUARANTEES and rest not in (["enabled"], ["kind"]):
+        fixed = rest[0] == "clip" and record.config.privacy.user.clip.kind == "fixed"
+        unused = fixed and rest[-1] in ("target_quantile", "learning_rate", "count_stddev")
+        return group in mechanisms_of(record.config) and not unused
     return name != "data.alpha" or record.config.data.partition == "dirichlet"
 
 

@@ -10,12 +10,14 @@ from dataclasses import replace
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
 from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.federated.guarantees import EXAMPLE, GUARANTEES, LOCAL, USER, user_releases
+from discreet.federated.guarantees import mechanisms_of, server_mechanism
+from discreet.mechanisms.mechanism import releases_of, terms_of
 from discreet.privacy.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
 from discreet.privacy.events import PLD, RDP, event_from_json
 from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, USER
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
@@ -44,8 +46,8 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
 
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
-    by_server = guarantee == USER or record.config.privacy.masks(guarantee)
-    path = record.path / ("ledger.db" if by_server else CLIENTS_LEDGER)
+    mechanism = mechanisms_of(record.config).get(guarantee)
+    path = record.path / ("ledger.db" if mechanism is None or mechanism.at_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
     return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
@@ -110,10 +112,10 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     config, times = record.config, len({number for number, _ in record.ratings})
     privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
     account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
-    if privacy.user.enabled and privacy.user.noise_multiplier is not None:
-        unrated = replace(config, rounds=len(record.rounds), evaluation=replace(config.evaluation, kind="none"))
-        without = account(user_releases(unrated, privacy.user.noise_multiplier), privacy.delta)
-        yield f"{USER}-level: epsilon {record.epsilon(USER):.4g} with {ratings}, {without:.4g} without, {how}."
+    unrated = server_mechanism(replace(config, evaluation=replace(config.evaluation, kind="none")))
+    if unrated and (noise := terms_of(unrated).noise_multiplier) is not None:
+        name, without = unrated.guarantee, account(releases_of(unrated, noise, len(record.rounds)), privacy.delta)
+        yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."
     noised = LaplaceDpEvent if privacy.local.kind == "laplace" else GaussianDpEvent
     for guarantee in (EXAMPLE, LOCAL):
         if math.isfinite(record.epsilon(guarantee)):

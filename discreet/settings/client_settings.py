@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from discreet.privacy.events import RDP, fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.privacy.events import RDP
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import MEANS, EvaluationConfig
 from discreet.settings.privacy import (
-    EXAMPLE,
     PLAIN,
-    PLANNED,
     SECURE,
-    USER,
     Accountant,
     Aggregation,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Noise,
     SecureConfig,
-    Sizes,
 )
 from discreet.settings.ranges import Count, NotNegative, OpenShare, Positive, Probability, Sampling, Text
 from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import TaskConfig, TrainingConfig
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
-    from discreet.privacy.secure_grid import SecureSum
 
 
 @section(
@@ -64,13 +54,6 @@ class UserTerms:
     def secure(self) -> bool:
         """True if the server reads nothing but masked sums, which clients noise."""
         return self.enabled and self.aggregation == SECURE
-
-    def event(self, noise_multiplier: float) -> DpEvent:
-        """The event of one round, for the sampling that is declared."""
-        if self.sampling == "fixed":
-            size, population = round(self.probability * self.population_size), self.population_size
-            return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
-        return poisson_round_event(self.probability, noise_multiplier=noise_multiplier)
 
 
 @section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
@@ -162,74 +145,6 @@ class ClientSettings:
         else:
             return
         raise ConfigError(f"{what} needs {rule}")
-
-    def secure_sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
-        """The sum that clients make under secure aggregation, the same in every round: a client finds its share of the
-        noise by it. `noise_multiplier`: of a round; None for the one that is declared.
-
-        Raises:
-          ValueError: the noise, the clients and the model do not go together.
-        """
-        from discreet.privacy.quantile import default_count_stddev, split_noise_multiplier
-        from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
-
-        level, declared = (EXAMPLE, self.example) if self.example.secure else (USER, self.user)
-        noise = declared.noise_multiplier if noise_multiplier is None else noise_multiplier
-        if noise is None:
-            raise ConfigError(f"privacy.{level}.noise_multiplier must be given, or resolved from its target (got null)")
-        nodes, count = self.user.population_size, self.user.count_stddev
-        cohort = SecureCohort(nodes, self.secure.summands(nodes))
-        if self.example.secure:
-            largest = self.training.batch_size
-            return example_secure_sum(sizes.num_params, cohort, noise_multiplier=noise, largest_sum=largest)
-        count = default_count_stddev(nodes, noise_multiplier=noise) if count is None else count
-        return secure_sum(
-            sizes.num_params,
-            cohort,
-            noise_multiplier=split_noise_multiplier(noise, count_stddev=count)
-            if self.user.adaptive and noise
-            else noise,
-            count_stddev=(count or 1.0) if self.user.adaptive else None,
-            answers=(sizes.answers, self.evaluation.noise_multiplier) if self.evaluation.private else None,
-        )
-
-    def user_event(self, noise_multiplier: float, *, joined: bool = False, sizes: Sizes = PLANNED) -> DpEvent:
-        """The event of a round with this noise multiplier at user level; `joined`: its cohort also rates the model.
-        Update, bits and answer are then one Gaussian of the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
-        if self.user.secure:
-            return self.secure_sum(sizes, noise_multiplier).event_of(trains=True, rates=joined)
-        if joined:
-            noise_multiplier = joined_noise_multiplier(noise_multiplier, self.evaluation.noise_multiplier)
-        return self.user.event(noise_multiplier)
-
-    def rating_event(self, noise_multiplier: float | None, *, sizes: Sizes = PLANNED) -> DpEvent:
-        """The event at user level of a cohort that rates the model, and is asked for nothing else.
-        `noise_multiplier`: of a round, whose noise is drawn under secure aggregation."""
-        if self.user.secure:
-            return self.secure_sum(sizes, noise_multiplier).event_of(trains=False, rates=True)
-        return self.user.event(self.evaluation.noise_multiplier)
-
-    def least_user_noise(self, noise: float) -> float:
-        """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
-        ratings, rated = self.evaluation, self.evaluation.noise_multiplier
-        if ratings.private:
-            noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
-        return min(noise, self.statistics.noise_multiplier) if self.asks_of_data else noise
-
-    def user_releases(
-        self, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
-    ) -> tuple[tuple[DpEvent, int], ...]:
-        """The events of so many rounds at user level, with ratings, and with the question about data before them."""
-        joined, alone = self.evaluation.ratings(rounds)
-        releases = [
-            (self.statistics.event, int(self.asks_of_data)),
-            (self.user_event(noise_multiplier, sizes=sizes), rounds - joined),
-        ]
-        if joined:
-            releases.append((self.user_event(noise_multiplier, joined=True, sizes=sizes), joined))
-        if alone:
-            releases.append((self.rating_event(noise_multiplier, sizes=sizes), alone))
-        return tuple((event, count) for event, count in releases if count)
 
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size

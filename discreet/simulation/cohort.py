@@ -16,10 +16,9 @@ from discreet.client.admission import Admitted, admit
 from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
 from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.round import UserPrivacy, empty_sum
 from discreet.federated.run_plan import answers_of, round_settings
 from discreet.federated.transport import Failure
+from discreet.mechanisms.sums import PartialReply, ServerRelease
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
@@ -54,7 +53,7 @@ class BatchedTransport:
     ) -> None:
         self.run, self.engine, self.accounts = run, engine, accounts
         answers = answers_of(run, engine.rates.query) if engine.rates else None
-        trainer = _Trainer(run, engine, round_settings(run).user, answers, vector)
+        trainer = _Trainer(run, engine, round_settings(run).release, answers, vector)
         self._workers = (workers or _workers_here)(trainer)
 
     def __enter__(self) -> Self:
@@ -129,7 +128,7 @@ class _Trainer:
 
     run: RunConfig
     engine: Engine
-    user: UserPrivacy | None
+    release: ServerRelease
     answers: AnswerNoise | NoisedByClients | None
     vector: SecureSum | None = None
 
@@ -137,7 +136,7 @@ class _Trainer:
     def is_exact(self) -> bool:
         """True if its sums are of whole numbers, so that their order does not matter."""
         answers = self.answers is None or (isinstance(self.answers, AnswerNoise) and self.answers.on_grid)
-        return self.vector is not None or (self.user is not None and self.user.on_grid and answers)
+        return self.vector is not None or (self.release.exact and answers)
 
     def on(self, device: str) -> _Trainer:
         """The same, with its data and its models there."""
@@ -194,7 +193,7 @@ class _Trainer:
     def _updates(self, params: Tensor, work: _Work) -> PartialReply:
         """The sum of the clients' updates; 0 if they were not asked to train."""
         clip_norm = work.request.clip_norm
-        total = empty_sum(params.numel(), clip_norm, self.user)
+        total = self.release.empty(params.numel(), clip_norm)
         if not work.request.work.trains:
             return replace(total.part(), replies=len(work.clients))
         updates = self._trained(params, work)

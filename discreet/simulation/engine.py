@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from discreet.client.release import LocalNoise, OwnNoise, own_noise
+from discreet.federated.guarantees import mechanisms_of
 from discreet.federated.query import EVALUATION, Query, query_of
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.settings.privacy import EXAMPLE
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
@@ -130,7 +132,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     local = settings_without_noise(run.training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    in_dual_form = not run.privacy.example.enabled and dual_is_cheaper(layers, examples, local)
+    in_dual_form = EXAMPLE not in mechanisms_of(run) and dual_is_cheaper(layers, examples, local)
     return Engine(
         data,
         client_examples,

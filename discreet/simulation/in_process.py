@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 import torch
 from torch import Tensor
@@ -16,15 +16,16 @@ from discreet.client.nodes import virtual_client
 from discreet.extras import require
 from discreet.federated.asked_data import normalised
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import accounts_itself, mechanisms_of
 from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.private_statistics import needs_normaliser
 from discreet.federated.query import Query
-from discreet.federated.sealed_sum import InTheClear, SealedTransport
 from discreet.federated.session import Session, checked, finish, prepare, training_run
 from discreet.federated.state import Outcome
 from discreet.federated.training_run import OnRound
-from discreet.federated.transport import Failure, Transport
+from discreet.federated.transport import Failure, RoundAbandoned, Transport
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
@@ -70,6 +71,47 @@ class InProcessTransport:
                 yield Failure(client_id, "refused", str(refusal))
 
 
+@dataclass(frozen=True, eq=False)
+class InTheClear:
+    """What masks would hide, added up in the process of a simulation: the same integers, the same noise, no masks.
+
+    Attributes:
+      transport: asks virtual clients, whose replies are sums of noised vectors.
+      vector: what they are.
+      fewest: n - d, of how many clients at least a sum is opened.
+    """
+
+    transport: Transport
+    vector: SecureSum
+    fewest: int
+
+    makes_sums: ClassVar[bool] = True
+
+    def members(self) -> Sequence[int]:
+        """See `Transport`."""
+        return self.transport.members()
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterator[Failure | UnopenedSum]:
+        """See `Transport`."""
+        asked = self.transport.ask(
+            round_number=round_number, params=params, clip_norm=clip_norm, cohort=cohort, work=work
+        )
+        total, replies, failures = torch.zeros(self.vector.length, dtype=torch.int64), 0, []
+        for reply in asked:
+            if isinstance(reply, Failure):
+                failures.append(reply)
+                continue
+            assert isinstance(reply, PartialReply)
+            total += reply.values
+            replies += reply.replies
+        if replies < self.fewest:
+            raise RoundAbandoned(f"{replies} of {len(cohort)} clients are left, and {self.fewest} must be", failures)
+        yield from failures
+        yield UnopenedSum(lambda: self.vector.centred(total), replies)
+
+
 def simulate(
     config: RunConfig,
     *,
@@ -102,7 +144,7 @@ def simulate(
     return outcome
 
 
-def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
+def asked_by(session: Session, held: ExitStack) -> Transport:
     """The clients of a run as its rounds ask them: see `virtual_clients`."""
     transport, vector = virtual_clients(session, held), vector_of_run(session)
     if vector is None:
@@ -113,7 +155,8 @@ def asked_by(session: Session, held: ExitStack) -> Transport | SealedTransport:
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    return client_settings(session.config).secure_sum(session.sizes) if session.config.privacy.masked else None
+    mechanism = masked_mechanism(client_settings(session.config))
+    return None if mechanism is None else mechanism.sum(session.sizes)
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -168,8 +211,8 @@ def _not_batched(config: RunConfig, session: Session | None = None) -> str | Non
       ConfigError: the engine that was asked for trains in no other way.
     """
     uncovered = None
-    if config.privacy.local.kind == "laplace_step":
-        uncovered = "privacy.local.kind=laplace_step"
+    if not all(each.batched for each in mechanisms_of(config).values()):
+        uncovered = f"privacy.local.kind={config.privacy.local.kind}"
     elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
         uncovered = f"model.name={config.model.name}"
     if config.engine in ("batched", "ray") and uncovered:
@@ -179,7 +222,7 @@ def _not_batched(config: RunConfig, session: Session | None = None) -> str | Non
 
 def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     config, accounts, workers = session.config, None, None
-    if client_settings(config).accounts_itself:
+    if accounts_itself(config):
         ledger = DurableLedger(session.folder.clients_ledger_path)
         accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
     engine = engine_of(config, session.task)

@@ -21,10 +21,10 @@ from discreet.federated.chosen_trial import (
     require_whole,
 )
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import USER
 from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.federated.chosen_trial import cost_of, publish, require_room
 from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.guarantees import user_event
+from discreet.federated.guarantees import server_mechanism
 from discreet.federated.known_ledgers import Mark
 from discreet.federated.population_account import ADJACENCIES, Population, create_account
 from discreet.federated.run_folder import RunFolder
@@ -317,7 +317,7 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
-    one = PrivacyLedger(((user_event(load_config(SMALL), 2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
+    one = PrivacyLedger(((server_mechanism(load_config(SMALL)).event(2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
     assert not (people.parent / "out" / "chosen").exists()

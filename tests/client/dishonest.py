@@ -17,6 +17,8 @@ from discreet.federated.server_messages import encode_request, parameters_record
 from discreet.masking.agreement import Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, read_request, write_request
+from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
 from discreet.settings.run_config import client_settings
@@ -50,7 +52,7 @@ class Told:
     @property
     def terms(self) -> Terms:
         size = flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel() if self.arrays is None else SIZE
-        return terms_of(RUN, self.run, self.run.secure_sum(Sizes(size)))
+        return terms_of(RUN, self.run, (masked_mechanism(self.run) or MaskedGaussian(self.run)).sum(Sizes(size)))
 
     @property
     def request(self) -> TrainRequest:

@@ -21,14 +21,12 @@ QUICKSTART = ROOT / "examples" / "quickstart"
 RUN_SECONDS = 550
 
 
-def copy_of(app: Path, folder: Path, *, private: bool) -> Path:
-    """A copy of an app; a private one has the file server_app_private.py as its server."""
+def private_copy(folder: Path) -> Path:
+    """A copy of the quickstart with its file server_app_private.py as its server."""
     copied = folder / "app"
-    shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
+    shutil.copytree(QUICKSTART, copied, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
     (other,) = copied.rglob("server_app_private.py")
-    if private:
-        shutil.copy(other, other.with_name("server_app.py"))
-    other.unlink()
+    other.replace(other.with_name("server_app.py"))
     return copied
 
 

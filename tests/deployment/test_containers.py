@@ -314,10 +314,3 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
         print(apart.compose("logs", "--tail", "40"))
         apart.compose("down", "--volumes")
         deployment.compose(*server, "down", "--timeout", "20", **open_gate)
-
-
-def test_down_with_volumes_leaves_nothing(deployment: Deployment) -> None:
-    deployment.compose("down", "--volumes", "--timeout", "20")
-    label = f"label=com.docker.compose.project={PROJECT}"
-    for kind in ("volume", "network", "container"):
-        assert deployment.engine.docker(kind, "ls", "--quiet", "--filter", label).split() == []

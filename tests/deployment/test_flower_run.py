@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,7 +33,6 @@ SHARED_STEP = [
     *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=200"),
 ]
 DEADLINE = 300
-LOCAL_PORT_RANGE = 51  # IP_LOCAL_PORT_RANGE of Linux, which Python does not name
 
 slow = pytest.mark.slow
 
@@ -211,18 +208,3 @@ def test_what_is_wrong_is_one_line_and_exit_code_2_before_anything_starts(
     assert program([word.format(there=tmp_path)]) == 2
     assert capsys.readouterr() == ("", f"discreet: {said.format(there=tmp_path)}\n")
     assert local_federation.main(["seed=40961"]) == 2  # nodes of other people repeat nothing
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody keeps the port")
-def test_a_free_port_is_kept_for_the_server_that_asked_for_it() -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as caller:
-        # A connection that may use this port alone: among many some connection comes upon it.
-        try:
-            caller.setsockopt(socket.IPPROTO_IP, LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
-        except OSError:
-            pytest.skip("Linux before 6.3 can't be asked for a connection's port")
-        with pytest.raises(OSError, match="Cannot assign requested address"):
-            caller.connect(other.getsockname())
-    with socket.create_server(("127.0.0.1", port)):  # sets SO_REUSEADDR
-        assert free_port() != port

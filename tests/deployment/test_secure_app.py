@@ -11,7 +11,7 @@ import pytest
 from discreet.deployment.flower_home import CONNECTION
 from discreet.deployment.local_federation import Federation, demonstration, federation_of, wait_until
 from discreet.federated.durable_ledger import DurableLedger
-from tests.deployment.app_runs import QUICKSTART, ROOT, RUN_SECONDS, copy_of, run_folder_of, run_simulated
+from tests.deployment.app_runs import ROOT, RUN_SECONDS, private_copy, run_folder_of, run_simulated
 
 GUIDE = ROOT / "docs" / "guide" / "flower_app.md"
 NODES, ROUNDS = 4, 2
@@ -35,7 +35,7 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 def secure_copy(folder: Path) -> Path:
     """The private quickstart with the lines that the guide adds."""
-    app = copy_of(QUICKSTART, folder, private=True)
+    app = private_copy(folder)
     client = app / "quickstart" / "client_app.py"
     replaced(client, *CLIENT)
     replaced(client, "from flwr.app import", "import discreet\nfrom flwr.app import")

@@ -92,12 +92,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     unread_messages.make()
 
 
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
-    """One for all small tests, which leave nothing: making one takes a second."""
-    return Link(tmp_path_factory.mktemp("link") / "superlink.db")
-
-
 def round_with_losses(link: Link, nodes: list[int]) -> None:
     """Of three nodes one answers in time, one is gone, and the answer of the third comes when nobody looks for it."""
     asked = [link.send(node) for node in nodes]
@@ -119,12 +113,3 @@ def sizes_of(link: Link, *, rounds: int) -> list[int]:
 def test_eight_rounds_with_losses_take_no_more_room_than_five(tmp_path: Path) -> None:
     sizes = sizes_of(Link(tmp_path / "superlink.db"), rounds=8)
     assert sizes[7] <= 1.1 * sizes[4]
-
-
-def test_a_reply_to_a_message_whose_time_is_over_is_not_taken(link: Link) -> None:
-    node = link.join("late")
-    link.send(node)
-    message = link.take(node)
-    link.wait_an_hour()
-    assert link.reply(message) == ""
-    assert len(link.store) == 0

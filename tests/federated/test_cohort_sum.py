@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from discreet.federated.round import CohortSum
+from discreet.mechanisms.sums import CohortSum
 from discreet.privacy.grid import Grid
 
 GRIDS = [None, Grid(2.0**-20)]
@@ -26,7 +26,7 @@ def sum_of(grid: Grid | None, rows: slice) -> CohortSum:
 def test_parts_make_the_whole(grid: Grid | None, cut: int) -> None:
     whole, total = sum_of(grid, slice(7)).part(), CohortSum(5, 1.5, grid)
     for rows in (slice(cut), slice(cut, 7)):
-        total.merge(sum_of(grid, rows).part())
+        total.take(sum_of(grid, rows).part())
     part = total.part()
     assert (part.below, part.replies) == (whole.below, whole.replies) == (3, 7)
     torch.testing.assert_close(part.values, whole.values, rtol=0, atol=0 if grid else 1e-14)
@@ -49,5 +49,5 @@ def test_a_part_that_was_clipped_otherwise_is_refused() -> None:
         sum_of(Grid(2.0**-20), slice(2)).part(),
     ):
         with pytest.raises(ValueError, match="a part must have the clip norm"):
-            total.merge(other)
+            total.take(other)
     assert total.replies == 2

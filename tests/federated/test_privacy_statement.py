@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from discreet.federated.guarantees import guarantees_of
-from discreet.federated.run_context import client_lines
+from discreet.federated.run_context import guarantee_lines
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
@@ -92,4 +92,4 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 )
 def test_what_is_on_is_said_with_its_noise_or_its_target_before_the_first_round(words: list[str], said: str) -> None:
     config = load_config(["privacy.user.enabled=false", "privacy.example.enabled=true", *words])
-    assert said in "\n".join(client_lines(config))
+    assert said in "\n".join(guarantee_lines(config))

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from discreet.federated.answer_sum import answer_round
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import resolve_noise, user_releases
+from discreet.federated.guarantees import resolve_noise, server_mechanism
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_statistics import ask, data_shape, statistics_noise
 from discreet.federated.query import Query
 from discreet.federated.run_context import RunContext
 from discreet.federated.session import checked
+from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
@@ -117,7 +118,7 @@ def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
 
 def test_it_costs_one_gaussian_beside_the_rounds() -> None:
     config = config_of("statistics.noise_multiplier=7", "rounds=12")
-    releases = user_releases(config, 1.0)
+    releases = releases_of(server_mechanism(config), 1.0, config.rounds)
     oracle = PLDAccountant()
     for event, count in releases:
         oracle.compose(event, count)

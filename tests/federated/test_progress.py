@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from discreet.federated.messages import TrainReply
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.progress import Progress
 from discreet.federated.transport import Failure
+from discreet.mechanisms.sums import PartialReply
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1", "seed=37"]

@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from discreet.federated.messages import TrainReply
-from discreet.federated.round import (
-    RoundSettings,
-    UserPrivacy,
-    dp_fedavg_round,
-)
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.run_plan import round_settings
-from discreet.federated.sealed_sum import Sealed
-from discreet.federated.secure_round import secure_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.session import checked, sizes_of
 from discreet.federated.state import State, initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import PlainSum, UnopenedSum
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
@@ -64,8 +60,7 @@ def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies:
     how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
     updates = [TrainReply(1, torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
     after, _ = run(state(SIZE, clip_norm), updates, how)
-    assert how.user is not None
-    stddev = how.user.update_noise_multiplier * clip_norm / 10
+    stddev = how.release.sum_noise * clip_norm / 10
     noise = after.params.double().numpy()
     assert after.clip_norm != clip_norm
     assert not rejects(noise, stddev)
@@ -87,10 +82,10 @@ def test_the_count_has_noise_of_its_standard_deviation(on_grid: bool) -> None:
 
 
 def test_update_and_bits_together_cost_one_gaussian_of_the_multiplier() -> None:
-    user = settings(1.0).user
+    user = settings(1.0).release
     assert user is not None
-    assert user.update_noise_multiplier == pytest.approx(1.005038, abs=1e-6)
-    together = user.update_noise_multiplier**-2 + (2 * 5.0) ** -2
+    assert user.sum_noise == pytest.approx(1.005038, abs=1e-6)
+    together = user.sum_noise**-2 + (2 * 5.0) ** -2
     assert together == pytest.approx(1.0)
 
 
@@ -113,7 +108,7 @@ def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
 
 def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
     updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
-    how = RoundSettings(7.0, ServerSGD(), None)
+    how = RoundSettings(7.0, ServerSGD(), PlainSum())
     before = State(0, torch.ones(50), torch.zeros(50), math.inf)
     after, charged = run(before, [TrainReply(1, update, below=True) for update in updates], how)
     assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
@@ -151,7 +146,7 @@ def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
 
 
 def test_momentum_is_carried_between_rounds() -> None:
-    how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), None)
+    how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), PlainSum())
     before = State(0, torch.zeros(1), torch.zeros(1), math.inf)
     push = [TrainReply(1, torch.ones(1), below=True)]
     once, _ = run(before, push, how)
@@ -177,13 +172,13 @@ def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
     words = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "model.name=linear")
     resolved, task = checked(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
     how, order = round_settings(resolved, sizes_of(resolved, task)), list[str]()
-    assert how.secure is not None
-    length = how.secure.length
+    vector = how.release.vector
 
     def opened() -> torch.Tensor:
         order.append("opened")
-        return torch.zeros(length, dtype=torch.int64)
+        return torch.zeros(vector.length, dtype=torch.int64)
 
-    before = state(how.secure.num_params, 1.0)
-    secure_round(before, Sealed(opened, 4), how, charge=lambda _: order.append("charged"))
+    before = state(vector.num_params, 1.0)
+    sealed = [UnopenedSum(opened, 4)]
+    dp_fedavg_round(before, sealed, how, source=seeded_source(3), charge=lambda _: order.append("charged"))
     assert order == ["charged", "opened"]

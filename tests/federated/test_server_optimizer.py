@@ -22,7 +22,7 @@ import discreet
 from discreet.federated.flower_app import FlowerApp
 from discreet.federated.messages import TrainReply
 from discreet.federated.resuming import run_config
-from discreet.federated.round import RoundSettings, UserPrivacy, dp_fedavg_round
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.server_optimizer import (
     ServerAdam,
@@ -33,6 +33,8 @@ from discreet.federated.server_optimizer import (
     server_optimizer,
 )
 from discreet.federated.state import State, initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import PlainSum
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
@@ -73,7 +75,7 @@ def by_flower(strategy: FedAvg) -> Tensor:
 
 def by_discreet(optimizer: ServerOptimizer) -> Tensor:
     state = initial_state(torch.linspace(-1, 1, SIZE), clip_norm=float("inf"))
-    how = RoundSettings(float(CLIENTS), optimizer, None)
+    how = RoundSettings(float(CLIENTS), optimizer, PlainSum())
     for cohort in updates():
         sent = [TrainReply(1, update, below=True) for update in cohort]
         state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from discreet.federated.messages import TrainReply
-from discreet.federated.round import (
-    RoundSettings,
-    UserPrivacy,
-    dp_fedavg_round,
-)
+from discreet.federated.round import RoundSettings, dp_fedavg_round
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import State, initial_state
+from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import PlainSum
 from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 
@@ -54,11 +52,11 @@ def test_a_step_is_as_long_as_its_signal() -> None:
     assert float(step(states).norm()) == pytest.approx(100 * C, rel=0.02)
 
 
-@pytest.mark.parametrize("user", [None, replace(PRIVATE, noise_multiplier=0.0)])
-def test_without_noise_nothing_shrinks(user: UserPrivacy | None) -> None:
+@pytest.mark.parametrize("user", [PlainSum(), replace(PRIVATE, noise_multiplier=0.0)])
+def test_without_noise_nothing_shrinks(user: UserPrivacy | PlainSum) -> None:
     updates = [TrainReply(1, torch.full((SIZE,), 1e-3), below=True)] * 5
     shrinking, plain = (
-        rounds(replace(SHRINKING, user=user, optimizer=optimizer), updates, number=3)
+        rounds(replace(SHRINKING, release=user, optimizer=optimizer), updates, number=3)
         for optimizer in (SHRINKING.optimizer, ServerSGD(momentum=0.8))
     )
     assert torch.equal(shrinking[-1].params, plain[-1].params)

@@ -20,6 +20,7 @@ from discreet.federated.server_messages import OwnMessages
 from discreet.federated.server_optimizer import ServerSGD
 from discreet.federated.state import initial_state
 from discreet.federated.transport import RoundReport
+from discreet.mechanisms.sums import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.run_config import RunConfig, client_settings
 
@@ -72,7 +73,7 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
-    settings = RoundSettings(clients, ServerSGD(), None)
+    settings = RoundSettings(clients, ServerSGD(), PlainSum())
     after, metrics = dp_fedavg_round(
         state, RoundReport().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
     )

@@ -94,14 +94,13 @@ def test_events_carry_the_noise_multiplier() -> None:
     assert Gaussian(1.7, draws=4).event() == GaussianDpEvent(1.7)
     assert Laplace(1.7).event() == LaplaceDpEvent(1.7)
     assert Gaussian(0.0).event() == Laplace(0.0).event() == NonPrivateDpEvent()
-    assert (Laplace(0.4).epsilon, Laplace(0.0).epsilon) == (2.5, math.inf)
 
 
 @pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0)])
 @pytest.mark.parametrize(
     ("total", "sensitivity", "message"),
     [
-        *((torch.zeros(2), sensitivity, "sensitivity must be finite and > 0") for sensitivity in (0.0, -1.0, math.nan)),
+        *((torch.zeros(2), sensitivity, "must be finite and above 0") for sensitivity in (0.0, -1.0, math.nan)),
         *((torch.tensor([0.0, value]), 1.0, "total must be finite") for value in (math.nan, math.inf)),
         *((torch.zeros(2, dtype=dtype), 1.0, "must be float32 or") for dtype in (torch.float16, torch.int64)),
         *((torch.zeros(2), sensitivity, "vanish or overflow") for sensitivity in (1e-40, 1e38)),

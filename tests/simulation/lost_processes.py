@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from discreet.federated.partial_reply import PartialReply
+from discreet.mechanisms.sums import PartialReply
 
 ROUND = 2
 

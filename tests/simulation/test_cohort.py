@@ -17,10 +17,9 @@ from discreet.client.account import Refused
 from discreet.client.admission import Admitted, admit
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.federated.messages import TrainRequest
-from discreet.federated.partial_reply import PartialReply
-from discreet.federated.round import empty_sum
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.transport import Failure
+from discreet.mechanisms.sums import CohortSum, PartialReply
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
@@ -218,9 +217,9 @@ def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0
 
 
 def sum_of(parts: list[PartialReply]) -> PartialReply:
-    total = empty_sum(len(parts[0].values), 0.1, None)
+    total = CohortSum(len(parts[0].values), 0.1, None)
     for part in parts:
-        total.merge(part)
+        total.take(part)
     return total.part()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.federated.partial_reply import PartialReply
+from discreet.mechanisms.sums import PartialReply
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import BatchedTransport

@@ -14,7 +14,6 @@ from dp_accounting.pld import PLDAccountant
 from discreet.client.release import OwnNoise
 from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import EXAMPLE, LOCAL
 from discreet.federated.messages import TrainReply
 from discreet.federated.private_evaluation import EvaluationPlan
 from discreet.federated.query import Query
@@ -22,6 +21,7 @@ from discreet.federated.run_folder import RunFolder
 from discreet.privacy.accounting import pure_epsilon
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks

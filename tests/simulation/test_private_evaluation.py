@@ -12,16 +12,18 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.federated.answer_sum import AnswerNoise, AnswerSum
-from discreet.federated.guarantees import USER
+from discreet.federated.guarantees import server_mechanism
 from discreet.federated.messages import TrainReply
 from discreet.federated.query import Query
 from discreet.federated.run_folder import RunFolder
 from discreet.federated.state import Outcome
+from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from discreet.tasks.examples import TaskShape
 from discreet.tasks.metric_answers import metric_blocks
@@ -50,7 +52,7 @@ def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_pa
     folder, _ = run(tmp_path / "run")
     config = folder.read_config()
     spent = folder.ledger(config).spent(USER)
-    planned = client_settings(config).user_releases(1.0, 3)
+    planned = releases_of(server_mechanism(config), 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3) == pytest.approx(epsilon_spent(planned, delta=1e-3), rel=1e-9)
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-9)
@@ -116,7 +118,7 @@ def test_a_finished_run_is_not_rated_again(tmp_path: Path) -> None:
 
 
 def test_a_rating_that_would_pass_the_budget_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    budget = epsilon_spent(client_settings(config()).user_releases(1.0, 3)[:2], delta=1e-3)
+    budget = epsilon_spent(releases_of(server_mechanism(config()), 1.0, 3)[:2], delta=1e-3)
     with caplog.at_level("WARNING", "discreet"):
         folder, _ = run(tmp_path / "run", f"privacy.user.max_epsilon={budget + 1e-9}")
     assert any("the model after round 3 is not rated" in record.message for record in caplog.records)
@@ -151,10 +153,10 @@ def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> N
 
 def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
     words = "experiment=mnist_users_scattering", "data.path=nowhere", "evaluation.kind=private"
-    run_ = client_settings(load_config([*words, "evaluation.every=10", "evaluation.noise_multiplier=10"]))
+    mechanism = server_mechanism(load_config([*words, "evaluation.every=10", "evaluation.noise_multiplier=10"]))
     # 4.17: what the target of 2 asks for, rounded; oracle: dp_accounting's own accountant, event by event.
-    alone = epsilon_spent([(run_.user_event(4.17), 100)], delta=1e-5)
-    rated = epsilon_spent(run_.user_releases(4.17, 100), delta=1e-5)
+    alone = epsilon_spent([(mechanism.event(4.17), 100)], delta=1e-5)
+    rated = epsilon_spent(releases_of(mechanism, 4.17, 100), delta=1e-5)
     each = PoissonSampledDpEvent(0.2, GaussianDpEvent(4.17)), PoissonSampledDpEvent(0.2, GaussianDpEvent(10.0))
     oracle = PLDAccountant().compose(each[0], 100).compose(each[1], 10)
     assert rated == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)

@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from discreet.federated.durable_ledger import DurableLedger
+from discreet.federated.guarantees import server_mechanism
 from discreet.federated.noise_outlook import noise_outlook
-from discreet.federated.partial_reply import PartialReply
 from discreet.federated.run_folder import RunFolder
-from discreet.federated.sealed_sum import InTheClear, RoundAbandoned, Sealed, SealedTransport
 from discreet.federated.session import Session, prepare, training_run
 from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, Transport
+from discreet.federated.transport import Failure, RoundAbandoned, Transport
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
+from discreet.mechanisms.mechanism import releases_of
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
-from discreet.simulation.in_process import InProcessTransport, simulate, vector_of_run
+from discreet.settings.run_config import RunConfig
+from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate, vector_of_run
 from tests.masking.federation import MemoryStore
 
 NODES, DROPOUTS = 5, 1
@@ -71,6 +72,8 @@ class Losing:
 class Masked:
     """What `InTheClear` adds up, under masks: a server and a node for each client, all in this process."""
 
+    makes_sums = True
+
     def __init__(self, inner: Losing, vector: SecureSum) -> None:
         self.inner, self.vector, self.round = inner, vector, 0
         names = [f"{client:03d}" for client in inner.members()]
@@ -84,14 +87,15 @@ class Masked:
     def members(self) -> Sequence[int]:
         return self.inner.members()
 
-    def ask_sealed(self, *, cohort: Sequence[int], **given: Any) -> Sealed:
+    def ask(self, *, cohort: Sequence[int], **given: Any) -> Iterator[Failure | UnopenedSum]:
         replies = list(self.inner.ask(cohort=cohort, **given))
-        failures = tuple(reply for reply in replies if isinstance(reply, Failure))
+        failures = [reply for reply in replies if isinstance(reply, Failure)]
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
         parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
         vectors = {f"{client:03d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
         self.round += 1
-        return Sealed(lambda: self._opened(vectors), len(vectors), failures)
+        yield from failures
+        yield UnopenedSum(lambda: self._opened(vectors), len(vectors))
 
     def _opened(self, vectors: dict[str, Any]) -> Tensor:
         exchange: Any = self.server.begin(self.round)
@@ -153,7 +157,7 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
     run(tmp_path, *RATED, "evaluation.cohort=same")
     config = RunFolder(tmp_path).read_config()
     spent = ledger(tmp_path).spent("user")
-    planned = client_settings(config).user_releases(1.0, 3)
+    planned = releases_of(server_mechanism(config), 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3, "rdp") == pytest.approx(sum_of(planned), rel=1e-4)
 
@@ -191,21 +195,23 @@ def ready(folder: Path, held: ExitStack, *words: str) -> Session:
 class Fragile:
     """Abandons rounds before or while they are opened, as often as it is told."""
 
-    inner: SealedTransport
+    inner: Transport
     before: int = 0
     opening: int = 0
+    makes_sums = True
 
     def members(self) -> Sequence[int]:
         return self.inner.members()
 
-    def ask_sealed(self, **given: Any) -> Sealed:
+    def ask(self, **given: Any) -> Iterator[Failure | UnopenedSum]:
         if self.before:
             self.before -= 1
             raise RoundAbandoned("3 of 5 clients are left", [Failure(1, "late", "gone")])
-        sealed = self.inner.ask_sealed(**given)
-        return Sealed(lambda: self._open(sealed), sealed.replies)
+        *failures, sealed = self.inner.ask(**given)
+        yield from failures
+        yield UnopenedSum(lambda: self._open(sealed), sealed.replies)
 
-    def _open(self, sealed: Sealed) -> Tensor:
+    def _open(self, sealed: UnopenedSum) -> Tensor:
         if self.opening:
             self.opening -= 1
             raise RoundAbandoned("too few shares")
@@ -245,10 +251,9 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
         vector = vector_of_run(session)
         assert vector is not None
         inner = Losing(InProcessTransport(session.config, str(session.folder.path), vector), {1: {0, 4}})
+        clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
-            InTheClear(inner, vector, NODES - DROPOUTS).ask_sealed(
-                round_number=1, params=session.context.state.params, clip_norm=0.3, cohort=range(NODES)
-            )
+            list(clear.ask(round_number=1, params=params, clip_norm=0.3, cohort=range(NODES)))
     assert [failure.client for failure in abandoned.value.failures] == [0, 4]
 
 

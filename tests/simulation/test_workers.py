@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.partial_reply import PartialReply
+from discreet.mechanisms.sums import PartialReply
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -89,7 +89,7 @@ def _killed(params: Tensor, work: int) -> PartialReply:
 
 ORPHANS = """
 import os, sys, torch
-from discreet.federated.partial_reply import PartialReply
+from discreet.mechanisms.sums import PartialReply
 from discreet.simulation.workers import ForkedWorkers
 
 def tell(params, work):

@@ -60,17 +60,6 @@ def drawn(clients: int, steps: int = STEPS) -> tuple[list[Tensor], list[list[Ten
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_are_those_of_torch_optim(way: str, schedule: str) -> None:
-    how, (params, gradients) = replace(WAYS[way], schedule=schedule), drawn(1)
-    expected = by_torch(how, params, gradients)
-    state = first_state(how, params, [STEPS])
-    for step in gradients:
-        take_step(how, state, params, step)
-    torch.testing.assert_close(params, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-@pytest.mark.parametrize("way", WAYS)
 def test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone(way: str, schedule: str) -> None:
     """Client 1 has no batch in steps 2, 3 and 6, as at the end of an epoch: its own steps are what counts for it."""
     how, (params, gradients) = replace(WAYS[way], schedule=schedule), drawn(2)

@@ -16,20 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from discreet.privacy.rules.layer_rules import check_draws, check_statistics, check_table
 from discreet.privacy.rules.objective import LOSS_SCALE, Objective
 from discreet.privacy.rules.terms import Rows, Term
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
-
-
-def check_layers(model: nn.Module) -> None:
-    """Raises ValueError if a layer mixes examples."""
-    for name, module in model.named_modules():
-        check_statistics(name, module)
-        check_draws(name, module)
-        check_table(module)
 
 
 def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:

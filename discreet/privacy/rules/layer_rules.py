@@ -50,6 +50,29 @@ def covers_dimension(layer: nn.Module) -> bool:
     return layer.dim not in (None, 0)
 
 
+def check_layers(model: nn.Module) -> None:
+    """Raises ValueError if a layer mixes examples."""
+    for name, layer in model.named_modules():
+        check_layer(layer, name)
+
+
+def check_layer(layer: nn.Module, name: str = "") -> None:
+    """ValueError for statistics of the batch, or that change with it; for a table of embeddings that a pass changes, or
+    whose gradients count rows over a batch; and if the values of an example decide how many numbers are drawn."""
+    kind = type(layer).__name__
+    named = f"layer {name!r} ({kind})" if name else kind
+    running = getattr(layer, "running_mean", None) is not None
+    if isinstance(layer, _NormBase) and (layer.training if running else isinstance(layer, _BatchNorm)):
+        raise ValueError(
+            f"{named} mixes examples: use GroupNorm instead (discreet.to_group_norm makes it)"
+            + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
+        )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+    if isinstance(layer, nn.RReLU) and layer.training:
+        raise ValueError(f"{named} draws a number for each value below 0: use LeakyReLU or PReLU")
+
+
 def _free(least: int) -> Rule:
     def run(tape: Tape, layer: nn.Module, inputs: Tensor) -> Tensor:
         tape.rows(inputs, least=least)
@@ -67,18 +90,12 @@ def _along(tape: Tape, layer: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def check_draws(name: str, layer: nn.Module) -> None:
-    """ValueError for a layer in which an example's values decide how many numbers are drawn, so which others get."""
-    if isinstance(layer, nn.RReLU) and layer.training:
-        raise ValueError(f"layer {name!r} (RReLU) draws a number for each value below 0: use LeakyReLU or PReLU")
-
-
 without_parameters: Rule = _free(1)
 
 
 def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=1)
-    check_table(layer)
+    check_layer(layer)
     padding, slot = layer.padding_idx, tape.slot(layer.weight)
     outputs = functional.embedding(inputs, layer.weight, padding)
     if slot is not None:
@@ -92,15 +109,9 @@ def embedding(tape: Tape, layer: nn.Embedding, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def check_table(layer: nn.Module) -> None:
-    """ValueError for a table of embeddings that a pass changes, or whose gradients count rows over a batch."""
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.scale_grad_by_freq):
-        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
-
-
 def embedding_bag(tape: Tape, layer: nn.EmbeddingBag, inputs: Tensor) -> Tensor:
     tape.rows(inputs, least=2, most=2)
-    check_table(layer)
+    check_layer(layer)
     padding, slot = layer.padding_idx, tape.slot(layer.weight)
     outputs = functional.embedding_bag(inputs, layer.weight, mode=layer.mode, padding_idx=padding)
     if slot is not None:
@@ -196,21 +207,9 @@ def group_norm(tape: Tape, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def check_statistics(name: str, layer: nn.Module) -> None:
-    """ValueError for a layer whose statistics are those of the batch, or change with it."""
-    batch, running = isinstance(layer, _BatchNorm), getattr(layer, "running_mean", None) is not None
-    if isinstance(layer, _NormBase) and (layer.training if running else batch):
-        kind = type(layer).__name__
-        raise ValueError(
-            f"{f'layer {name!r} ({kind})' if name else kind} mixes examples: use GroupNorm instead "
-            "(discreet.to_group_norm makes it)"
-            + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
-        )
-
-
 def channel_norm(tape: Tape, layer: _NormBase, inputs: Tensor) -> Tensor:
     """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
-    check_statistics("", layer)
+    check_layer(layer)
     batch, mean, variance = isinstance(layer, _BatchNorm), layer.running_mean, layer.running_var
     tape.rows(inputs, least=2 if batch else 3)
 

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.rules.any_model import check_layers
 from discreet.privacy.rules.graph import CONFUSED, made_up
+from discreet.privacy.rules.layer_rules import check_layers
 from discreet.privacy.rules.objective import Loss, Objective
 from discreet.privacy.rules.operations import leaves
 

@@ -1,8 +1,6 @@
-"""A NumPyClient that trains with dropout and Adam, and one that is broken in the way that its node is told."""
+"""A NumPyClient that trains with dropout and Adam."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import torch
@@ -14,7 +12,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 Arrays = list[NDArray[np.float32]]
-LATE_SECONDS = 300
 
 
 def network() -> nn.Module:
@@ -41,27 +38,8 @@ class Client(NumPyClient):
         return found, len(self.labels), {"loss": loss.item()}
 
 
-class BrokenClient(Client):
-    def __init__(self, number: int, how: str) -> None:
-        super().__init__(number)
-        self.how = how
-
-    def fit(self, parameters: Arrays, config: dict[str, float]) -> tuple[Arrays, int, dict[str, float]]:
-        arrays, count, metrics = super().fit(parameters, config)
-        if self.how == "late":
-            time.sleep(LATE_SECONDS)
-        if self.how == "raises":
-            raise RuntimeError("this client is broken")
-        wrong = {"shape": [arrays[0].T, *arrays[1:]], "fewer": arrays[1:], "words": [np.array(["no"]), *arrays[1:]]}
-        return wrong.get(self.how, arrays), count, metrics
-
-
 def client_fn(context: Context) -> FlowerClient:
-    """The run says which clients are broken and how: `1=raises 2=shape`."""
-    broken = dict(word.split("=") for word in str(context.run_config["broken"]).split())
-    number = int(context.node_config["partition-id"])
-    how = broken.get(str(number))
-    return (Client(number) if how is None else BrokenClient(number, how)).to_client()
+    return Client(int(context.node_config["partition-id"])).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

@@ -1,11 +1,11 @@
-"""Federated averaging of NumPyClients by Flower's own strategy."""
+"""Federated averaging of NumPyClients, made private."""
 
 from __future__ import annotations
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 
+from discreet import DPFedAvg
 from numpy_app.client_app import network
 
 app = ServerApp()
@@ -13,11 +13,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = FedAvg(
-        fraction_evaluate=0.0,
+    strategy = DPFedAvg(
         arrayrecord_key="fitins.parameters",
         configrecord_key="fitins.config",
-        weighted_by_key="num_examples",
+        population_size=20,
+        noise_multiplier=1.0,
+        delta=1e-3,
     )
     result = strategy.start(
         grid=grid,

@@ -1,0 +1,1 @@
+"""One file for each mechanism: all that its guarantee says and does."""

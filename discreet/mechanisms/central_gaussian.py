@@ -1,0 +1,323 @@
+"""DP-FedAvg: clipped updates, and Gaussian noise that the server adds to their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, expected_cohort, shared_examples
+from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
+from discreet.privacy.quantile import (
+    BIT_SENSITIVITY,
+    LARGEST_NUMBER,
+    QuantileEstimator,
+    default_count_stddev,
+    split_noise_multiplier,
+)
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import FLOWER_APP
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
+    from discreet.privacy.grid import Grid
+    from discreet.privacy.randomness import RandomSource
+
+ASKED_BEFORE = "; and before the first round a Gaussian of everybody's means and deviations of inputs"
+OF_ANOTHER_APP = (
+    "the train_config and the initial arrays, which are sent as they are",
+    "the data that evaluate_fn works on, which are the server's own",
+    "what the clients' code sends elsewhere",
+)
+SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
+
+
+@dataclass(frozen=True)
+class CentralGaussian:
+    """All data of one client, from whoever sees the released models; the server is trusted."""
+
+    run: ClientSettings
+    guarantee: ClassVar[str] = USER
+    masked: ClassVar[bool] = False
+    at_server: ClassVar[bool] = True
+    at_client: ClassVar[bool] = False
+    batched: ClassVar[bool] = True
+    reported: ClassVar[tuple[str, ...]] = ()
+    deciding: ClassVar[tuple[str, ...]] = SETTINGS
+    finite: ClassVar[tuple[str, ...]] = ()
+    fixed_norm: ClassVar[None] = None
+
+    def statement(self, *, account: bool = False) -> Statement:
+        user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model == FLOWER_APP
+        drawn, accounting = {
+            "poisson": (
+                f"Poisson cohorts, q = {user.probability:g}",
+                "a Poisson-sampled Gaussian a round, update and bits together",
+            ),
+            "fixed": (
+                f"cohorts of {cohort} of {user.population_size} without replacement",
+                "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
+            ),
+            "everyone": (
+                "everybody in every round, no amplification",
+                "a Gaussian a round, update and bits together",
+            ),
+        }[user.sampling]
+        rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
+        kind = clip_kind(self.run)
+        neighbours = "replace" if user.sampling == "fixed" else "add or remove"
+        unamplified = "amplification by sampling, towards who sees which clients are asked"
+        return Statement(
+            unit=unit(self.run),
+            adjacency=f"{neighbours} one {who(self.run)}",
+            trusted="the server",
+            observer="who sees every released model and clip norm, but not who takes part",
+            mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at the server{rated}",
+            accounting=f"{accounting}{priced}{ASKED_BEFORE if self.run.data.normalise == 'private' else ''}",
+            not_covered=(
+                *NOT_COVERED,
+                "who took part in a round, and how many replied",
+                *((unamplified,) if user.sampling != "everyone" else ()),
+                *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
+                *runs_and_nodes(self.run, account=account),
+            ),
+        )
+
+    @property
+    def decided(self) -> Mapping[str, object]:
+        return {"privacy.user.clip.count_stddev": count_stddev(self.run)}
+
+    @property
+    def only_rdp(self) -> bool:
+        return self.run.user.sampling == "fixed"
+
+    @property
+    def grid_slack(self) -> Slack | None:
+        from discreet.privacy.grid import grid_slack
+
+        return grid_slack if self.run.noise == "grid" else None
+
+    def event(
+        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
+    ) -> DpEvent:
+        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of the multiplier
+        (z^-2 + z_evaluation^-2)^(-1/2)."""
+        user, rating = self.run.user, self.run.evaluation.noise_multiplier
+        if rates:
+            noise_multiplier = joined_noise_multiplier(noise_multiplier, rating) if trains else rating
+        if user.sampling == "fixed":
+            size, population = round(user.probability * user.population_size), user.population_size
+            return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
+        return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
+
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> UserPrivacy:
+        noise = self.run.user.noise_multiplier
+        assert noise is not None
+        return UserPrivacy(
+            noise,
+            self.event(noise, rates=rates),
+            count_stddev=count_stddev(self.run),
+            target_quantile=clip.target_quantile,
+            clip_learning_rate=clip.learning_rate,
+            clip_max=clip.ceiling,
+            clip_search_rate=clip.search_rate,
+            draws=PRIVACY_DRAWS.get(self.run.noise, 1),
+            on_grid=self.run.noise == "grid",
+            largest_cohort=self.run.user.population_size,
+        )
+
+    @property
+    def noise_in_sum(self) -> float:
+        return update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
+
+    @property
+    def averaged(self) -> float:
+        return expected_cohort(self.run)
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """The server's release: it clips once more, adds up, noises the sum and moves the clip norm.
+
+    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2 and
+    the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian mechanism of
+    multiplier z, sampled as `event` says. Noise and denominator are functions of public constants and C_t alone: not of
+    who replied. A sum of answers, which differs by at most 1, is part of the same mechanism, of multiplier
+    (z^-2 + z_answers^-2)^(-1/2).
+
+    Attributes:
+      noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
+      event: what a round costs.
+      count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
+      target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
+      clip_search_rate: a further learning rate in the first round, halved in each one after it.
+      draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
+      on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
+      largest_cohort: how many updates a sum on the grid must be able to hold.
+    """
+
+    noise_multiplier: float
+    event: DpEvent
+    count_stddev: float | None = None
+    target_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    clip_max: float = LARGEST_NUMBER
+    clip_search_rate: float = 0.0
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+    guarantee: ClassVar[str] = USER
+    masked: ClassVar[bool] = False
+
+    @property
+    def exact(self) -> bool:
+        return self.on_grid
+
+    @property
+    def clipping(self) -> UserPrivacy:
+        return self
+
+    @property
+    def sum_noise(self) -> float:
+        """z_update, see `update_noise_multiplier`."""
+        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+    def norm(self, clip_norm: float) -> float:
+        return clip_norm
+
+    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum
+
+        if not self.on_grid:
+            return CohortSum(num_params, clip_norm, None)
+        scale = self.sum_noise * clip_norm
+        return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, scale))
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        from discreet.mechanisms.sums import Released, take_all
+        from discreet.privacy.mechanisms import Gaussian
+
+        total = self.empty(at.num_params, at.clip_norm)
+        take_all(replies, total, at.answers)
+        at.charge(self.event)
+        answers = at.answers and at.answers.released(at.source.child("answer"))
+        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self.draws), at.source.child("update"))
+        below = None if self.count_stddev is None else self._noised_count(total.below, at.source.child("count"))
+        return Released(noised, *self.moved(at, below), total.replies, answers)
+
+    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
+        from discreet.mechanisms.sums import take_all
+
+        assert at.answers is not None
+        assert event is not None
+        take_all(replies, None, at.answers)
+        at.charge(event)
+        return at.answers.released(at.source)
+
+    def moved(self, at: Round, below: float | None) -> tuple[float, float | None]:
+        """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
+        constants and of the round."""
+        if self.count_stddev is None or below is None:
+            return at.clip_norm, None
+        estimator, fraction = QuantileEstimator(
+            min(at.clip_norm, self.clip_max),  # a run may be resumed with a lower ceiling than the norm it has reached
+            self.target_quantile,
+            self.clip_learning_rate,
+            self.clip_max,
+            # Halved each round: a search that halves its interval, in the logarithm of the norm.
+            search_rate=self.clip_search_rate * 0.5**at.number,
+            doubt=2 * self.count_stddev / at.expected_cohort,
+        ).update(below, expected_cohort=at.expected_cohort)
+        return estimator.estimate, fraction
+
+    def _grid(self, norm: float, length: int, noise_scale: float) -> Grid:
+        from discreet.privacy.grid import grid_for
+
+        return grid_for(norm, length, largest_cohort=self.largest_cohort, noise_scale=noise_scale)
+
+    def _noised_count(self, below: int, source: RandomSource) -> float:
+        """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
+        import torch
+
+        from discreet.privacy.mechanisms import Gaussian
+
+        assert self.count_stddev is not None
+        mechanism = Gaussian(self.count_stddev / BIT_SENSITIVITY, draws=self.draws)
+        if self.on_grid:
+            grid = self._grid(BIT_SENSITIVITY, 1, self.count_stddev)
+            steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
+            noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
+            return float(grid.to_float(noised, torch.float64)[0])
+        total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
+        return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
+
+
+def unit(run: ClientSettings) -> str:
+    """The unit that is protected. Of another app only its nodes are known: whether one is a person, a device or a
+    hospital is the app's to say."""
+    return "everything that one node holds" if run.model == FLOWER_APP else "all data of one client"
+
+
+def who(run: ClientSettings) -> str:
+    return "node" if run.model == FLOWER_APP else "client"
+
+
+def clip_kind(run: ClientSettings) -> str:
+    return "adaptive" if run.user.adaptive else "fixed"
+
+
+def runs_and_nodes(run: ClientSettings, *, account: bool) -> tuple[str, ...]:
+    """What a guarantee for a whole client does not cover, whoever noises."""
+    others = (
+        "runs over the same clients that did not charge the population's account"
+        if account
+        else "earlier runs over the same clients: each run has a ledger of its own"
+    )
+    return "a client with several nodes: one node is taken for one client", others, *shared_examples(run)
+
+
+def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
+    """The ratings by clients, as a part of the mechanism and of the accounting."""
+    asked = run.evaluation
+    if not asked.private:
+        return "", ""
+    own = asked.cohort == "own"
+    rated = "for each rating, by a cohort of its own," if own else "for the last rating"
+    joined = "" if own else "in a round that also rates the model its answer too; "
+    return (
+        f"; clients rate the model on held-out examples of their own every {asked.every} rounds and at the end, each "
+        f"answer clipped to norm 1, {drawn}",
+        f"; {joined}{rated} {what} of noise multiplier {asked.noise_multiplier:g}",
+    )
+
+
+def count_stddev(run: ClientSettings) -> float | None:
+    """The noise on the count of norms below the clip norm; None with a fixed clip norm. Needs a resolved noise.
+
+    Raises:
+      ConfigError: so little that the bits alone would cost more than the round may.
+    """
+    noise = run.user.noise_multiplier
+    if not run.user.adaptive:
+        return None
+    assert noise is not None
+    value = run.user.count_stddev
+    if value is None:
+        value = default_count_stddev(run.user.probability * run.user.population_size, noise_multiplier=noise)
+    if noise > 0 and value <= noise / 2:
+        raise ConfigError(
+            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {noise / 2:g} (got {value:g})"
+        )
+    return value
+
+
+def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | None) -> float:
+    """z_update: so that update and bits together are one Gaussian of multiplier z; z itself if there are no bits."""
+    if count_stddev is None or noise_multiplier == 0:
+        return noise_multiplier
+    return split_noise_multiplier(noise_multiplier, count_stddev=count_stddev)

@@ -1,0 +1,176 @@
+"""The Protocol of mechanisms: a run, its transports, its clients, its reports and its audits know no more of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from discreet.privacy.events import joined_noise_multiplier
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from discreet.mechanisms.sums import ServerRelease
+
+NOT_COVERED = (
+    "the choice of hyperparameters, if private data guided it",
+    "timing, traffic and which nodes are connected",
+)
+Slack = Callable[[int, float], float]  # of so many values, on a grid for noise of this scale
+ONE_PERSON = "all examples of one person together, if a client holds several of one person"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A guarantee in words; docs/privacy.md says the same at length.
+
+    Attributes:
+      unit, adjacency: what is hidden, and which inputs are neighbours.
+      trusted: who must be honest.
+      observer: from whom the unit is hidden.
+      mechanism, accounting: how, and as which events.
+      not_covered: what it does not speak about.
+      name, enabled: which guarantee it is; False: the run gives none of this kind, epsilon is infinite.
+    """
+
+    unit: str
+    adjacency: str
+    trusted: str
+    observer: str
+    mechanism: str
+    accounting: str
+    not_covered: tuple[str, ...]
+    name: str = ""
+    enabled: bool = True
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The numbers of a guarantee that a client is told, and that its owner's policy can hold the run to: its noise or
+    the epsilon that chooses it, and its budget; None: not given."""
+
+    noise_multiplier: float | None
+    target: float | None
+    max_epsilon: float | None
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon that is not passed: the target, unless a budget is given."""
+        return self.target if self.max_epsilon is None else self.max_epsilon
+
+
+class Mechanism(Protocol):
+    """A guarantee that a run gives, or would give if it were on.
+
+    Attributes:
+      guarantee: which of the three it is, and whose name its releases have in a ledger.
+      masked: True if the server reads one sum that it opens, and no reply of a client.
+      at_server: True if the server's ledger is charged for a round.
+      at_client: True if each client's own ledger is charged for what it sends.
+      batched: True if a simulation can train many of its clients at a time.
+      reported: the epsilons that clients report of it, by their names in a reply.
+      deciding: the settings that decide what a release costs, which a resumed run has to keep.
+      run: the settings that clients are told.
+    """
+
+    guarantee: ClassVar[str]
+    masked: ClassVar[bool]
+    at_server: ClassVar[bool]
+    at_client: ClassVar[bool]
+    batched: ClassVar[bool]
+    reported: ClassVar[tuple[str, ...]]
+    deciding: ClassVar[tuple[str, ...]]
+
+    @property
+    def run(self) -> ClientSettings: ...
+
+    def statement(self, *, account: bool = False) -> Statement:
+        """The guarantee in words. `account`: the run charges the account of a population."""
+
+    @property
+    def finite(self) -> tuple[str, ...]:
+        """Those of `reported` that the run keeps finite."""
+
+    @property
+    def decided(self) -> Mapping[str, object]:
+        """The numbers beside `deciding` that decide what a release costs and follow from settings."""
+
+    @property
+    def only_rdp(self) -> bool:
+        """True if no accountant but RDP knows its events."""
+
+    @property
+    def grid_slack(self) -> Slack | None:
+        """The distance of its rounded noise to exact noise; None if that is not bounded."""
+
+
+class ServerMechanism(Mechanism, Protocol):
+    """A mechanism whose releases the server's ledger is charged for: at most one of a run."""
+
+    def event(
+        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
+    ) -> DpEvent:
+        """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
+
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
+        """The release of rounds. `rates`: of those in which clients also rate the model."""
+
+    @property
+    def noise_in_sum(self) -> float:
+        """The noise that is expected in the sum, over the norm that clips: more than what is accounted if clients that
+        are not counted on add theirs too."""
+
+    @property
+    def averaged(self) -> float:
+        """The public number of updates, or of examples, over which a step is the mean."""
+
+    @property
+    def fixed_norm(self) -> str | None:
+        """The setting of the norm that clips, if it never follows the updates, so that noise can't feed itself."""
+
+
+def terms_of(mechanism: Mechanism) -> Terms:
+    """The terms of a mechanism, by the settings of its guarantee."""
+    section = getattr(mechanism.run, mechanism.guarantee)
+    target = "epsilon" if mechanism.guarantee == LOCAL else "target_epsilon"
+    return Terms(section.noise_multiplier, getattr(section, target, None), section.max_epsilon)
+
+
+def expected_cohort(run: ClientSettings) -> float:
+    """The public denominator; of a fixed-size cohort its size."""
+    expected = run.user.probability * run.user.population_size
+    return float(round(expected)) if run.user.sampling == "fixed" else expected
+
+
+def releases_of(
+    mechanism: ServerMechanism, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
+) -> tuple[tuple[DpEvent, int], ...]:
+    """The events of so many rounds, with ratings, and with the question about data before them."""
+    run = mechanism.run
+    joined, alone = run.evaluation.ratings(rounds)
+    releases = [
+        (run.statistics.event, int(run.asks_of_data)),
+        (mechanism.event(noise_multiplier, sizes=sizes), rounds - joined),
+    ]
+    if joined:
+        releases.append((mechanism.event(noise_multiplier, rates=True, sizes=sizes), joined))
+    if alone:
+        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True, sizes=sizes), alone))
+    return tuple((event, count) for event, count in releases if count)
+
+
+def least_noise(run: ClientSettings, noise: float) -> float:
+    """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
+    ratings, rated = run.evaluation, run.evaluation.noise_multiplier
+    if ratings.private:
+        noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
+    return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise
+
+
+def shared_examples(run: ClientSettings) -> tuple[str, ...]:
+    """A sampled population is for measuring: real people would not hold each other's examples."""
+    shared = "the same example at other clients: with data.partition=sampled views overlap, each is counted by itself"
+    return (shared,) if run.data.partition == "sampled" else ()

@@ -1,0 +1,53 @@
+"""The table of mechanisms: the one place that asks which of them a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.laplace_step import LaplaceStep
+from discreet.mechanisms.local_dp_sgd import LocalDpSgd
+from discreet.mechanisms.local_noise import LocalNoise
+from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_step import MaskedStep
+from discreet.mechanisms.mechanism import Mechanism, ServerMechanism
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, LOCAL, PLAIN, SECURE, USER
+
+Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
+
+BY_AGGREGATION: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian}
+OF_EXAMPLES: Made = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
+BY_KIND: Made = {"none": LocalNoise, "gaussian": LocalNoise, "laplace": LocalNoise, "laplace_step": LaplaceStep}
+
+
+def is_on(run: ClientSettings, guarantee: str) -> bool:
+    """True if the run gives a guarantee."""
+    return {USER: run.user.enabled, EXAMPLE: run.example.enabled, LOCAL: run.local.kind != "none"}[guarantee]
+
+
+def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]:
+    """The mechanism of each of the three guarantees, those that are off included."""
+    return (
+        BY_AGGREGATION[run.user.aggregation](run),
+        OF_EXAMPLES[run.example.aggregation](run),
+        BY_KIND[run.local.kind](run),
+    )
+
+
+def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
+    """The mechanisms of a run by their guarantees; those that are off are left out."""
+    return {each.guarantee: each for each in guarantees_of(run) if is_on(run, each.guarantee)}
+
+
+def server_mechanism(run: ClientSettings) -> ServerMechanism | None:
+    """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
+    found = next((each for each in mechanisms_of(run).values() if each.at_server), None)
+    return cast(ServerMechanism | None, found)
+
+
+def masked_mechanism(run: ClientSettings) -> MaskedGaussian | MaskedStep | None:
+    """The mechanism of masked sums; None if the server reads replies."""
+    found = next((each for each in mechanisms_of(run).values() if each.masked), None)
+    return cast(MaskedGaussian | MaskedStep | None, found)
