@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, layers_with_rules
+from discreet.per_example.per_example import clipped_gradient_sum, layers_with_rules
 from tests.privacy.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -97,7 +97,7 @@ def test_what_no_rule_covers_is_right_and_said_once(
 
 
 def test_gradients_that_are_built_are_built_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.privacy.per_example._BUILT_FLOATS", 60)
+    monkeypatch.setattr("discreet.per_example.per_example._BUILT_FLOATS", 60)
     assert_matches(seeded(Scaled), *batch(), clip=0.6)
 
 

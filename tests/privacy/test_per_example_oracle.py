@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy, l1_clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum, cross_entropy, l1_clipped_gradient_sum
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from discreet.data.examples import Examples
 from discreet.simulation.client_examples import (
     PIECE,
     BatchNumbers,
@@ -21,7 +22,6 @@ from discreet.simulation.client_examples import (
     shuffled_batches,
     table_of,
 )
-from discreet.tasks.examples import Examples
 
 MANY = SampledExamples(num_clients=10**6, num_examples=50, examples_per_client=7, seed=40583)
 
