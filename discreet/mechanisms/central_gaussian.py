@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Slack, Statement, expected_cohort, shared_examples
+from discreet.mechanisms.mechanism import (
+    NOT_COVERED,
+    Released,
+    Round,
+    ServerMechanism,
+    ServerRelease,
+    Slack,
+    Statement,
+    expected_cohort,
+    shared_examples,
+)
 from discreet.privacy.quantile import (
     BIT_SENSITIVITY,
     LARGEST_NUMBER,
@@ -22,9 +32,8 @@ from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-    from torch import Tensor
 
-    from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.grid import Grid
     from discreet.privacy.randomness import RandomSource
 
@@ -38,19 +47,12 @@ SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 
 
 @dataclass(frozen=True)
-class CentralGaussian:
+class CentralGaussian(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = USER
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = True
-    at_client: ClassVar[bool] = False
-    batched: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = SETTINGS
-    finite: ClassVar[tuple[str, ...]] = ()
-    fixed_norm: ClassVar[None] = None
 
     def statement(self, *, account: bool = False) -> Statement:
         user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model == FLOWER_APP
@@ -131,28 +133,13 @@ class CentralGaussian:
             largest_cohort=self.run.user.population_size,
         )
 
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        return ClientRound(self.run.user.noise_multiplier or 0.0)
-
-    def answer_noise(self, l1_norm: float = 1.0) -> None:
-        """The noise on the sum is on answers too."""
-
-    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        from discreet.mechanisms.sums import clipped
-
-        return clipped(updates, clip_norm)
-
     @property
     def noise_in_sum(self) -> float:
         return update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
 
-    @property
-    def averaged(self) -> float:
-        return expected_cohort(self.run)
-
 
 @dataclass(frozen=True)
-class UserPrivacy:
+class UserPrivacy(ServerRelease):
     """The server's release: it clips once more, adds up, noises the sum and moves the clip norm.
 
     Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2 and
@@ -182,8 +169,6 @@ class UserPrivacy:
     draws: int = 1
     on_grid: bool = False
     largest_cohort: int = 2**20
-    guarantee: ClassVar[str] = USER
-    masked: ClassVar[bool] = False
 
     @property
     def exact(self) -> bool:
@@ -198,9 +183,6 @@ class UserPrivacy:
         """z_update, see `update_noise_multiplier`."""
         return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
 
-    def norm(self, clip_norm: float) -> float:
-        return clip_norm
-
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
 
@@ -210,7 +192,7 @@ class UserPrivacy:
         return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, scale))
 
     def release(self, replies: Replies, at: Round) -> Released:
-        from discreet.mechanisms.sums import Released, take_all
+        from discreet.mechanisms.sums import take_all
         from discreet.privacy.mechanisms import Gaussian
 
         total = self.empty(at.num_params, at.clip_norm)
@@ -221,15 +203,6 @@ class UserPrivacy:
         noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self.draws), at.source.child("update"))
         below = None if self.count_stddev is None else self._noised_count(total.below, at.source.child("count"))
         return Released(noised, *self.moved(at, below), total.replies, answers)
-
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        from discreet.mechanisms.sums import take_all
-
-        assert at.answers is not None
-        assert event is not None
-        take_all(replies, None, at.answers)
-        at.charge(event)
-        return at.answers.released(at.source)
 
     def moved(self, at: Round, below: float | None) -> tuple[float, float | None]:
         """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.mechanisms.local_noise import EPSILONS, LOCAL_SETTINGS, LocalPrivacy, local_statement, round_privacy
-from discreet.mechanisms.mechanism import ClientRound, Statement
+from discreet.mechanisms.mechanism import ClientRound, Mechanism, Statement
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL
 
@@ -21,21 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LaplaceStep:
+class LaplaceStep(Mechanism):
     """One example of one client, from everybody else; nobody but the client itself is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = LOCAL
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = False
     at_client: ClassVar[bool] = True
     batched: ClassVar[bool] = False
     reported: ClassVar[tuple[str, ...]] = EPSILONS
     deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
-    decided: ClassVar[Mapping[str, object]] = {}
-    finite: ClassVar[tuple[str, ...]] = EPSILONS
-    grid_slack: ClassVar[None] = None
-    only_rdp: ClassVar[bool] = False
 
     def statement(self, *, account: bool = False) -> Statement:
         how = "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n"
@@ -56,9 +49,6 @@ class LaplaceStep:
             return release_step(model, examples, training=settings, privacy=privacy, source=source.child("local"))
 
         return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), step=step)
-
-    def answer_noise(self, l1_norm: float = 1.0) -> None:
-        """Its noise is for steps, and not for answers."""
 
 
 def release_step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +12,7 @@ from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ONE_PERSON,
     ClientRound,
+    Mechanism,
     Statement,
     Unreachable,
     shared_examples,
@@ -35,20 +35,14 @@ EXAMPLE_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class LocalDpSgd:
+class LocalDpSgd(Mechanism):
     """One example of one client, from everybody else; nobody but the client itself is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = EXAMPLE
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = False
     at_client: ClassVar[bool] = True
-    batched: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
     deciding: ClassVar[tuple[str, ...]] = EXAMPLE_SETTINGS
-    decided: ClassVar[Mapping[str, object]] = {}
-    grid_slack: ClassVar[None] = None
-    only_rdp: ClassVar[bool] = False
 
     def statement(self, *, account: bool = False) -> Statement:
         declared, size, asked = self.run.data.public_num_examples, self.run.training.batch_size, self.run.evaluation
@@ -89,10 +83,6 @@ class LocalDpSgd:
                 *shared_examples(self.run),
             ),
         )
-
-    @property
-    def finite(self) -> tuple[str, ...]:
-        return self.reported if self.run.example.noise_multiplier != 0 else ()
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         from discreet.training.local_training import example_event, steps_of

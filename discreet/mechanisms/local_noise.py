@@ -7,7 +7,6 @@ Wang 2018, never by the classical formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +14,7 @@ from discreet.accounting.calibration import epsilon_schedule
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ClientRound,
+    Mechanism,
     Slack,
     Statement,
     Unreachable,
@@ -37,19 +37,14 @@ NORMS = {"gaussian": "L2, Gaussian", "laplace": "L1, Laplace"}
 
 
 @dataclass(frozen=True)
-class LocalNoise:
+class LocalNoise(Mechanism):
     """All data of one client, from everybody else; nobody but the client itself is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = LOCAL
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = False
     at_client: ClassVar[bool] = True
-    batched: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = EPSILONS
     deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
-    decided: ClassVar[Mapping[str, object]] = {}
-    only_rdp: ClassVar[bool] = False
 
     def statement(self, *, account: bool = False) -> Statement:
         norm = NORMS.get(self.run.local.kind)  # no kind: this guarantee is off

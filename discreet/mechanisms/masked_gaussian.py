@@ -22,7 +22,7 @@ from discreet.mechanisms.central_gaussian import (
     update_noise_multiplier,
     who,
 )
-from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Statement, expected_cohort
+from discreet.mechanisms.mechanism import NOT_COVERED, Released, Round, ServerMechanism, ServerRelease, Statement
 from discreet.privacy.quantile import default_count_stddev
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, PLANNED, USER, ClipConfig, Sizes
@@ -30,9 +30,8 @@ from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-    from torch import Tensor
 
-    from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
 
 SECURE_SETTINGS = (
@@ -42,21 +41,15 @@ SECURE_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class MaskedGaussian:
+class MaskedGaussian(ServerMechanism):
     """All data of one client, from everybody; at least n - c clients are trusted to be honest, the server is not."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = USER
     masked: ClassVar[bool] = True
-    at_server: ClassVar[bool] = True
     at_client: ClassVar[bool] = True
-    batched: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = (*SETTINGS, *SECURE_SETTINGS)
-    finite: ClassVar[tuple[str, ...]] = ()
-    grid_slack: ClassVar[None] = None
     only_rdp: ClassVar[bool] = True
-    fixed_norm: ClassVar[None] = None
 
     def statement(self, *, account: bool = False) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
@@ -110,29 +103,14 @@ class MaskedGaussian:
         clipping, noise = CentralGaussian(self.run).server_release(clip), self.run.user.noise_multiplier or 0.0
         return MaskedSum(self.sum(sizes), self.event(noise, rates=rates, sizes=sizes), clipping)
 
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        return ClientRound(self.run.user.noise_multiplier or 0.0)
-
-    def answer_noise(self, l1_norm: float = 1.0) -> None:
-        """The noise on the sum is on answers too."""
-
-    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        from discreet.mechanisms.sums import clipped
-
-        return clipped(updates, clip_norm)
-
     @property
     def noise_in_sum(self) -> float:
         noise = update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
         return noise * unaccounted(self.run)
 
-    @property
-    def averaged(self) -> float:
-        return expected_cohort(self.run)
-
 
 @dataclass(frozen=True)
-class MaskedSum:
+class MaskedSum(ServerRelease):
     """The server's release: it charges a sum that nobody has read, and opens it.
 
     Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
@@ -172,8 +150,6 @@ class MaskedSum:
     def release(self, replies: Replies, at: Round) -> Released:
         """As `ServerRelease` has it. RoundAbandoned: too few clients are left to open the sum, which is charged all the
         same."""
-        from discreet.mechanisms.sums import Released
-
         (update, below, answers), count = self._opened(replies, at, self.event)
         said = None if answers is None or at.answers is None else at.answers.opened(answers)
         moved = (at.clip_norm, None) if self.clipping is None else self.clipping.moved(at, below)

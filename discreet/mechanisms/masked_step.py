@@ -23,6 +23,7 @@ from discreet.mechanisms.masked_gaussian import (
 from discreet.mechanisms.mechanism import (
     ONE_PERSON,
     ClientRound,
+    ServerMechanism,
     Statement,
     Unreachable,
     expected_cohort,
@@ -42,18 +43,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MaskedStep:
+class MaskedStep(ServerMechanism):
     """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = EXAMPLE
     masked: ClassVar[bool] = True
-    at_server: ClassVar[bool] = True
     at_client: ClassVar[bool] = True
-    batched: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
     deciding: ClassVar[tuple[str, ...]] = (*SECURE_SETTINGS, "training.batch_size", *EXAMPLE_SETTINGS)
-    grid_slack: ClassVar[None] = None
     only_rdp: ClassVar[bool] = True
     fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
 
@@ -74,10 +72,6 @@ class MaskedStep:
                 *shared_examples(self.run),
             ),
         )
-
-    @property
-    def finite(self) -> tuple[str, ...]:
-        return self.reported if self.run.example.noise_multiplier != 0 else ()
 
     @property
     def decided(self) -> Mapping[str, object]:
@@ -112,20 +106,12 @@ class MaskedStep:
         # Its own account is held to budgets where it adds its vector to the sum.
         return ClientRound(self.run.example.noise_multiplier or 0.0, step=self._step)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> None:
-        """It asks for no answers."""
-
     def _step(
         self, model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
     ) -> Tensor:
         from discreet.training.shared_step import shared_step
 
         return shared_step(model, params, examples, settings=settings, clip=(self.run.example.clip_norm, source))
-
-    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        from discreet.mechanisms.sums import clipped
-
-        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

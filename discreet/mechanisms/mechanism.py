@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
+from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.mechanisms.sums import ServerRelease
+    from discreet.mechanisms.sums import Answers, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
@@ -100,58 +100,182 @@ class AnswerNoise(Protocol):
 
 
 class Mechanism(Protocol):
-    """A guarantee that a run gives, or would give if it were on.
+    """A guarantee that a run gives, or would give if it were on. A mechanism has this class as its base, for the usual
+    answers.
 
     Attributes:
+      run: the settings that clients are told.
       guarantee: which of the three it is, and whose name its releases have in a ledger.
       masked: True if the server reads one sum that it opens, and no reply of a client.
-      at_server: True if the server's ledger is charged for a round.
+      at_server: True if the server's ledger is charged for a round: see `ServerMechanism`.
       at_client: True if each client's own ledger is charged for what it sends.
       batched: True if a simulation can train many of its clients at a time.
       reported: the epsilons that clients report of it, by their names in a reply.
       deciding: the settings that decide what a release costs, which a resumed run has to keep.
-      run: the settings that clients are told.
     """
 
+    run: ClientSettings
     guarantee: ClassVar[str]
-    masked: ClassVar[bool]
-    at_server: ClassVar[bool]
-    at_client: ClassVar[bool]
-    batched: ClassVar[bool]
-    reported: ClassVar[tuple[str, ...]]
-    deciding: ClassVar[tuple[str, ...]]
-
-    @property
-    def run(self) -> ClientSettings: ...
+    masked: ClassVar[bool] = False
+    at_server: ClassVar[bool] = False
+    at_client: ClassVar[bool] = False
+    batched: ClassVar[bool] = True
+    reported: ClassVar[tuple[str, ...]] = ()
+    deciding: ClassVar[tuple[str, ...]] = ()
 
     def statement(self, *, account: bool = False) -> Statement:
         """The guarantee in words. `account`: the run charges the account of a population."""
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
+        return ClientRound(terms_of(self).noise_multiplier or 0.0)
 
     def answer_noise(self, l1_norm: float = 1.0) -> AnswerNoise | None:
-        """The noise that a client draws on answers of at most this L1 norm by itself; None if that is the server's."""
+        """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
+        return None
 
     @property
     def finite(self) -> tuple[str, ...]:
         """Those of `reported` that the run keeps finite."""
+        return () if terms_of(self).noise_multiplier == 0 else self.reported
 
     @property
     def decided(self) -> Mapping[str, object]:
         """The numbers beside `deciding` that decide what a release costs and follow from settings."""
+        return {}
 
     @property
     def only_rdp(self) -> bool:
         """True if no accountant but RDP knows its events."""
+        return False
 
     @property
     def grid_slack(self) -> Slack | None:
         """The distance of its rounded noise to exact noise; None if that is not bounded."""
+        return None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a release needs of its round.
+
+    Attributes:
+      number: of the rounds before it.
+      clip_norm: C_t.
+      expected_cohort: the public denominator of the average.
+      source: of the noise.
+      charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
+      answers: the empty sum of the answers to a query; None in a round without one.
+    """
+
+    number: int
+    num_params: int
+    clip_norm: float
+    expected_cohort: float
+    source: RandomSource
+    charge: Callable[[DpEvent], None]
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """The release of a round, of which all that follows is post-processing.
+
+    Attributes:
+      total: the noised sum of the updates, (num_params,).
+      clip_norm: of the next round.
+      fraction_below: the noised fraction of update norms at or below the clip norm; None without an adaptive one.
+      replies: how many updates were added up. Who takes part is not covered by the guarantee.
+      answers: the noised sum of the answers; None in a round without a query.
+    """
+
+    total: Tensor
+    clip_norm: float
+    fraction_below: float | None
+    replies: int
+    answers: Any = None
+
+
+class ServerRelease(Protocol):
+    """The server's part of a mechanism, with the constants of a run's rounds. A release has this class as its base.
+
+    Attributes:
+      guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
+      masked: True if it opens one sum, and reads no reply.
+      exact: True if its sums are of whole numbers, whose order does not matter.
+      clipping: the rule by which the clip norm moves, with `target_quantile` and `clip_max`; None without one.
+      sum_noise: the noise that is expected in the sum, over `norm`.
+    """
+
+    event: DpEvent | None
+    masked: ClassVar[bool] = False
+
+    @property
+    def guarantee(self) -> str | None:
+        return USER
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def clipping(self) -> Any:
+        return None
+
+    @property
+    def sum_noise(self) -> float:
+        return 0.0
+
+    def norm(self, clip_norm: float) -> float:
+        """The bound on a client's part in a sum, in a round with this clip norm."""
+        return clip_norm
+
+    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
+        """The sum that a round's replies are added to."""
+        from discreet.mechanisms.sums import CohortSum
+
+        return CohortSum(num_params, clip_norm, None)
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        """Adds replies up as they come, charges the event, and only then noises the sum or opens it."""
+
+    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
+        """As `release`, of the answers of clients that are asked for nothing else; `event`: what they cost."""
+        from discreet.mechanisms.sums import take_all
+
+        assert at.answers is not None
+        take_all(replies, None, at.answers)
+        if event is not None:
+            at.charge(event)
+        return at.answers.released(at.source)
+
+
+@dataclass(frozen=True)
+class PlainSum(ServerRelease):
+    """The release of a round in which no mechanism of the server noises: clients alone have, or nobody. Nothing is
+    clipped, noised or charged."""
+
+    event: None = None
+    guarantee: ClassVar[None] = None
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        from discreet.mechanisms.sums import take_all
+
+        total = self.empty(at.num_params, at.clip_norm)
+        take_all(replies, total, at.answers)
+        answers = at.answers and at.answers.released(at.source)
+        return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
 
 
 class ServerMechanism(Mechanism, Protocol):
-    """A mechanism whose releases the server's ledger is charged for: at most one of a run."""
+    """A mechanism whose releases the server's ledger is charged for: at most one of a run.
+
+    Attributes:
+      fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
+    """
+
+    at_server: ClassVar[bool] = True
+    fixed_norm: ClassVar[str | None] = None
 
     def event(
         self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
@@ -162,7 +286,10 @@ class ServerMechanism(Mechanism, Protocol):
         """The release of rounds. `rates`: of those in which clients also rate the model."""
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        """Updates (n, num_params) as they leave clients, and their bits (n,): see `sums.clipped`."""
+        """Updates (n, num_params) as they leave clients, and their bits (n,)."""
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:
@@ -172,10 +299,7 @@ class ServerMechanism(Mechanism, Protocol):
     @property
     def averaged(self) -> float:
         """The public number of updates, or of examples, over which a step is the mean."""
-
-    @property
-    def fixed_norm(self) -> str | None:
-        """The setting of the norm that clips, if it never follows the updates, so that noise can't feed itself."""
+        return expected_cohort(self.run)
 
 
 def terms_of(mechanism: Mechanism) -> Terms:

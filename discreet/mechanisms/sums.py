@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    pass
 
 
 class Reply(Protocol):
@@ -152,116 +152,3 @@ def take_all(replies: Replies, total: CohortSum | None, answers: Answers | None)
             total.take(reply)
         if answers is not None:
             answers.take(reply)
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a release needs of its round.
-
-    Attributes:
-      number: of the rounds before it.
-      clip_norm: C_t.
-      expected_cohort: the public denominator of the average.
-      source: of the noise.
-      charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
-      answers: the empty sum of the answers to a query; None in a round without one.
-    """
-
-    number: int
-    num_params: int
-    clip_norm: float
-    expected_cohort: float
-    source: RandomSource
-    charge: Callable[[DpEvent], None]
-    answers: Answers | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Released:
-    """The release of a round, of which all that follows is post-processing.
-
-    Attributes:
-      total: the noised sum of the updates, (num_params,).
-      clip_norm: of the next round.
-      fraction_below: the noised fraction of update norms at or below the clip norm; None without an adaptive one.
-      replies: how many updates were added up. Who takes part is not covered by the guarantee.
-      answers: the noised sum of the answers; None in a round without a query.
-    """
-
-    total: Tensor
-    clip_norm: float
-    fraction_below: float | None
-    replies: int
-    answers: Any = None
-
-
-class ServerRelease(Protocol):
-    """The server's part of a mechanism, with the constants of a run's rounds.
-
-    Attributes:
-      guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
-      masked: True if it opens one sum, and reads no reply.
-      exact: True if its sums are of whole numbers, whose order does not matter.
-      clipping: the rule by which the clip norm moves, with `target_quantile` and `clip_max`; None without one.
-      sum_noise: the noise that is expected in the sum, over `norm`.
-    """
-
-    @property
-    def guarantee(self) -> str | None: ...
-
-    @property
-    def event(self) -> DpEvent | None: ...
-
-    @property
-    def masked(self) -> bool: ...
-
-    @property
-    def exact(self) -> bool: ...
-
-    @property
-    def clipping(self) -> Any: ...
-
-    @property
-    def sum_noise(self) -> float: ...
-
-    def norm(self, clip_norm: float) -> float:
-        """The bound on a client's part in a sum, in a round with this clip norm."""
-
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        """The sum that a round's replies are added to."""
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        """Adds replies up as they come, charges the event, and only then noises the sum or opens it."""
-
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        """As `release`, of the answers of clients that are asked for nothing else; `event`: what they cost."""
-
-
-@dataclass(frozen=True)
-class PlainSum:
-    """The release of a round in which no mechanism of the server noises: clients alone have, or nobody. Nothing is
-    clipped, noised or charged."""
-
-    guarantee: ClassVar[None] = None
-    event: ClassVar[None] = None
-    masked: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    clipping: ClassVar[None] = None
-    sum_noise: ClassVar[float] = 0.0
-
-    def norm(self, clip_norm: float) -> float:
-        return clip_norm
-
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        return CohortSum(num_params, clip_norm, None)
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        total = self.empty(at.num_params, at.clip_norm)
-        take_all(replies, total, at.answers)
-        answers = at.answers and at.answers.released(at.source)
-        return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
-
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        assert at.answers is not None
-        take_all(replies, None, at.answers)
-        return at.answers.released(at.source)

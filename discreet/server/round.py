@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from discreet.accounting.noise_ratio import noise_ratio
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.mechanisms.sums import Replies, Round, ServerRelease
+from discreet.mechanisms.mechanism import Round, ServerRelease
+from discreet.mechanisms.sums import Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.queries.query import Sums

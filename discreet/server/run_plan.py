@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.evaluation.private_evaluation import EvaluationPlan
-from discreet.mechanisms.mechanism import expected_cohort, terms_of
+from discreet.mechanisms.mechanism import PlainSum, expected_cohort, terms_of
 from discreet.mechanisms.mechanism_table import server_mechanism
-from discreet.mechanisms.sums import PlainSum
 from discreet.queries.query import Query
 from discreet.server.round import CohortSampling, RoundSettings
 from discreet.server.server_optimizer import server_optimizer

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
-from discreet.mechanisms.sums import PartialReply, ServerRelease
+from discreet.mechanisms.mechanism import ServerRelease
+from discreet.mechanisms.sums import PartialReply
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.release import Values, noised_vector

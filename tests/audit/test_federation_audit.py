@@ -122,8 +122,10 @@ def test_a_federation_of_processes_shows_its_canaries_and_no_more_than_it_claims
 FAULTS = {  # in files that only the server runs: those of the bundle must be the nodes'
     "round.py": """
 
-_Whole = Gaussian
-def Gaussian(noise_multiplier, *, draws=1): return _Whole(noise_multiplier / 2, draws=draws)
+_whole = dp_fedavg_round
+def dp_fedavg_round(state, replies, settings, **more):
+    release = replace(settings.release, noise_multiplier=settings.release.noise_multiplier / 2)
+    return _whole(state, replies, replace(settings, release=release), **more)
 """,
     "run_context.py": """
 
@@ -138,7 +140,7 @@ def test_half_the_noise_of_a_federation_is_found_from_outside(tmp_path: Path, mo
     for name in (PACKAGE.name, "conf", "strategies", "client_app", "server_app"):
         shutil.copytree(PACKAGE.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, fault in FAULTS.items():
-        faulty = tmp_path / PACKAGE.name / "federated" / name
+        faulty = tmp_path / PACKAGE.name / "server" / name
         faulty.write_text(faulty.read_text() + fault)
     monkeypatch.setattr(local_federation, "REPOSITORY", tmp_path)  # from where the ServerApp imports Discreet
     monkeypatch.setattr(federation_audit, "secure_source", lambda: seeded_source(7963))

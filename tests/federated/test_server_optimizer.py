@@ -22,7 +22,7 @@ import discreet
 from discreet.accounting.events import poisson_round_event
 from discreet.flower.flower_app import FlowerApp
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.sums import PlainSum
+from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.resuming import run_config

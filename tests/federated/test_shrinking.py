@@ -9,7 +9,7 @@ import torch
 
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.sums import PlainSum
+from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round

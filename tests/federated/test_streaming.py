@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.server_messages import OwnMessages
-from discreet.mechanisms.sums import PlainSum
+from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, encode_reply
 from discreet.server.round import RoundSettings, dp_fedavg_round

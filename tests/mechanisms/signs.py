@@ -6,7 +6,6 @@ Adding or removing one client moves a sum of vectors of num_params signs by at m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Statement, expected_cohort
-from discreet.mechanisms.sums import CohortSum, PartialReply, Released, Replies, Round, take_all
+from discreet.mechanisms.mechanism import NOT_COVERED, Released, Round, ServerMechanism, ServerRelease, Statement
+from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, take_all
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
@@ -25,21 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = USER
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = True
-    at_client: ClassVar[bool] = False
-    batched: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = ("privacy.user.noise_multiplier",)
-    decided: ClassVar[Mapping[str, object]] = {}
-    finite: ClassVar[tuple[str, ...]] = ()
-    grid_slack: ClassVar[None] = None
-    only_rdp: ClassVar[bool] = False
     fixed_norm: ClassVar[str] = "the norm of a vector of signs"
 
     def statement(self, *, account: bool = False) -> Statement:
@@ -59,15 +49,7 @@ class Signs:
         return poisson_round_event(self.run.user.probability, noise_multiplier=noise_multiplier)
 
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> SignRelease:
-        noise = self.run.user.noise_multiplier
-        assert noise is not None
-        return SignRelease(noise, self.event(noise), math.sqrt(sizes.num_params))
-
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        return ClientRound(self.run.user.noise_multiplier or 0.0)
-
-    def answer_noise(self, l1_norm: float = 1.0) -> None:
-        """It is asked for no answers."""
+        return SignRelease(self.noise_in_sum, self.event(self.noise_in_sum), math.sqrt(sizes.num_params))
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         return updates.sign(), torch.zeros(len(updates), dtype=torch.bool)
@@ -75,10 +57,6 @@ class Signs:
     @property
     def noise_in_sum(self) -> float:
         return self.run.user.noise_multiplier or 0.0
-
-    @property
-    def averaged(self) -> float:
-        return expected_cohort(self.run)
 
 
 class SignSum:
@@ -101,16 +79,16 @@ class SignSum:
 
 
 @dataclass(frozen=True)
-class SignRelease:
+class SignRelease(ServerRelease):
     """The server's release: Gaussian noise of standard deviation z * sqrt(num_params) on the sum of signs."""
 
-    sum_noise: float
+    z: float
     event: DpEvent
     length: float
-    guarantee: ClassVar[str] = USER
-    masked: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    clipping: ClassVar[None] = None
+
+    @property
+    def sum_noise(self) -> float:
+        return self.z
 
     def norm(self, clip_norm: float) -> float:
         return self.length
@@ -122,8 +100,5 @@ class SignRelease:
         total = SignSum(at.num_params)
         take_all(replies, total, None)
         at.charge(self.event)
-        noised = total.sum.clipped.noised(Gaussian(self.sum_noise), at.source.child("update"))
+        noised = total.sum.clipped.noised(Gaussian(self.z), at.source.child("update"))
         return Released(noised, at.clip_norm, None, total.sum.replies)
-
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        raise ValueError("clients that send signs rate no models")

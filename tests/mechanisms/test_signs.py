@@ -111,7 +111,7 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
     words = ("sampling.kind=everyone", "privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")
     assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
     real = SignRelease.release
-    monkeypatch.setattr(SignRelease, "release", lambda self, *given: real(replace(self, sum_noise=0.5), *given))
+    monkeypatch.setattr(SignRelease, "release", lambda self, *given: real(replace(self, z=0.5), *given))
     assert judge(experiment_of(config(*words), Asked(canaries=400))).refuted
 
 
