@@ -160,6 +160,8 @@ class OwnNoise:
 
     noise_multiplier: float
     draws: int = 1
+    unit: ClassVar[float] = 1.0
+    of_examples: ClassVar[bool] = True
 
     @property
     def event(self) -> DpEvent:

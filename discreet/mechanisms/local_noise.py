@@ -188,6 +188,12 @@ class LocalAnswerNoise:
     """
 
     privacy: LocalPrivacy
+    of_examples: ClassVar[bool] = False
+
+    @property
+    def unit(self) -> float:
+        # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
+        return (2.0 if self.privacy.kind == "gaussian" else 2 * math.sqrt(2)) * self.privacy.clip_norm
 
     @property
     def event(self) -> DpEvent:

@@ -89,7 +89,17 @@ class ClientRound:
 
 
 class AnswerNoise(Protocol):
-    """The noise of a client on its own answer to a query."""
+    """The noise of a client on its own answer to a query.
+
+    Attributes:
+      unit: its standard deviation on each number, over its noise multiplier; an m-th about m examples.
+      of_examples: True if it is for one of the examples, so that its size depends on their number.
+    """
+
+    of_examples: ClassVar[bool]
+
+    @property
+    def unit(self) -> float: ...
 
     @property
     def event(self) -> DpEvent:

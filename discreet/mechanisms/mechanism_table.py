@@ -11,7 +11,7 @@ from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.masked_step import MaskedStep
-from discreet.mechanisms.mechanism import Mechanism, ServerMechanism
+from discreet.mechanisms.mechanism import AnswerNoise, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, PLAIN, SECURE, USER
 from discreet.settings.rules import ConfigError
@@ -54,6 +54,13 @@ def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
 def accounts_itself(run: ClientSettings) -> bool:
     """True if each client accounts a guarantee in a ledger of its own."""
     return any(each.at_client for each in mechanisms_of(run).values())
+
+
+def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> AnswerNoise | None:
+    """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The norm
+    may be left out if only the event matters, which is the same for each."""
+    noises = (each.answer_noise(l1_norm) for each in mechanisms_of(run).values()) if run.evaluation.private else ()
+    return next((noise for noise in noises if noise is not None), None)
 
 
 def server_mechanism(run: ClientSettings) -> ServerMechanism | None:

@@ -16,10 +16,9 @@ from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.local_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import ClientRound, Unreachable
-from discreet.mechanisms.mechanism_table import mechanisms_of
+from discreet.mechanisms.mechanism_table import mechanisms_of, own_noise
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, as_declared, budgets_of, check_policy
-from discreet.node.release import own_noise
 from discreet.protocol.messages import TrainRequest
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.training.local_training import (

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.local_noise import release_update
-from discreet.mechanisms.mechanism_table import masked_mechanism, server_mechanism
+from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
 from discreet.mechanisms.sums import clipped
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import Values, noised_vector, own_noise
+from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
@@ -118,6 +118,6 @@ class Client:
         query = query_of(name, run, self.shape)
         load_parameters(self.model, params)
         answer = query.answer(outputs_of(self.model, self.held_out.inputs), self.held_out.targets)
-        noise = own_noise(run, query)
+        noise = own_noise(run, query.l1_norm)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)

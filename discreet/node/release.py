@@ -7,23 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from discreet.mechanisms.masked_step import step_norm
-from discreet.mechanisms.mechanism import AnswerNoise
-from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
-from discreet.queries.query import Query
-from discreet.settings.client_settings import ClientSettings
-
-
-def own_noise(run: ClientSettings, query: Query | None = None) -> AnswerNoise | None:
-    """The noise that each client draws on its own answers; None if the server does. `query` may be left out if only the
-    event matters, which is the same for each."""
-    if not run.evaluation.private:
-        return None
-    norm = 1.0 if query is None else query.l1_norm
-    noises = (each.answer_noise(norm) for each in mechanisms_of(run).values())
-    return next((noise for noise in noises if noise is not None), None)
 
 
 @dataclass(frozen=True, eq=False)

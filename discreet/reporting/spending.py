@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dp_accounting import GaussianDpEvent, LaplaceDpEvent
-
 from discreet.accounting.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
 from discreet.accounting.events import PLD, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -17,7 +15,7 @@ from discreet.mechanisms.mechanism import releases_of, terms_of
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
 from discreet.server.guarantees import mechanisms_of, server_mechanism
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, USER
+from discreet.settings.privacy import GUARANTEES, USER
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
@@ -116,10 +114,10 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     if unrated and (noise := terms_of(unrated).noise_multiplier) is not None:
         name, without = unrated.guarantee, account(releases_of(unrated, noise, len(record.rounds)), privacy.delta)
         yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."
-    noised = LaplaceDpEvent if privacy.local.kind == "laplace" else GaussianDpEvent
-    for guarantee in (EXAMPLE, LOCAL):
-        if math.isfinite(record.epsilon(guarantee)):
-            alone = account([(noised(config.evaluation.noise_multiplier), times)], privacy.delta)
+    for guarantee, mechanism in mechanisms_of(config).items():
+        own = mechanism.answer_noise()
+        if own is not None and math.isfinite(record.epsilon(guarantee)):
+            alone = account([(own.event, times)], privacy.delta)
             yield (
                 f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that has spent most; its "
                 f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, server_noise
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.mechanisms.mechanism import PlainSum, expected_cohort, terms_of
-from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.queries.query import Query
 from discreet.server.round import CohortSampling, RoundSettings
 from discreet.server.server_optimizer import server_optimizer
@@ -73,15 +72,12 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
 
 def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
     """How answers to a query are released: noised at the server, or by each client."""
-    if server_mechanism(client_settings(config)) is not None:
+    run = client_settings(config)
+    own, noise_multiplier = own_noise(run, query.l1_norm), run.evaluation.noise_multiplier
+    if own is None:
         return answer_noise(config, query.length)
-    cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
-    kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier
-    if kind == "none":
-        return NoisedByClients(query.length, cohort, noise_multiplier, probability)
-    # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
-    unit = 2.0 if kind == "gaussian" else 2 * math.sqrt(2) * query.l1_norm
-    return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
+    law = noise_multiplier, config.sampling_probability, own.unit
+    return NoisedByClients(query.length, expected_cohort(run), *law, of_examples=own.of_examples)
 
 
 def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:

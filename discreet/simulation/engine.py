@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.mechanisms.mechanism import AnswerNoise
+from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.models import load_parameters, model_for, outputs_of
 from discreet.models.scattering import features_of, split_fixed
-from discreet.node.release import own_noise
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import EVALUATION, Query, query_of
@@ -126,7 +126,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
         settings = client_settings(run)
         query = query_of(EVALUATION, settings, task.shape)
-        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
+        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query.l1_norm))
     layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
         raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=sequential")

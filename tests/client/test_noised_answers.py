@@ -19,11 +19,11 @@ from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
 from discreet.mechanisms.local_dp_sgd import OwnNoise, local_settings
 from discreet.mechanisms.local_noise import LocalAnswerNoise, round_privacy
 from discreet.mechanisms.mechanism import Unreachable
+from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import own_noise
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
@@ -70,7 +70,7 @@ def query(*names: str, shape: TaskShape = THREE) -> Query:
 
 
 def local_noise(kind: str, asked: Query, *words: str) -> LocalAnswerNoise:
-    noise = own_noise(settings(kind, *words), asked)
+    noise = own_noise(settings(kind, *words), asked.l1_norm)
     assert isinstance(noise, LocalAnswerNoise)
     return noise
 
@@ -266,7 +266,7 @@ def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
 @pytest.mark.parametrize("names", [["accuracy"], ["accuracy", "auc"]], ids=["one", "two"])
 def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[str]) -> None:
     asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
-    noise = own_noise(client_settings(cohort), asked)
+    noise = own_noise(client_settings(cohort), asked.l1_norm)
     assert isinstance(noise, LocalAnswerNoise)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
     assert answers_of(cohort, asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
