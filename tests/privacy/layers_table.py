@@ -69,7 +69,7 @@ def gradients_of(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) 
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """What the log "discreet" says meanwhile."""
+    """The lines of the log "discreet" meanwhile."""
     found: list[str] = []
     handler, log = logging.Handler(), logging.getLogger("discreet")
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -81,7 +81,7 @@ def messages() -> Iterator[list[str]]:
 
 
 def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> str:
-    """How the model is served, after its clipped sums were found to be those of single examples; or why it is not."""
+    """The way in which the model is served, after its clipped sums were found to be those of single examples; or why it is not."""
     with messages() as said:
         for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
             options: dict[str, Any] = {f"l{order}_norm_clip": CLIP, "loss": loss}
@@ -109,14 +109,6 @@ def how(case: Case) -> str:
         return tried(model, inputs_of(case), targets)
 
 
-def how_loss(criterion: nn.Module) -> str:
-    try:
-        per_example_loss(criterion)
-    except ValueError as error:
-        return f"refused: {error}"
-    return "with `per_example_loss`"
-
-
 def rows_of(group: str) -> list[tuple[str, str, str]]:
     """(layers, setting, how), one row for all layers of a group that are served alike."""
     found = defaultdict[tuple[str, str], list[str]](list)
@@ -126,22 +118,22 @@ def rows_of(group: str) -> list[tuple[str, str, str]]:
     return [(", ".join(names), *what) for what, names in found.items()]
 
 
-def loss_rows() -> list[tuple[str, str]]:
-    served, refused = (
-        [type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused") is wanted]
-        for wanted in (False, True)
-    )
-    ways = ("with `per_example_loss`", "refused: give a function from outputs and targets to one value an example")
-    return [(", ".join(served), ways[0]), (", ".join(refused), ways[1])]
-
-
 def section(group: str) -> str:
     lines = [f"| {names} | {setting} | {verdict} |" for names, setting, verdict in rows_of(group)]
     return "\n".join([f"### {group}", "", "| layers | setting | how |", "|---|---|---|", *lines, ""])
 
 
 def losses() -> str:
-    lines = [f"| {names} | {way} |" for names, way in loss_rows()]
+    served, refused = list[str](), list[str]()
+    for criterion in LOSSES:
+        name = type(criterion).__name__
+        try:
+            per_example_loss(criterion)
+            served.append(name)
+        except ValueError:
+            refused.append(name)
+    way = "refused: give a function from outputs and targets to one value an example"
+    lines = [f"| {', '.join(served)} | with `per_example_loss` |", f"| {', '.join(refused)} | {way} |"]
     return "\n".join(["### Losses", "", "| losses | how |", "|---|---|", *lines, ""])
 
 

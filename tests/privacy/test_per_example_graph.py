@@ -98,7 +98,7 @@ TARGETS = torch.tensor([0, 1, 2, 2, 1])
 
 @pytest.fixture
 def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
-    """Whether torch.func or a loop was used, as the log says."""
+    """True if torch.func or a loop was used, as the log says."""
     caplog.set_level(logging.INFO, logger="discreet")
     return lambda: any("no rule knows" in record.getMessage() for record in caplog.records)
 
