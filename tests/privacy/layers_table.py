@@ -81,7 +81,7 @@ def messages() -> Iterator[list[str]]:
 
 
 def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> str:
-    """The way in which the model is served, after its clipped sums were found to be those of single examples; or why it is not."""
+    """The way in which the model is served, once its clipped sums are those of single examples; or why it is not."""
     with messages() as said:
         for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
             options: dict[str, Any] = {f"l{order}_norm_clip": CLIP, "loss": loss}
