@@ -20,9 +20,9 @@ from discreet.federated.budget import ServerBudget
 from discreet.federated.durable_ledger import DurableLedger
 from discreet.privacy.calibration import check_whole, noise_multiplier_for_releases
 from discreet.privacy.clipping import check_clip
-from discreet.privacy.per_example import Loss, clipped_gradient_sum, cross_entropy
+from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.privacy.rules.objective import PADDING
+from discreet.privacy.rules.objective import PADDING, Loss, cross_entropy
 from discreet.privacy.rules.trial import is_same
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.tasks.dropout import torch_draws_from

@@ -31,8 +31,6 @@ from discreet.privacy.rules.recurrent import SEQUENCE_RULES, covers_encoder
 from discreet.privacy.rules.terms import Parts, Rule, Tape, Term, Use, unchanged, without
 from discreet.privacy.rules.trial import AGREEMENT, same_chance, try_out, unmoved
 
-__all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
-
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     **LAYER_RULES,

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
+from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.rules.objective import cross_entropy
 from discreet.tasks.models import MODELS, build_model
 
 CLIP = 0.5

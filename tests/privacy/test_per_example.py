@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, cross_entropy
+from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.privacy.rules.objective import cross_entropy
 from discreet.privacy.rules.recurrent import LSTMLayer
 from tests.privacy.test_per_example_oracle import Loss, assert_matches, clipped_sum, fast_sum, single_gradients
 
